@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from horovod_compress.cli.plan import models
 from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.engine.buckets import BucketState
@@ -21,7 +22,6 @@ from horovod_compress.exchange import ring
 from horovod_compress.exchange.device import Device
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.options import Options
-from horovod_compress.planner import shapes
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 
 NAME = "local step of marsit, resnet50"
@@ -34,7 +34,7 @@ def buckets(shrink: int = 1) -> list[Bucket]:
     """Return ResNet-50's tensors in backward order, every side divided by a number."""
     tensors = [
         TensorSpec(tensor.name, tuple(-(-size // shrink) for size in tensor.shape), "float32")
-        for tensor in shapes.load("resnet50").backward()
+        for tensor in models.load("resnet50").backward()
     ]
     return [Bucket(index, tuple(tensors[a:b])) for index, (a, b) in enumerate(pairwise((0, *ENDS)))]
 

@@ -27,8 +27,8 @@ from horovod_compress.engine.methods import parse
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.transports.local import Hub
+from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
-from horovod_compress.schedule.policies.registry import make_plan
 
 #: Enough for every kind of round of the methods whose rounds differ.
 STEPS = 12

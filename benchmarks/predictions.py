@@ -28,12 +28,12 @@ from benchmarks.lab import LabError
 from benchmarks.launch import open_launcher
 from benchmarks.peers.names import parse
 from benchmarks.results import Record, append_json, header, milliseconds, processor, read_json, table
+from horovod_compress.cli.plan.network import Link
+from horovod_compress.cli.plan.parse import rate, seconds
+from horovod_compress.cli.plan.prediction import Predictor, World
 from horovod_compress.codecs import registry
 from horovod_compress.errors import ConfigError
 from horovod_compress.options import Options
-from horovod_compress.planner.network import Link
-from horovod_compress.planner.parse import rate, seconds
-from horovod_compress.planner.prediction import Predictor, World
 
 METHODS = "none,marsit,topk density=0.01,global_qsgd"
 SCHEDULES = "size:25MB,layerwise"

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from horovod_compress.cli.common import milliseconds as milliseconds, table as table
 from horovod_compress.errors import naming
-from horovod_compress.planner.text import milliseconds as milliseconds, table as table
 
 Record = dict[str, Any]
 

@@ -22,8 +22,8 @@ from horovod_compress.engine.optimizer.second_moment import chosen
 from horovod_compress.engine.reducer import Next, Reducer
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.transports.local import Hub
+from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
-from horovod_compress.schedule.policies.registry import make_plan
 from models import CharTransformer, digits_mlp
 
 LENGTHS = (100, 300, 1000, 10_000)

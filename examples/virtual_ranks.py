@@ -29,8 +29,8 @@ from horovod_compress.engine.optimizer.momentum import exact_first
 from horovod_compress.engine.reducer import Next, Reducer
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.transports.local import Hub
+from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
-from horovod_compress.schedule.policies.registry import make_plan
 from options import value_of
 from tasks import TASKS, Task
 from train import cosine, cross_entropy

@@ -27,7 +27,7 @@ from .fronts.torch_dist.checks import update_optimizer as DistributedUpdateOptim
 from .fronts.torch_dist.compression import Compression, trace
 from .fronts.torch_dist.hook import ddp_hook
 from .known import MethodName
-from .observe.stats import Stats
+from .observe.metrics import Stats
 from .observe.trace import Trace
 from .schedule.plan import Plan
 

@@ -28,7 +28,7 @@ from .errors import (
     StateError,
 )
 from .known import MethodName
-from .observe.stats import Stats
+from .observe.metrics import Stats
 from .observe.trace import Trace
 from .schedule.plan import Plan
 

@@ -28,7 +28,14 @@ from benchmarks.peers.base import Adapter
 from benchmarks.peers.names import PeerError
 from benchmarks.results import Record, spread_fields
 from benchmarks.shapes import Table
-from horovod_compress.planner.synthetic import TILE, Gradients, Pace, SyntheticModel, calibrate, untouched_memory
+from horovod_compress.cli.plan.synthetic import (
+    TILE,
+    ComputeClock,
+    Gradients,
+    SyntheticModel,
+    calibrate,
+    untouched_memory,
+)
 
 BASE_BYTES = 600e6  # of a rank without a model: Python, torch, Horovod
 SEARCH_STEPS = 100  # that a contestant may take to find its buckets
@@ -41,7 +48,7 @@ class Bench:
     """What the contestants share: the table, the gradients, the clock, memory for the parameters."""
 
     def __init__(self, table: Table, seconds: float) -> None:
-        self.table, self.pace = table, Pace(seconds)
+        self.table, self.pace = table, ComputeClock(seconds)
         tile = torch.empty(min(TILE, table.count))
         self.gradients = Gradients(table, fill_block(tile, hvd.rank(), 0))
         self.memory = untouched_memory(table.count)
@@ -107,7 +114,7 @@ class Contestant:
 
     def results(self) -> list[tuple[int, Tensor]]:
         """Return the reduced gradients, flat, with their places in the gradients' memory."""
-        starts = self._bench.gradients.starts
+        starts = {name: view.storage_offset() for name, view in self._bench.gradients.views.items()}
         return [(starts[name], p.grad.reshape(-1)) for name, p in self._plain.named_parameters() if p.grad is not None]
 
     def wrong(self) -> int:

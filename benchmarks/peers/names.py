@@ -12,8 +12,8 @@ from horovod_compress.engine.methods import parse as parse_options
 from horovod_compress.errors import ConfigError
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.options import EXCHANGES
+from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
-from horovod_compress.schedule.policies.registry import make_plan
 
 STOCK = ("horovod fp32", "horovod fp16", "headroom")
 DDP = ("ddp fp32", "ddp fp16", "ddp powersgd r1", "ddp powersgd r4")

@@ -1,5 +1,5 @@
-"""The script that writes the tables of models in ``horovod_compress/planner/shapes``."""
+"""The script that writes the tables of models in ``horovod_compress/cli/plan/shapes``."""
 
-from horovod_compress.planner.shapes import FOLDER, Layer, Table, Tensor, load, models
+from horovod_compress.cli.plan.models import FOLDER, Layer, Table, TensorShape, load, models
 
-__all__ = ["FOLDER", "Layer", "Table", "Tensor", "load", "models"]
+__all__ = ["FOLDER", "Layer", "Table", "TensorShape", "load", "models"]

@@ -1,4 +1,4 @@
-"""Write the parameter tables of ``horovod_compress/planner/shapes`` from short definitions of the architectures.
+"""Write the parameter tables of ``horovod_compress/cli/plan/shapes`` from short definitions of the architectures.
 
     python -m benchmarks.shapes.generate
 
@@ -20,7 +20,7 @@ from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-from horovod_compress.planner.shapes import FOLDER
+from horovod_compress.cli.plan.models import FOLDER
 
 COLUMNS = ("name", "shape", "macs")
 

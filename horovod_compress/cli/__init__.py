@@ -1,6 +1,6 @@
 """The command line, `hvd-compress`: what people ask for and read belongs here, and nothing that a job needs.
 
-One file per verb lies in :mod:`.verbs`. No module here imports torch or Horovod before it is asked to.
+There is one file per verb. No module here imports torch or Horovod before it is asked to.
 """
 
 from .command import main as main

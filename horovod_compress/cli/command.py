@@ -1,4 +1,13 @@
-"""The command line: `hvd-compress --check-build` and the verbs in horovod_compress/cli/verbs."""
+"""The command line: `hvd-compress --check-build` and the verbs.
+
+A verb is a module beside this one. It has
+
+- a docstring, whose first line is the help text of the verb;
+- `add_arguments(parser)`, which declares its options (`--json` is already there);
+- `run(arguments) -> int`, which returns the exit status and honours `arguments.json`.
+
+Heavy imports such as torch belong inside `run`: every start of the command imports all of these modules.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +16,18 @@ import contextlib
 import errno
 import importlib
 import os
-import pkgutil
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from . import check_build, verbs
+from . import check_build
+
+#: Their modules; check_rate would be the verb check-rate.
+VERBS = ("bench", "build_horovod", "headroom", "inspect", "list", "plan", "verify")
 
 _JSON_HELP = "print one JSON document instead of text"
 _OPTIONAL = ("torch", "horovod", "psutil", "matplotlib")  # not every verb needs them
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-
-
-def verb_modules() -> dict[str, ModuleType]:
-    """Every verb by its name on the command line; a file check_rate.py is the verb check-rate."""
-    names = sorted(module.name for module in pkgutil.iter_modules(verbs.__path__) if not module.name.startswith("_"))
-    return {name.replace("_", "-"): importlib.import_module(f"{verbs.__name__}.{name}") for name in names}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -35,8 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--check-build", "-cb", action="store_true", help="show what works here, and exit")
     parser.add_argument("--json", action="store_true", help=_JSON_HELP)
     commands = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB")
-    for name, module in verb_modules().items():
-        _add_verb(commands, name, module)
+    for name in VERBS:
+        _add_verb(commands, name.replace("_", "-"), importlib.import_module(f"{__package__}.{name}"))
     return parser
 
 

@@ -16,7 +16,7 @@ from ..codecs.work import Work, work_dtype
 from ..errors import ConfigError
 from ..exchange.choose import Choose
 from ..exchange.device import Device, Event
-from ..exchange.transports.link import NcclLink
+from ..exchange.transports.transport import NcclLink
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, Plan
 from .bucket import withheld

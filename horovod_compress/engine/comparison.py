@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DigestError, MismatchError
-from ..exchange import gather
+from ..exchange import everywhere
 from ..exchange.wire import NonFiniteCount
 from ..ops.hashing import hash_of, hash_of_text, signed
 from .agreement.differences import by_value, minority
@@ -119,7 +119,7 @@ class Start:
         exchange = context.exchange(0, "agree", NonFiniteCount())  # nothing here may depend on the plan
         exchange.step, exchange.transport = 0, context.transport.aside  # type: ignore[assignment]
         exchange.digest = 0  # what follows says more
-        found, _ = gather.run(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
+        found, _ = everywhere.all_gather(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent
         self._compare(list(zip(*(data.view(torch.int64).tolist() for data in found), strict=True)))
         self._held += 1
@@ -321,7 +321,7 @@ class Verification:
         mine = torch.tensor([self._hashes.get(bucket, 0) for bucket in range(count)], dtype=torch.int64)
         exchange = context.exchange(count, "verify", NonFiniteCount())
         with context.metrics.timed("verify", where=(context.progress.step,)):
-            found, _ = gather.run(exchange, mine.view(torch.uint8))
+            found, _ = everywhere.all_gather(exchange, mine.view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent
         context.metrics.verified += 1
         table = torch.stack([data.view(torch.int64) for data in found])
@@ -341,6 +341,8 @@ class Verification:
         names = self._buckets.plan.names()
         exchange = context.exchange(len(self._buckets), "weights", NonFiniteCount())
         with context.metrics.timed("verify", where=(context.progress.step,)):
-            found, _ = gather.run(exchange, weights.hashes(context.progress.step, len(names)).view(torch.uint8))
+            found, _ = everywhere.all_gather(
+                exchange, weights.hashes(context.progress.step, len(names)).view(torch.uint8)
+            )
         context.metrics.bytes_sent += exchange.bytes_sent
         weights.compare(context.progress.step, [data.view(torch.int64) for data in found], names)

@@ -13,17 +13,15 @@ import torch
 
 from ..errors import ExchangeError
 from ..exchange import device
-from ..exchange.base import Exchange, FramePool
-from ..exchange.deadline import Deadline
-from ..exchange.device import Device
-from ..exchange.transports.base import Transport
+from ..exchange.collective import Exchange, FramePool
+from ..exchange.device import Deadline, Device
+from ..exchange.transports.transport import Transport
 from ..exchange.wire import NonFiniteCount, codec_id
-from ..observe.metrics import Metrics
-from ..observe.overlap import Overlap
-from ..observe.recorder import FlightRecorder
+from ..observe.files import FlightRecorder
+from ..observe.metrics import Metrics, Overlap
 from ..ops.keys import Key
 from ..options import Options
-from ..schedule.watch import Watch
+from ..schedule.trial import Watch
 from .agreement.differences import Operands
 
 #: How far a rank has come with a bucket: its gradients are awaited, all ranks meet first, it is being exchanged.

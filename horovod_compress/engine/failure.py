@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import DigestError, ExchangeError, HorovodCompressError, PeerError
-from ..observe import said
+from ..observe import files
 from ..options import FLOW_SECONDS
 from .agreement.differences import listed
 from .agreement.notes import (
@@ -208,8 +208,8 @@ class Failure:
     def _abort(self, what: str, **reason: Any) -> HorovodCompressError:
         """Leave a note and break all connections; return the error, with what the other ranks' notes say."""
         context, mine = self._context, self._tell(**reason)
-        found = said.notes(context.transport.notes(_NOTES_SECONDS))
-        notes = {**with_words(context.transport, found), context.rank: said.note(mine)}
+        found = files.checked_notes(context.transport.notes(_NOTES_SECONDS))
+        notes = {**with_words(context.transport, found), context.rank: files.checked_note(mine)}
         return (
             refusal(notes)
             or disagreement(notes)

@@ -29,9 +29,8 @@ from torch import Tensor
 from .. import ops
 from ..codecs.dense import Dense
 from ..codecs.work import work_dtype
-from ..exchange import gather
-from ..exchange.deadline import Deadline
-from ..exchange.device import Device
+from ..exchange import everywhere
+from ..exchange.device import Deadline, Device
 from ..exchange.wire import NonFiniteCount
 from ..ops.keys import NORM
 from .buckets import Buckets, BucketState
@@ -293,7 +292,7 @@ class Norms:
         exchange = context.exchange(len(self._buckets), "norm", NonFiniteCount(), deadline)
         context.recorder.note(now.number, len(self._buckets), "norm")
         with context.metrics.timed("exchange", where=(now.number,)):
-            found, _ = gather.run(exchange, mine.to(torch.bfloat16).view(torch.uint8))
+            found, _ = everywhere.all_gather(exchange, mine.to(torch.bfloat16).view(torch.uint8))
         context.metrics.sent(exchange.bytes_sent, exact=False)
         total = torch.zeros(len(mine), dtype=torch.float64)
         for theirs in found:

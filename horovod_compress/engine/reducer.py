@@ -25,11 +25,11 @@ from ..codecs.base import Codec
 from ..errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError
 from ..exchange.choose import Choose
 from ..exchange.device import Device
-from ..exchange.transports.base import Transport
+from ..exchange.transports.transport import Transport
 from ..observe.metrics import Metrics
 from ..options import Options
 from ..schedule.plan import Plan
-from ..schedule.watch import Watch
+from ..schedule.trial import Watch
 from . import kept
 from .agreement.notes import Uneven, leave_word, why_closed
 from .buckets import (

@@ -11,11 +11,9 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..observe.metrics import Metrics
-from ..schedule.mixed import Grouped, as_buckets
+from ..schedule.by_name import ADAPTIVE, OPTIONAL, check_number
 from ..schedule.plan import Plan, TensorSpec
-from ..schedule.policies.registry import ADAPTIVE, OPTIONAL, check_number
-from ..schedule.trial import BucketCost, Choice, Job, Measured, Tuning
-from ..schedule.watch import Watch
+from ..schedule.trial import BucketCost, Choice, Grouped, Measured, SearchSpace, Tuning, Watch, as_buckets
 from .methods import Methods
 from .reducer import Reducer
 
@@ -294,7 +292,7 @@ class Tuner:
         reducing = {method for method in methods if not self._methods.is_plain(method)}
         may_be_plain = bool(reducing) and all(map(self._methods.may_be_plain, reducing))
         name, _, argument = self._schedule.partition(":")
-        self._tuning = ADAPTIVE[name].tune(Job(len(self._tensors), argument, may_be_plain))
+        self._tuning = ADAPTIVE[name].tune(SearchSpace(len(self._tensors), argument, may_be_plain))
         return next(self._tuning)
 
     def _as_buckets(self, choice: Choice) -> Grouped:

@@ -26,8 +26,7 @@ from torch import Tensor
 from .. import ops
 from ..codecs.work import Part
 from ..errors import HorovodCompressError, NonFiniteError
-from ..exchange.deadline import Deadline
-from ..exchange.device import Event
+from ..exchange.device import Deadline, Event
 from ..exchange.wire import NonFiniteCount
 from .buckets import BucketState
 from .context import Context

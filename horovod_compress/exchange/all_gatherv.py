@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CorruptFrameError
-from . import gather
-from .base import Exchange
+from . import everywhere
+from .collective import Exchange
 from .wire import GATHER, FrameBuffer, NonFiniteCount
 
 name = "gather"
@@ -44,7 +44,7 @@ class Inbox:
 
 
 def order(rank: int, world: int) -> list[int]:
-    """See :class:`.base.Collective`; there are no chunks."""
+    """See :class:`.collective.Collective`; there are no chunks."""
     return []
 
 
@@ -57,32 +57,23 @@ def run(exchange: Exchange, own: Tensor, inbox: Inbox) -> tuple[NonFiniteCount, 
         PeerError: a peer is gone or late.
         CorruptFrameError: bytes arrived that are not the frame that was due.
     """
-    transport = exchange.transport
     mine = torch.tensor([own.numel()], dtype=torch.int64).view(torch.uint8)
     exchange.note("hop", 0)
-    lengths, bad = gather.run(exchange, mine)
+    lengths, bad = everywhere.all_gather(exchange, mine)
     if bad.count:
         return bad, []
     if inbox.out is None:
         return bad, [own]
-    sizes = {rank: int(length.view(torch.int64)) for rank, length in enumerate(lengths)}
-    receives = {}
-    for peer, frame in inbox.frames.items():
+    sizes = [int(length.view(torch.int64)) for length in lengths]
+    for peer in inbox.frames:
         if not 0 <= sizes[peer] <= inbox.capacity:
             raise CorruptFrameError(
                 f"rank {peer} announced a payload of {sizes[peer]} bytes for bucket {exchange.bucket}, at "
                 f"most {inbox.capacity} are possible; check that every rank runs the same version"
             )
-        receives[peer] = transport.receive(frame.frame(sizes[peer]), peer)
-    exchange.note("hop", 1)
-    packed = inbox.out.pack(exchange.address(transport.rank, GATHER, 1, 0, 0), exchange.bad, [own])
-    sends = [transport.send(packed, peer) for peer in inbox.frames]
-    exchange.bytes_sent += packed.numel() * len(sends)
-    payloads = {transport.rank: own}
-    for peer, frame in inbox.frames.items():
-        receives[peer].wait(exchange.deadline)
-        frame.check(exchange.address(peer, GATHER, 1, 0, 0), sizes[peer])
-        payloads[peer] = frame.payload(0, sizes[peer])
-    for pending in sends:
-        pending.wait(exchange.deadline)
-    return bad, [payloads[rank] for rank in range(transport.size)]
+    everywhere.to_all(
+        exchange, GATHER, [own], inbox.out, inbox.frames, dict(enumerate(sizes)), 1, lambda: exchange.note("hop", 1)
+    )
+    payloads = {peer: frame.payload(0, sizes[peer]) for peer, frame in inbox.frames.items()}
+    payloads[exchange.transport.rank] = own
+    return bad, [payloads[rank] for rank in range(len(sizes))]

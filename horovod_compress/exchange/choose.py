@@ -10,7 +10,7 @@ import torch
 from ..errors import ConfigError
 from ..ops.algebra import Algebra
 from . import all_gatherv, everywhere, fold, native, ring, torus
-from .base import Collective
+from .collective import Collective
 
 _FITTING = {
     Algebra.SUM: (ring.name, fold.name, torus.KIND),

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, ExchangeError
-from .deadline import Deadline
 
 #: How long a thread sleeps between two looks at an event: a copy of a chunk takes about as long.
 _POLL_SECONDS = 20e-6
@@ -202,3 +201,20 @@ def check(names: Iterable[str]) -> list[str]:
 def of(name: str) -> Device:
     """Return the device of a name, such as "cpu" or "cuda:1"."""
     return Device() if name == "cpu" else CudaDevice(name)
+
+
+class Deadline:
+    """A point on the monotonic clock; each wait uses what is left of it."""
+
+    __slots__ = ("_end", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Return the seconds that remain, never less than zero."""
+        return max(0.0, self._end - time.monotonic())
+
+    def passed(self) -> bool:
+        return self.left() == 0.0

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .base import Exchange, Reduction, copy_in, received
-from .layout import Layout, Segment
-from .transports.messages import Pending
+from .collective import Exchange, Partition, Reduction, Segment, copy_in, received
+from .transports.transport import Pending
 from .wire import GATHER, REDUCE, FrameBuffer, NonFiniteCount
 
 name = "fold"
 
 
 def order(rank: int, world: int) -> list[int]:
-    """See :class:`.base.Collective`."""
+    """See :class:`.collective.Collective`."""
     return [rank, *(peer for peer in range(world) if peer != rank)]
 
 
 def needed(rank: int, world: int) -> list[int]:
-    """See :class:`.base.Collective`."""
+    """See :class:`.collective.Collective`."""
     return [*_after(rank, world), rank]
 
 
@@ -32,24 +31,24 @@ def _after(rank: int, world: int) -> list[int]:
 
 
 def merged(rank: int, world: int) -> list[range]:
-    """See :class:`.base.Collective`."""
+    """See :class:`.collective.Collective`."""
     return [range(rank, rank + 1)]
 
 
-def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
-    """See :class:`.base.Collective`."""
+def run(exchange: Exchange, partition: Partition, reduction: Reduction) -> NonFiniteCount:
+    """See :class:`.collective.Collective`."""
     if exchange.transport.size == 1:
         return exchange.bad
-    return _Fold(exchange, layout, reduction).run()
+    return _Fold(exchange, partition, reduction).run()
 
 
 class _Fold:
-    def __init__(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> None:
-        self._x, self._layout, self._reduction = exchange, layout, reduction
+    def __init__(self, exchange: Exchange, partition: Partition, reduction: Reduction) -> None:
+        self._x, self._partition, self._reduction = exchange, partition, reduction
         self._rank, world = exchange.transport.rank, exchange.transport.size
         self._peers = [rank for rank in range(world) if rank != self._rank]
         self._after_own = _after(self._rank, world)
-        self._own = layout.chunks[self._rank]
+        self._own = partition.chunks[self._rank]
         self._bad = exchange.bad
         self._sends: list[Pending] = []
 
@@ -59,7 +58,7 @@ class _Fold:
         self._scatter()
         self._reduction.prepare(self._rank)
         self._x.note("hop", 0)
-        out = self._x.pool.take("fold own", len(self._own), self._layout.segment_bytes)
+        out = self._x.pool.take("fold own", len(self._own), self._partition.segment_bytes)
         for number, segment in enumerate(self._own):
             frames = [self._take(parts, REDUCE, peer, self._rank, number) for peer in self._peers]
             for piece in segment.pieces:
@@ -68,7 +67,7 @@ class _Fold:
         self._x.note("hop", 1)
         self._reduction.complete(self._rank, self._bad)
         for peer in self._peers:
-            for number, segment in enumerate(self._layout.chunks[peer]):
+            for number, segment in enumerate(self._partition.chunks[peer]):
                 copy_in(segment, self._take(results, GATHER, peer, peer, number))
             self._reduction.complete(peer, self._bad)
         for pending in self._sends:
@@ -79,22 +78,22 @@ class _Fold:
         self, use: str, phase: int, chunk_of: dict[int, int]
     ) -> dict[tuple[int, int], tuple[Pending, FrameBuffer]]:
         """Post the receives of one phase: from each peer, one chunk."""
-        most, room = self._layout.most_segments, self._layout.segment_bytes
+        most, room = self._partition.most_segments, self._partition.segment_bytes
         frames = iter(self._x.pool.take(use, most * len(self._peers), room))
         posted = {}
         for peer, chunk in chunk_of.items():
-            for number, segment in enumerate(self._layout.chunks[chunk]):
+            for number, segment in enumerate(self._partition.chunks[chunk]):
                 frame = next(frames)
                 pending = self._x.transport.receive(frame.frame(_nbytes(segment, phase)), peer)
                 posted[peer, number] = (pending, frame)
         return posted
 
     def _scatter(self) -> None:
-        most, room = self._layout.most_segments, self._layout.segment_bytes
+        most, room = self._partition.most_segments, self._partition.segment_bytes
         frames = iter(self._x.pool.take("fold out", most * len(self._peers), room))
         for peer in self._after_own:
             self._reduction.prepare(peer)
-            for number, segment in enumerate(self._layout.chunks[peer]):
+            for number, segment in enumerate(self._partition.chunks[peer]):
                 address = self._x.address(self._rank, REDUCE, 0, peer, number)
                 self._send(next(frames).pack(address, self._x.bad, segment.data), peer)
 
@@ -117,7 +116,7 @@ class _Fold:
     ) -> FrameBuffer:
         pending, frame = posted[peer, number]
         pending.wait(self._x.deadline)
-        nbytes = _nbytes(self._layout.chunks[chunk][number], phase)
+        nbytes = _nbytes(self._partition.chunks[chunk][number], phase)
         bad = frame.check(self._x.address(peer, phase, phase, chunk, number), nbytes)
         if phase == REDUCE and number == 0:
             self._bad = self._bad.plus(bad)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import gather, ring
-from .base import Exchange, Reduction
-from .layout import Layout
+from . import everywhere
+from .collective import Exchange, Partition, Reduction
+from .ring import needed as needed, order as order  # in any order: all chunks are needed, and complete, at once
 from .wire import NonFiniteCount
 
 name = "native"
@@ -24,28 +24,18 @@ LARGE_BYTES = 1 << 20
 _NO_DATA = torch.zeros(0, dtype=torch.uint8)
 
 
-def order(rank: int, world: int) -> list[int]:
-    """See :class:`.base.Collective`; all chunks become complete at once."""
-    return ring.order(rank, world)
-
-
-def needed(rank: int, world: int) -> list[int]:
-    """See :class:`.base.Collective`; all chunks are needed at once."""
-    return ring.needed(rank, world)
-
-
 def _parts(values: Tensor) -> Sequence[Tensor]:
     """Cut a large array in two: while one part waits for a neighbour, the other one goes on."""
     return values.chunk(2) if values.nbytes >= LARGE_BYTES else (values,)
 
 
 def merged(rank: int, world: int) -> list[range]:
-    """See :class:`.base.Collective`."""
+    """See :class:`.collective.Collective`."""
     return []
 
 
-def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
-    """See :class:`.base.Collective`."""
+def run(exchange: Exchange, partition: Partition, reduction: Reduction) -> NonFiniteCount:
+    """See :class:`.collective.Collective`."""
     transport = exchange.transport
     world = transport.size
     if world == 1:
@@ -53,9 +43,11 @@ def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCo
     for chunk in needed(transport.rank, world):
         reduction.prepare(chunk)
     exchange.note("hop", 0)
-    sums = [transport.add_up(part, exchange.deadline) for values in layout.regions.values() for part in _parts(values)]
-    exchange.bytes_sent += sum(2 * (values.nbytes - values.nbytes // world) for values in layout.regions.values())
-    _, bad = gather.run(exchange, _NO_DATA)
+    sums = [
+        transport.add_up(part, exchange.deadline) for values in partition.regions.values() for part in _parts(values)
+    ]
+    exchange.bytes_sent += sum(2 * (values.nbytes - values.nbytes // world) for values in partition.regions.values())
+    _, bad = everywhere.all_gather(exchange, _NO_DATA)
     for pending in sums:
         pending.wait(exchange.deadline)
     for chunk in order(transport.rank, world):

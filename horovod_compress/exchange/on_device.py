@@ -4,7 +4,7 @@ Messages are known by their order alone, and carry nothing but payload. What fra
 in one small message to each peer through the transport for tokens: the count of values that are not finite, and how
 many bytes are to be exchanged. Where a value is not finite, no payload is sent at all.
 
-Each collective is a generator of transfers, see :class:`~.transports.link.Transfer`: what it queues
+Each collective is a generator of transfers, see :class:`~.transports.transport.Transfer`: what it queues
 between two of them follows on the first one's end. An *event* is a point of a stream, as in :mod:`.device`.
 """
 
@@ -19,22 +19,21 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, CorruptFrameError
-from . import everywhere, fold, gather, ring
-from .base import Collective, Exchange, Reduction
+from . import everywhere, fold, ring
+from .collective import Collective, Exchange, Partition, Reduction, Segment
 from .device import Event
-from .layout import Layout, Segment
-from .transports.link import NcclLink, Transfer
+from .transports.transport import NcclLink, Transfer
 from .wire import NonFiniteCount
 
 #: Where a segment begins in memory for what arrives: the largest vector of a kernel.
 _ALIGNMENT = 256
 
-Steps = Callable[[NcclLink, Layout, Reduction, NonFiniteCount], Iterator[Transfer]]
+Steps = Callable[[NcclLink, Partition, Reduction, NonFiniteCount], Iterator[Transfer]]
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """A collective over the link of the exchange's transport; see :class:`.base.Collective`."""
+    """A collective over the link of the exchange's transport; see :class:`.collective.Collective`."""
 
     host: ModuleType  # the one between hosts
     steps: Steps
@@ -52,16 +51,16 @@ class OnDevice:
     def merged(self, rank: int, world: int) -> list[range]:
         return list(self.host.merged(rank, world))
 
-    def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
+    def run(self, exchange: Exchange, partition: Partition, reduction: Reduction) -> NonFiniteCount:
         if exchange.transport.size == 1:
             return exchange.bad
         link = exchange.transport.link
         assert link
-        nbytes = sum(segment.nbytes for chunk in layout.chunks for segment in chunk)
+        nbytes = sum(segment.nbytes for chunk in partition.chunks for segment in chunk)
         bad, _ = _agree(exchange, nbytes, alike=True)
         if bad.count:
             return bad
-        link.run(_counted(exchange, self.steps(link, layout, reduction, bad)), exchange.deadline)
+        link.run(_counted(exchange, self.steps(link, partition, reduction, bad)), exchange.deadline)
         link.finish(exchange.deadline)
         return bad
 
@@ -86,7 +85,7 @@ def _agree(exchange: Exchange, nbytes: int, alike: bool) -> tuple[NonFiniteCount
         CorruptFrameError: the numbers should be alike, and are not: NCCL would wait forever.
     """
     mine = torch.tensor([nbytes], dtype=torch.int64).view(torch.uint8)
-    found, bad = gather.run(exchange, mine)
+    found, bad = everywhere.all_gather(exchange, mine)
     sizes = [int(data.view(torch.int64)) for data in found]
     if alike and len(set(sizes)) > 1:
         raise CorruptFrameError(
@@ -120,24 +119,24 @@ def _typed(segment: Segment, slot: Tensor) -> list[Tensor]:
     return [part.view(piece.values.dtype) for piece, part in zip(segment.pieces, _cut(segment, slot), strict=True)]
 
 
-def ring_steps(link: NcclLink, layout: Layout, reduction: Reduction, bad: NonFiniteCount) -> Iterator[Transfer]:
+def ring_steps(link: NcclLink, partition: Partition, reduction: Reduction, bad: NonFiniteCount) -> Iterator[Transfer]:
     """See :mod:`.ring`. At a hop, segments of one number go both ways together.
 
     A segment's merge runs while the next one is transferred: it only has to be over before the segment is sent on.
     """
     rank, world, where = link.rank, link.size, link.where
     right, left = (rank + 1) % world, (rank - 1) % world
-    slots = _slots(link, layout.most_segments, layout.segment_bytes)
+    slots = _slots(link, partition.most_segments, partition.segment_bytes)
     reduction.prepare(rank)
     # By number: the segment to be sent next is complete.
-    ready: list[Event] = [where.record_event()] * layout.most_segments
+    ready: list[Event] = [where.record_event()] * partition.most_segments
     for hop in range(2 * (world - 1)):
         reduces = hop < world - 1
         chunk = (rank - hop - 1) % world
-        out, into = layout.chunks[(rank - hop) % world], layout.chunks[chunk]
+        out, into = partition.chunks[(rank - hop) % world], partition.chunks[chunk]
         if reduces:
             reduction.prepare(chunk)
-        for number in range(layout.most_segments):
+        for number in range(partition.most_segments):
             transfer = Transfer(after=[ready[number]])
             if number < len(out):
                 transfer.sends = [(data, right) for data in out[number].data]
@@ -156,17 +155,17 @@ def ring_steps(link: NcclLink, layout: Layout, reduction: Reduction, bad: NonFin
             reduction.complete(chunk, bad)
 
 
-def fold_steps(link: NcclLink, layout: Layout, reduction: Reduction, bad: NonFiniteCount) -> Iterator[Transfer]:
+def fold_steps(link: NcclLink, partition: Partition, reduction: Reduction, bad: NonFiniteCount) -> Iterator[Transfer]:
     """See :mod:`.fold`."""
     rank, where = link.rank, link.where
-    peers, own = [peer for peer in range(link.size) if peer != rank], layout.chunks[rank]
-    slots = iter(_slots(link, len(peers) * len(own), layout.segment_bytes))
+    peers, own = [peer for peer in range(link.size) if peer != rank], partition.chunks[rank]
+    slots = iter(_slots(link, len(peers) * len(own), partition.segment_bytes))
     arrived = {peer: [next(slots) for _ in own] for peer in peers}
     for chunk in fold.needed(rank, link.size):
         reduction.prepare(chunk)
     scatter = Transfer(after=[where.record_event()])
     for peer in peers:
-        scatter.sends += [(data, peer) for segment in layout.chunks[peer] for data in segment.data]
+        scatter.sends += [(data, peer) for segment in partition.chunks[peer] for data in segment.data]
         scatter.receives += [
             (p, peer) for segment, slot in zip(own, arrived[peer], strict=True) for p in _cut(segment, slot)
         ]
@@ -180,17 +179,19 @@ def fold_steps(link: NcclLink, layout: Layout, reduction: Reduction, bad: NonFin
     share = Transfer(after=[where.record_event()])
     for peer in peers:
         share.sends += [(data, peer) for segment in own for data in segment.result]
-        share.receives += [(data, peer) for segment in layout.chunks[peer] for data in segment.result]
+        share.receives += [(data, peer) for segment in partition.chunks[peer] for data in segment.result]
     yield share
     where.wait_events(share.done)
     for peer in peers:
         reduction.complete(peer, bad)
 
 
-def everywhere_steps(link: NcclLink, layout: Layout, reduction: Reduction, bad: NonFiniteCount) -> Iterator[Transfer]:
+def everywhere_steps(
+    link: NcclLink, partition: Partition, reduction: Reduction, bad: NonFiniteCount
+) -> Iterator[Transfer]:
     """See :mod:`.everywhere`."""
     rank, where = link.rank, link.where
-    ((segment,),) = layout.chunks
+    ((segment,),) = partition.chunks
     slots = _slots(link, link.size, segment.nbytes)
     reduction.prepare(0)
     for part, data in zip(_cut(segment, slots[rank]), segment.data, strict=True):

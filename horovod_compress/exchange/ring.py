@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .base import Exchange, Reduction, copy_in, received
-from .layout import Layout, Segment
-from .transports.messages import Pending
+from .collective import Exchange, Partition, Reduction, Segment, copy_in, received
+from .transports.transport import Pending
 from .wire import GATHER, REDUCE, FrameBuffer, NonFiniteCount
 
 name = "ring"
@@ -36,34 +35,34 @@ class _Slot:
 
 
 def order(rank: int, world: int) -> list[int]:
-    """See :class:`.base.Collective`."""
+    """See :class:`.collective.Collective`."""
     return [(rank + 1 - number) % world for number in range(world)]
 
 
 def needed(rank: int, world: int) -> list[int]:
-    """See :class:`.base.Collective`."""
+    """See :class:`.collective.Collective`."""
     return [(rank - number) % world for number in range(world)]
 
 
 def merged(rank: int, world: int) -> list[range]:
-    """See :class:`.base.Collective`."""
+    """See :class:`.collective.Collective`."""
     return [range(world)]  # one hop's share of every chunk but one
 
 
-def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
-    """See :class:`.base.Collective`."""
+def run(exchange: Exchange, partition: Partition, reduction: Reduction) -> NonFiniteCount:
+    """See :class:`.collective.Collective`."""
     world = exchange.transport.size
     if world == 1:
         return exchange.bad
-    return _Ring(exchange, layout, reduction).run()
+    return _Ring(exchange, partition, reduction).run()
 
 
 class _Ring:
-    def __init__(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> None:
-        self._x, self._layout, self._reduction = exchange, layout, reduction
+    def __init__(self, exchange: Exchange, partition: Partition, reduction: Reduction) -> None:
+        self._x, self._partition, self._reduction = exchange, partition, reduction
         self._rank, self._world = exchange.transport.rank, exchange.transport.size
-        self._window = 2 * layout.most_segments
-        room = layout.segment_bytes
+        self._window = 2 * partition.most_segments
+        room = partition.segment_bytes
         self._out = exchange.pool.take("ring out", self._window, room)
         self._in = exchange.pool.take("ring in", self._window, room)
         self._sends: list[Pending | None] = [None] * self._window
@@ -77,7 +76,7 @@ class _Ring:
         for _ in range(self._window):
             self._post(next(ahead, None))
         self._reduction.prepare(self._rank)
-        for number, segment in enumerate(self._layout.chunks[self._rank]):
+        for number, segment in enumerate(self._partition.chunks[self._rank]):
             self._send(_Slot(0, self._rank, number, segment))
         last = 2 * (self._world - 1) - 1
         for index, slot in enumerate(due):
@@ -87,7 +86,7 @@ class _Ring:
             self._post(next(ahead, None))
             if slot.hop < last:
                 self._send(_Slot(slot.hop + 1, slot.chunk, slot.number, slot.segment))
-            if slot.hop >= self._world - 2 and slot.number == len(self._layout.chunks[slot.chunk]) - 1:
+            if slot.hop >= self._world - 2 and slot.number == len(self._partition.chunks[slot.chunk]) - 1:
                 self._reduction.complete(slot.chunk, self._bad[slot.chunk])
         for pending in self._sends:
             if pending:
@@ -98,7 +97,7 @@ class _Ring:
         """Yield every segment that arrives, in order of arrival."""
         for hop in range(2 * (self._world - 1)):
             chunk = (self._rank - hop - 1) % self._world
-            for number, segment in enumerate(self._layout.chunks[chunk]):
+            for number, segment in enumerate(self._partition.chunks[chunk]):
                 yield _Slot(hop, chunk, number, segment)
 
     def _phase(self, hop: int) -> int:

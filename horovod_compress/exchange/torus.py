@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..errors import ConfigError
-from .base import Exchange, Reduction, copy_in, received
-from .layout import Layout, Segment
-from .transports.messages import Pending
+from .collective import Exchange, Partition, Reduction, Segment, copy_in, received
+from .transports.transport import Pending
 from .wire import GATHER, REDUCE, FrameBuffer, NonFiniteCount
 
 #: How it is asked for, with or without a number of rows.
@@ -57,7 +56,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _GridPlace:
     """A rank's place on the torus, and what follows from it."""
 
     row: int
@@ -174,7 +173,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class Torus:
-    """A collective, see :class:`.base.Collective`.
+    """A collective, see :class:`.collective.Collective`.
 
     Args:
         rows: of how many; a divisor of the number of ranks.
@@ -186,9 +185,9 @@ class Torus:
     def name(self) -> str:
         return f"{KIND}:{self.rows}"
 
-    def place(self, rank: int, world: int) -> _Place:
+    def place(self, rank: int, world: int) -> _GridPlace:
         columns = world // self.rows
-        return _Place(*divmod(rank, columns), self.rows, columns)
+        return _GridPlace(*divmod(rank, columns), self.rows, columns)
 
     def order(self, rank: int, world: int) -> list[int]:
         return [arrival.chunk for arrival in self.place(rank, world).arrivals() if arrival.completes] or [0]
@@ -205,11 +204,11 @@ class Torus:
         first = place.chunk(place.column + 1, 0)
         return [range(world), range(first, first + place.rows)]
 
-    def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
+    def run(self, exchange: Exchange, partition: Partition, reduction: Reduction) -> NonFiniteCount:
         if exchange.transport.size == 1:
             return exchange.bad
         place = self.place(exchange.transport.rank, exchange.transport.size)
-        return _Run(exchange, layout, reduction, place).run()
+        return _TorusRun(exchange, partition, reduction, place).run()
 
 
 def of(world: int, rows: int | None = None) -> Torus:
@@ -236,9 +235,9 @@ def squarest(world: int) -> int:
     return max(rows for rows in range(1, math.isqrt(world) + 1) if world % rows == 0)
 
 
-class _Run:
-    def __init__(self, exchange: Exchange, layout: Layout, reduction: Reduction, place: _Place) -> None:
-        self._x, self._layout, self._reduction = exchange, layout, reduction
+class _TorusRun:
+    def __init__(self, exchange: Exchange, partition: Partition, reduction: Reduction, place: _GridPlace) -> None:
+        self._x, self._partition, self._reduction = exchange, partition, reduction
         self._begin, self._arrivals = place.begin(), place.arrivals()
         self._bad = [exchange.bad] * exchange.transport.size  # per chunk
         self._sends: list[Pending] = []
@@ -248,8 +247,8 @@ class _Run:
         self._prepared: set[int] = set()
 
     def _frames(self, use: str, chunks: list[int]) -> Iterator[FrameBuffer]:
-        number = sum(len(self._layout.chunks[chunk]) for chunk in chunks)
-        return iter(self._x.pool.take(use, number, self._layout.segment_bytes))
+        number = sum(len(self._partition.chunks[chunk]) for chunk in chunks)
+        return iter(self._x.pool.take(use, number, self._partition.segment_bytes))
 
     def run(self) -> NonFiniteCount:
         posted = [[self._post(arrival, segment) for segment in self._segments(arrival)] for arrival in self._arrivals]
@@ -270,7 +269,7 @@ class _Run:
         return self._bad[0]
 
     def _segments(self, what: Send | Arrival) -> tuple[Segment, ...]:
-        return self._layout.chunks[what.chunk]
+        return self._partition.chunks[what.chunk]
 
     def _prepare(self, chunk: int) -> None:
         if chunk not in self._prepared:

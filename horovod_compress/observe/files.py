@@ -1,12 +1,30 @@
-"""Files that a rank writes while it trains: one for each rank, which a reader sees whole or not at all."""
+"""Files that a rank writes: one for each rank, which a reader sees whole or not at all.
+
+Beside reports there are *flight records*: a rank's last events, for the message of its failure and for what is looked
+at afterwards. What a rank has said of its failure is checked, as nobody can ask it any more when others read it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
+import time
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, one_line
+
+_log = logging.getLogger("horovod_compress")
+
+#: What goes on beside an exchange, on other threads.
+_BESIDE = ("offer", "decode")
+#: A frame's header names no more.
+MOST_RANKS = 1 << 16
+_MOST = 1 << 62  # of steps, buckets and hops
 
 
 def path_of(path: str | os.PathLike[str], rank: int, what: str, example: str) -> Path:
@@ -63,3 +81,80 @@ def replace_whole(path: Path, text: str) -> None:
 def _temporary(path: Path) -> Path:
     """Return the name of an unfinished file, whose ending no collector looks for."""
     return path.with_name(f"{path.name}.{os.getpid()}.tmp")
+
+
+def checked_note(found: Any) -> dict[str, Any]:
+    """Return the parts of a rank's note that are as they were written, texts in one line; of anything else nothing."""
+    if not isinstance(found, Mapping):
+        return {}
+    kept: dict[str, Any] = {name: one_line(value) for name, value in found.items() if isinstance(value, str)}
+    kept |= {name: value for name, value in found.items() if isinstance(value, bool) or is_count(value)}
+    for name in ("place", "finished", *(() if "where" in kept else ("stuck",))):  # it is said where it is stuck
+        kept.pop(name, None)
+    if _are_counts(found.get("place"), 3):
+        kept["place"] = list(found["place"])
+    if "finished" in found and (found["finished"] is None or _are_counts(found["finished"], 2)):
+        kept["finished"] = found["finished"] and list(found["finished"])
+    if isinstance(operands := found.get("operands"), Mapping):
+        kept["operands"] = {one_line(str(name)): one_line(str(value)) for name, value in operands.items()}
+    return kept
+
+
+def checked_notes(found: Mapping[int, Any]) -> dict[int, dict[str, Any]]:
+    """Return the notes of several ranks, see :func:`checked_note`."""
+    return {rank: checked_note(each) for rank, each in found.items()}
+
+
+def is_count(found: object, below: int = _MOST) -> bool:
+    """Return whether this is a whole number from 0."""
+    return type(found) is int and 0 <= found < below
+
+
+def _are_counts(found: Any, count: int) -> bool:
+    return isinstance(found, (list, tuple)) and len(found) == count and all(map(is_count, found))
+
+
+class FlightRecorder:
+    """The last events of this rank, for the message and the post-mortem of a fault."""
+
+    def __init__(self, size: int = 256) -> None:
+        self.events: deque[tuple[float, int, int, str, int]] = deque(maxlen=size)
+        self._last: tuple[float, int, int, str, int] | None = None
+
+    def note(self, step: int, bucket: int, event: str, hop: int = -1) -> None:
+        noted = (time.time(), step, bucket, event, hop)
+        self.events.append(noted)
+        if event not in _BESIDE or self._last is None:
+            self._last = noted  # kept apart: many offers may follow a stuck exchange
+
+    def last(self) -> str:
+        """Describe the last event of an exchange in words; offers go on beside it."""
+        if self._last is None:
+            return "nothing yet"
+        _, step, bucket, event, hop = self._last
+        return f"{event}{f' {hop}' if hop >= 0 else ''} of bucket {bucket}, step {step}"
+
+    def document(self, rank: int, failure: str, **more: Any) -> dict[str, Any]:
+        """Return the events as plain data, the oldest first."""
+        names = ("time", "step", "bucket", "event", "hop")
+        events = [dict(zip(names, event, strict=True)) for event in list(self.events)]
+        return {"rank": rank, "time": time.time(), "failure": failure, "events": events, **more}
+
+    def dump(self, rank: int, failure: str, **more: Any) -> None:
+        """Write ``rank<N>.json`` to the folder of ``HVC_DUMP_DIR``, if that is set.
+
+        It never raises: a full disk must not hide the failure that there is to report.
+
+        Args:
+            failure: the error's text.
+            more: what else is known, as plain data.
+        """
+        folder = os.environ.get("HVC_DUMP_DIR", "")
+        if not folder:
+            return
+        try:
+            path = Path(folder) / f"rank{rank}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_whole(path, json.dumps(self.document(rank, failure, **more)) + "\n")
+        except OSError as error:
+            _log.warning("HVC_DUMP_DIR=%s: the flight record of rank %d was not written: %s", folder, rank, error)

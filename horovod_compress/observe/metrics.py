@@ -1,31 +1,169 @@
-"""Counters of one reducer, and the clock that fills them."""
+"""Counters of one reducer, the clock that fills them, and how much of the exchanges the backward pass hides."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple, TypedDict
 
-from .stats import Counted
+
+class OverlapSeconds(TypedDict):
+    """Seconds in which an exchange was under way, and those of them that the backward pass hid."""
+
+    busy: float
+    hidden: float
+
+
+class CounterValues(TypedDict):
+    """What :class:`Metrics` counts.
+
+    Attributes:
+        steps: finished steps.
+        bytes_sent: bytes handed to the transport, headers included.
+        bytes_exact, bytes_compressed: the parts of it that were gradients as plain numbers, of 16 bits or more, and
+            compressed ones; the rest are comparisons.
+        bytes_dense: bytes that a float32 ring would have sent.
+        times_fewer_bytes: the ratio of ``bytes_dense`` and ``bytes_sent``.
+        exact_steps: those in which nothing was compressed.
+        seconds: per phase; ``wait`` is how long the training thread waited for results, the others add up over
+            buckets and overlap with the backward pass.
+        nonfinite: NaN and infinite values offered by all ranks together, however they are treated.
+        verified: steps whose results were compared across ranks.
+    """
+
+    steps: int
+    bytes_sent: int
+    bytes_exact: int
+    bytes_compressed: int
+    bytes_dense: int
+    times_fewer_bytes: float
+    exact_steps: int
+    seconds: dict[str, float]
+    nonfinite: int
+    verified: int
+
+
+class Hidden(TypedDict):
+    """What :class:`Overlap` counts.
+
+    Attributes:
+        overlap: the share of the exchange time that the backward pass hides, 0 to 1.
+        overlap_seconds: what it is computed from.
+    """
+
+    overlap: float
+    overlap_seconds: OverlapSeconds
+
+
+class AtAnyTime(CounterValues, Hidden):
+    """What can be read at any time."""
+
+
+class Stats(AtAnyTime):
+    """What ``stats()`` returns.
+
+    Attributes:
+        residual_norm: the norm of what waits.
+        buckets, plain_buckets: number of all, and of those that the schedule leaves uncompressed.
+        collectives: those in use.
+        tuned: no search for buckets is in progress.
+        method: its name.
+        norm_ratio: what compressed gradients are handed back times, so that they have the norm of the exact mean.
+        gradient_norm: that norm, as last measured; 0 before that.
+    """
+
+    residual_norm: float
+    buckets: int
+    collectives: list[str]
+    plain_buckets: int
+    tuned: bool
+    method: str
+    norm_ratio: float
+    gradient_norm: float
+
+
+class StepOverlap(NamedTuple):
+    """Seconds of one step, or of several.
+
+    Attributes:
+        busy: at least one bucket was between the beginning of its exchange and its result.
+        hidden: the part of these before the last gradient of their step was offered.
+    """
+
+    busy: float
+    hidden: float
+
+    @property
+    def share(self) -> float:
+        """The share that is hidden, from 0 to 1; 0 where nothing was exchanged."""
+        return self.hidden / self.busy if self.busy else 0.0
+
+
+class Overlap:
+    """Measures how much of the exchanges runs while gradients still arrive.
+
+    A bucket is *busy* from when the exchange thread begins with it, all its gradients being there, until its result
+    can be fetched: preludes, encoding, exchange with the waiting for slower ranks, decoding, and the comparison of
+    results where one is due. Times in which several buckets are busy count once. What lies before the last gradient
+    of the step was offered is *hidden*: the training thread was still in the backward pass. So a single bucket
+    hides nothing, by definition, and the first of many buckets hides most. Skipped tensors are no gradients.
+
+    It costs a look at the clock for each gradient, and two for each bucket.
+    """
+
+    def __init__(self) -> None:
+        self._busy = self._hidden = 0.0
+        self._last_offer: dict[int, float] = {}  # by step: the next one may begin before the last result
+        self._spans: list[tuple[float, float]] = []
+
+    def offered(self, step: int) -> None:
+        """Mark that a gradient was offered, on the thread of the backward pass."""
+        self._last_offer[step] = time.perf_counter()
+
+    def delivered(self, began: float, ended: float) -> None:
+        """Mark a bucket's exchange and result, in order, on the decoding thread."""
+        self._spans.append((began, ended))
+
+    def finish(self, step: int) -> StepOverlap:
+        """Count the buckets since the last call as those of a step, and return its seconds."""
+        end = self._last_offer.pop(step, -inf)
+        found = StepOverlap(covered(self._spans), covered(self._spans, end))
+        self._spans.clear()
+        self._busy += found.busy
+        self._hidden += found.hidden
+        return found
+
+    @property
+    def exposed(self) -> float:
+        """Seconds over all finished steps that the backward pass did not hide."""
+        return self._busy - self._hidden
+
+    def document(self) -> Hidden:
+        """Return the share over all finished steps, and the seconds that it is made of."""
+        total = StepOverlap(self._busy, self._hidden)
+        return {"overlap": total.share, "overlap_seconds": {"busy": total.busy, "hidden": total.hidden}}
+
+
+def covered(spans: Iterable[tuple[float, float]], until: float = inf) -> float:
+    """Return how long at least one of the spans was on, before a time; they are in order of their ends."""
+    seconds, done = 0.0, -inf
+    for began, ended in spans:
+        stop = min(ended, until)
+        seconds += max(0.0, stop - max(began, done))
+        done = max(done, stop)
+    return seconds
+
 
 PHASES = ("offer", "encode", "exchange", "decode", "verify", "wait")
 
 
 @dataclass
 class Metrics:
-    """What happened so far on this rank.
+    """What happened so far on this rank: :class:`CounterValues` as they are counted.
 
     Attributes:
-        steps: finished steps.
-        bytes_sent: every byte handed to the transport, headers and statistics included.
-        bytes_exact, bytes_compressed: gradients as plain numbers, of 16 bits or more, and as a method encodes them. The
-            rest of ``bytes_sent`` are comparisons.
-        bytes_dense: what a ring all-reduce in float32 would have sent.
-        exact_steps: steps in which nothing was compressed.
-        seconds: per phase; ``wait`` is how long the training thread waited for results, the
-            others add up over buckets and overlap with the backward pass.
-        nonfinite: non-finite values offered, over all ranks, those that count as 0 included.
         trace: called with (phase, began, ended, *where), while somebody records a timeline; on any thread.
     """
 
@@ -68,7 +206,7 @@ class Metrics:
         """
         return _Timed(self, phase, within, where)
 
-    def document(self) -> Counted:
+    def document(self) -> CounterValues:
         return {
             "steps": self.steps,
             "bytes_sent": self.bytes_sent,
@@ -101,3 +239,51 @@ class _Timed:
             metrics.seconds[self._within] -= ended - self._began
         if self._where and (trace := metrics.trace):
             trace(self._phase, self._began, ended, *self._where)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some steps of one rank.
+
+    Attributes:
+        steps: how many.
+        seconds: of wall-clock time, all that happened between exchanges included.
+        bytes_sent: handed to the transport.
+        bytes_dense: what a ring in float32 would have sent.
+        busy: seconds in which something was exchanged.
+        hidden: the part of these behind the backward pass.
+        phases: seconds by phase.
+    """
+
+    steps: int
+    seconds: float
+    bytes_sent: float
+    bytes_dense: float
+    busy: float
+    hidden: float
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def times_fewer_bytes(self) -> float:
+        """Return how many times the bytes a ring in float32 would have sent; 0 where nothing was sent."""
+        return self.bytes_dense / self.bytes_sent if self.bytes_sent else 0.0
+
+    @property
+    def overlap(self) -> float:
+        """Return the share of the exchange that is hidden, from 0 to 1; 0 where nothing was exchanged."""
+        return self.hidden / self.busy if self.busy else 0.0
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Return the mean over these steps."""
+        return self.seconds / self.steps if self.steps else 0.0
+
+
+def between(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> Window:
+    """Return what happened between two readings of a compression's ``stats()``."""
+    names = ("steps", "bytes_sent", "bytes_dense")
+    steps, sent, dense = (after[name] - before.get(name, 0) for name in names)
+    overlap, earlier = after["overlap_seconds"], before.get("overlap_seconds", {})
+    busy, hidden = (overlap[name] - earlier.get(name, 0.0) for name in ("busy", "hidden"))
+    phases = {name: value - before.get("seconds", {}).get(name, 0.0) for name, value in after["seconds"].items()}
+    return Window(steps, seconds, sent, dense, busy, hidden, phases)

@@ -21,7 +21,7 @@ from .. import __version__
 from ..errors import ConfigError
 from .files import check_writable, path_of, replace_whole
 from .metrics import Metrics
-from .timeline import Event, Record, events_of, process_of
+from .trace_events import Span, TraceEvent, events_of, process_of
 
 #: Some 30 MB in memory for each compression, and in the file.
 MAX_EVENTS = 200_000
@@ -113,7 +113,7 @@ class Trace:
             self._written.set()
 
     def _document(self) -> dict[str, Any]:
-        events: list[Event] = []
+        events: list[TraceEvent] = []
         for number, recording in enumerate(self._recordings):
             events += recording.events(process_of(self._rank, number), self._epoch)
         about = {
@@ -139,8 +139,8 @@ class _Recording:
         if self.on:
             self.on, self._metrics.trace = False, None
 
-    def events(self, process: int, epoch: float) -> list[Event]:
-        return events_of((Record(*record) for record in list(self._records)), process, self._name, epoch)
+    def events(self, process: int, epoch: float) -> list[TraceEvent]:
+        return events_of((Span(*record) for record in list(self._records)), process, self._name, epoch)
 
     def _take(self, phase: str, began: float, ended: float, step: int, *rest: Any) -> None:
         """Append a record; called on every thread of the reducer."""

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import mean, median
 
-from .metrics import Metrics
-from .overlap import Overlap
+from .metrics import Metrics, Overlap
 
 #: The first steps open connections and fill caches: they are not looked at.
 FIRST = 3
@@ -33,7 +32,7 @@ AHEAD = 10_000
 
 
 @dataclass(frozen=True)
-class Kind:
+class StepTimes:
     """Steps of one kind: seconds of a step, those that training waits, how far to trust these, and bytes sent."""
 
     seconds: float
@@ -73,13 +72,13 @@ class Pace:
         exact, compressed = self._steps[True], self._steps[False]
         return {True: exact[-1][2], False: mean(step[2] for step in compressed)} if exact and compressed else None
 
-    def of(self, *, exact: bool) -> Kind | None:
+    def of(self, *, exact: bool) -> StepTimes | None:
         """Return what steps of a kind take, or None where there were too few of them."""
         steps = self._steps[exact]
         if len(steps) < LEAST:
             return None
         seconds, waits, sent = zip(*steps, strict=True)
-        return Kind(median(seconds), *_lower_quartile(waits), median(sent))
+        return StepTimes(median(seconds), *_lower_quartile(waits), median(sent))
 
 
 def _lower_quartile(values: tuple[float, ...]) -> tuple[float, float]:

@@ -1,5 +1,5 @@
 """Which tensors travel together: the plan, what a step costs under it, and the marks of time in a running step.
 
-Descriptions only belong here, no gradients: names, shapes, seconds. The ways of choosing are in :mod:`.policies`; what
-tries them in a running job is the engine's.
+Descriptions only belong here, no gradients: names, shapes, seconds. :mod:`.by_name` knows the ways of choosing by the
+names that ``schedule=`` takes; what tries buckets in a running job is the engine's.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,12 @@ ALIGNMENT = 64
 #: What gradients may be.
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 _MOST_METHODS, _MOST_ELEMENTS = 1 << 16, 1 << 48
+
+
+USUAL_SIZE = "25MB"
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_MOST_SIZE = 1 << 62  # more than any model has
+_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -236,3 +243,60 @@ def _runs(tensors: Sequence[TensorSpec]) -> list[list[TensorSpec]]:
             runs.append([])
         runs[-1].append(tensor)
     return runs
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes in a text such as ``25MB``.
+
+    Raises:
+        ConfigError: the text is no positive number with one of the units B, KB, MB, GB.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?B)", text.strip(), re.IGNORECASE)
+    size = int(min(float(match[1]) * _UNITS[match[2].upper()], _MOST_SIZE)) if match else 0
+    if size < 1:
+        raise ConfigError(f'schedule="size:N" takes a size such as 25MB or 512KB, got {text!r}')
+    return size
+
+
+def by_size(tensors: Sequence[TensorSpec], argument: str) -> list[list[TensorSpec]]:
+    """Return groups that are closed as soon as they would exceed the size."""
+    groups, first = [], 0
+    for count in runs_within([tensor.count * _BYTES[tensor.dtype] for tensor in tensors], parse_bytes(argument)):
+        groups.append(list(tensors[first : first + count]))
+        first += count
+    return groups
+
+
+def runs_within(sizes: Sequence[int], limit: int) -> list[int]:
+    """Return how many consecutive sizes each group holds if none exceeds the limit that need not."""
+    counts: list[int] = []
+    room = 0
+    for size in sizes:
+        if not counts or size > room:
+            counts.append(0)
+            room = limit
+        counts[-1] += 1
+        room -= size
+    return counts
+
+
+def check_no_argument(schedule: str, argument: str) -> None:
+    """Refuse an argument.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if argument:
+        raise ConfigError(f'schedule="{schedule}" takes no argument, got {argument!r}')
+
+
+def layerwise(tensors: Sequence[TensorSpec], argument: str) -> list[list[TensorSpec]]:
+    """Return every tensor as its own group."""
+    check_no_argument("layerwise", argument)
+    return [[tensor] for tensor in tensors]
+
+
+def single(tensors: Sequence[TensorSpec], argument: str) -> list[list[TensorSpec]]:
+    """Return all tensors as one group."""
+    check_no_argument("single", argument)
+    return [list(tensors)] if tensors else []

@@ -12,7 +12,7 @@ from horovod_compress.codecs.base import Algebra, variants_of
 from horovod_compress.codecs.layout import Layout
 from horovod_compress.codecs.work import Regions
 from horovod_compress.engine.reducer import Reducer
-from horovod_compress.exchange.transports.base import Transport
+from horovod_compress.exchange.transports.transport import Transport
 from tests.battery.cases import each_case
 from tests.support.local import random_grads, spec
 from tests.support.marks import each_value, slow

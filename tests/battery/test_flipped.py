@@ -13,7 +13,7 @@ from torch import Tensor
 from horovod_compress.codecs.base import Algebra, Codec, variants_of
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import CorruptFrameError, ExchangeError
-from horovod_compress.exchange.transports.base import Pending, Transport
+from horovod_compress.exchange.transports.transport import Pending, Transport
 from tests.battery.cases import each_case
 from tests.battery.kept import kept_by, same
 from tests.support.local import Fleet, random_grads, same_bits, spec

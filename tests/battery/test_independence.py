@@ -9,7 +9,7 @@ import torch
 
 from horovod_compress.codecs.base import Algebra, variants_of
 from horovod_compress.engine.bucket import memory
-from horovod_compress.exchange import fold, layout
+from horovod_compress.exchange import collective, fold
 from tests.battery.cases import each_case
 from tests.battery.kept import kept, same
 from tests.support.local import all_same, one_tensor, random_grads, spec
@@ -31,8 +31,8 @@ def test_segments(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     for exchange in case.exchanges():
         whole, one = run(exchange)
         with monkeypatch.context() as patch:
-            patch.setattr(layout, "MIN_SEGMENT_BYTES", 64)
-            patch.setattr(layout, "MAX_SEGMENTS", 9)
+            patch.setattr(collective, "MIN_SEGMENT_BYTES", 64)
+            patch.setattr(collective, "MAX_SEGMENTS", 9)
             cut, several = run(exchange)
         assert one == 1 and several > 1
         assert same(whole, cut)

@@ -9,9 +9,8 @@ import torch
 
 from horovod_compress.codecs.base import Algebra
 from horovod_compress.exchange.device import Device
-from horovod_compress.exchange.transports.base import Transport
-from horovod_compress.exchange.transports.link import NcclLink
 from horovod_compress.exchange.transports.nccl import NcclTransport
+from horovod_compress.exchange.transports.transport import NcclLink, Transport
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support import nccl
@@ -97,7 +96,7 @@ def test_several_buckets_and_dtypes(case: Sample) -> None:
 def test_many_segments_parts_and_folded_preludes(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     decode_in_parts(monkeypatch)
     monkeypatch.setattr("horovod_compress.exchange.choose._SMALL_BYTES", 0)
-    monkeypatch.setattr("horovod_compress.exchange.layout.MIN_SEGMENT_BYTES", 512)
+    monkeypatch.setattr("horovod_compress.exchange.collective.MIN_SEGMENT_BYTES", 512)
     for exchange in over_links(case) if world in case.worlds(world) else []:
         _check(case, world, TENSORS, exchange=exchange)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress.exchange.transports.base import Transport
+from horovod_compress.exchange.transports.transport import Transport
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator

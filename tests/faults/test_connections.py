@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from horovod_compress.errors import ExchangeError, PeerError
-from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.transports import listening
+from horovod_compress.exchange.device import Deadline
+from horovod_compress.exchange.transports import connecting
+from horovod_compress.exchange.transports.connecting import Listener
 from horovod_compress.exchange.transports.gloo import GlooTransport
-from horovod_compress.exchange.transports.listening import Listener
-from horovod_compress.observe.recorder import FlightRecorder
+from horovod_compress.observe.files import FlightRecorder
 from tests.support.connected import connected
 
 LONG, SOON = 30.0, 3.0
@@ -174,7 +174,7 @@ def test_other_sockets_of_the_process_stay_as_they_are() -> None:
 
 def test_ranks_connect_where_sockets_have_no_filters(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in some sandboxes: an option that no system knows stands for that."""
-    monkeypatch.setattr(listening, "_ATTACH", 9_999)
+    monkeypatch.setattr(connecting, "_ATTACH", 9_999)
     made = connected(2)
     try:
         got = torch.zeros(100, dtype=torch.uint8)

@@ -15,9 +15,8 @@ import pytest
 from torch import Tensor
 
 from horovod_compress.errors import CorruptFrameError, ExchangeError
-from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.transports.base import Transport
-from horovod_compress.exchange.transports.messages import Pending
+from horovod_compress.exchange.device import Deadline
+from horovod_compress.exchange.transports.transport import Pending, Transport
 from horovod_compress.exchange.wire import FrameBuffer, NonFiniteCount
 from tests.support.local import Fleet, random_grads, same_bits, spec
 from tests.support.marks import slow

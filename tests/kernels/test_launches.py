@@ -25,8 +25,7 @@ from horovod_compress.codecs.onebit import OneBit
 from horovod_compress.codecs.qsgd import Packed
 from horovod_compress.codecs.terngrad import TernGrad
 from horovod_compress.codecs.work import Counts, Part, Work
-from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import Device
+from horovod_compress.exchange.device import Deadline, Device
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 from tests.support.local import same_bits

@@ -62,7 +62,7 @@ def test_a_failure_between_two_chunks_is_final(monkeypatch: pytest.MonkeyPatch) 
     """Some parts are decoded by then: nothing of that may get into a checkpoint."""
     from horovod_compress.engine.saved import checkpoint
     from horovod_compress.errors import PeerError
-    from horovod_compress.exchange.transports.base import Transport
+    from horovod_compress.exchange.transports.transport import Transport
 
     decode_in_parts(monkeypatch)
     fails = threading.Event()

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.engine.saved import checkpoint, checksums
 from horovod_compress.errors import CorruptFrameError, MismatchError, StateError
-from horovod_compress.schedule.policies.registry import make_plan
+from horovod_compress.schedule.by_name import make_plan
 from tests.battery.kept import Kept, kept, same
 from tests.support.local import Fleet, all_same, random_grads, spec
 

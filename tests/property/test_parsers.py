@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from horovod_compress.cli.plan import models
 from horovod_compress.engine.saved import checksums, state_folder
 from horovod_compress.errors import ConfigError, CorruptFrameError, StateError
 from horovod_compress.exchange.wire import HEADER_BYTES, Address, FrameBuffer, NonFiniteCount
-from horovod_compress.planner import shapes
 from horovod_compress.schedule.plan import Plan
 from tests.golden import cases
 from tests.golden.test_golden import GOLDEN
@@ -55,7 +55,7 @@ def test_shape_files(tmp_path_factory: pytest.TempPathFactory, data: bytes | str
     path = tmp_path_factory.getbasetemp() / "fuzzed.csv"
     path.write_bytes(data if isinstance(data, bytes) else f"name,shape,macs\n{data}".encode())
     with contextlib.suppress(ValueError):
-        assert shapes.load(str(path)).tensors
+        assert models.load(str(path)).tensors
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES + 40), st.integers(0, 40))

@@ -10,7 +10,7 @@ from torch import Tensor
 from horovod_compress import ops
 from horovod_compress.errors import ConfigError
 from horovod_compress.exchange import torus
-from horovod_compress.exchange.layout import chunk_bounds
+from horovod_compress.exchange.collective import chunk_bounds
 from horovod_compress.ops.keys import Key
 from horovod_compress.ops.reference import ternary
 from horovod_compress.ops.reference.shaped import rounded_off

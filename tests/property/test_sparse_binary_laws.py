@@ -17,7 +17,7 @@ from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 from tests.support.turns import BucketState, put, turn_of
 
-SHAPES = Path(__file__).resolve().parents[2] / "horovod_compress" / "planner" / "shapes" / "resnet50.csv"
+SHAPES = Path(__file__).resolve().parents[2] / "horovod_compress/cli/plan/shapes/resnet50.csv"
 
 
 def rule(x: np.ndarray, k: int) -> np.ndarray:

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from horovod_compress.engine.bucket.round import Prelude
 from horovod_compress.exchange import device
-from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import Device
+from horovod_compress.exchange.device import Deadline, Device
 
 _RUBBISH = 0xA5
 

@@ -15,10 +15,10 @@ from horovod_compress.engine.methods import Methods, parse
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.device import Device
-from horovod_compress.exchange.transports.base import Transport
 from horovod_compress.exchange.transports.local import Hub
+from horovod_compress.exchange.transports.transport import Transport
+from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import Plan, TensorSpec
-from horovod_compress.schedule.policies.registry import make_plan
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

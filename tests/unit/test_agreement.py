@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from horovod_compress.errors import MismatchError
+from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import Plan
-from horovod_compress.schedule.policies.registry import make_plan
 from tests.support.local import Fleet, all_same, random_grads, spec
 
 WORLD = 3

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from horovod_compress.schedule import auto, layerfusion, mergecomp
 from horovod_compress.schedule.costs import Affine, Arrivals, Costs, step_seconds
-from horovod_compress.schedule.policies import auto, layerfusion, mergecomp
-from horovod_compress.schedule.trial import BucketCost, Choice, Job, Measured, Tuning
+from horovod_compress.schedule.trial import BucketCost, Choice, Measured, SearchSpace, Tuning
 
 MOST_TRIALS = 15
 
@@ -65,7 +65,7 @@ class Machine:
         fixed = [(1,) * count, (count,), tuple(auto.usual(self.arrivals.counts))]
         found = [Choice(counts) for counts in fixed]
         found += [Choice(counts, frozenset(range(len(counts)))) for counts in fixed]
-        return [*found, self.run(mergecomp.tune(Job(count))), self.run(layerfusion.tune(Job(count)))]
+        return [*found, self.run(mergecomp.tune(SearchSpace(count))), self.run(layerfusion.tune(SearchSpace(count)))]
 
 
 def machine(draw: random.Random, count: int, noise: float = 0.0) -> Machine:
@@ -85,7 +85,7 @@ def test_near_the_best_of_all_others(count: int) -> None:
     draw = random.Random(count)
     for _ in range(20):
         here = machine(draw, count)
-        found = here.run(auto.tune(Job(count, may_be_plain=True)))
+        found = here.run(auto.tune(SearchSpace(count, may_be_plain=True)))
         assert here.trials <= MOST_TRIALS
         assert here.step(found) <= 1.03 * min(here.step(other) for other in here.others())
 
@@ -94,7 +94,7 @@ def test_near_the_best_in_spite_of_noise() -> None:
     draw, worse = random.Random(3), []
     for _ in range(40):
         here = machine(draw, 60, noise=0.03)
-        found = here.run(auto.tune(Job(60, may_be_plain=True)))
+        found = here.run(auto.tune(SearchSpace(60, may_be_plain=True)))
         worse.append(here.step(found) / min(here.step(other) for other in here.others()))
     assert max(worse) <= 1.08 and sum(worse) / len(worse) <= 1.02
 
@@ -110,7 +110,7 @@ def test_near_the_best_where_exchanges_take_longer_in_whole_steps_than_they_show
         dear = Costs(Affine(2e-3 + more, 2e-9), shown.decode)
         least = here.step(Choice(tuple(layerfusion.best(here.arrivals, dear))))
         for schedule in (auto, layerfusion):
-            assert here.step(here.run(schedule.tune(Job(80)))) <= worse * least
+            assert here.step(here.run(schedule.tune(SearchSpace(80)))) <= worse * least
 
 
 @pytest.mark.parametrize("more", [0.0, 0.01])
@@ -119,7 +119,7 @@ def test_whole_steps_raise_the_costs_of_both_kinds(more: float) -> None:
     compressed, plain = Costs(Affine(2e-3, 2e-9), Affine(1e-3, 2e-9)), Costs(Affine(8e-3, 4e-8), Affine(2e-3, 1e-9))
     here, search = (
         Machine(Arrivals(counts, seconds), compressed, plain, more=more),
-        auto._Search(Job(80, may_be_plain=True)),
+        auto._AutoSearch(SearchSpace(80, may_be_plain=True)),
     )
     for choice in (Choice((80,)), Choice(tuple(auto.usual(counts))), auto.probe(counts, True)):
         search.found[choice] = here.measure(choice)
@@ -132,7 +132,7 @@ def test_whole_steps_raise_the_costs_of_both_kinds(more: float) -> None:
 def test_nothing_is_left_uncompressed_where_that_may_not_be() -> None:
     here = machine(random.Random(4), 30)
     here.compressed = Costs(Affine(1.0, 1e-6), Affine(1.0, 1e-6))  # it would pay
-    tuning, found = auto.tune(Job(30)), []
+    tuning, found = auto.tune(SearchSpace(30)), []
     wanted = next(tuning)
     with pytest.raises(StopIteration) as end:
         while True:
@@ -145,16 +145,16 @@ def test_a_fast_network_gets_no_compression_and_a_slow_one_does_and_says_why() -
     counts, seconds = (400_000,) * 20, tuple(0.01 * place for place in range(20))
     work = Costs(Affine(2e-4, 3e-9), Affine(1e-4, 2e-9))
     fast = Machine(Arrivals(counts, seconds), work, Costs(Affine(2e-4, 1e-9), Affine(1e-4, 0)))
-    found = fast.run(auto.tune(Job(20, may_be_plain=True)))
+    found = fast.run(auto.tune(SearchSpace(20, may_be_plain=True)))
     assert len(found.plain) == len(found.counts) and "none compressed" in found.why
     slow = Machine(Arrivals(counts, seconds), work, Costs(Affine(2e-4, 1e-6), Affine(1e-4, 0)))
-    found = slow.run(auto.tune(Job(20, may_be_plain=True)))
+    found = slow.run(auto.tune(SearchSpace(20, may_be_plain=True)))
     assert not found.plain and "all compressed" in found.why
 
 
 @pytest.mark.parametrize(("longer", "kept"), [(1.005, (4,)), (1.015, (1, 1, 1, 1))])
 def test_of_steps_that_are_as_good_as_equal_that_with_less_work_is_kept(longer: float, kept: tuple[int, ...]) -> None:
-    come, search = Arrivals((10,) * 4, (0.0,) * 4), auto._Search(Job(4))
+    come, search = Arrivals((10,) * 4, (0.0,) * 4), auto._AutoSearch(SearchSpace(4))
     search.found[Choice((4,))] = Measured(longer, come, [BucketCost(40, 0.1, 0.1)])
     search.found[Choice((1, 1, 1, 1))] = Measured(1.0, come, [BucketCost(10, 0.2, 0.0)] * 4)
     assert auto._kept(search).counts == kept
@@ -168,7 +168,7 @@ def test_slow_networks_never_carry_a_whole_step_uncompressed() -> None:
     tried: list[Choice] = []
     measure = slow.measure
     slow.measure = lambda choice: tried.append(choice) or measure(choice)  # type: ignore[method-assign]
-    slow.run(auto.tune(Job(40, may_be_plain=True)))
+    slow.run(auto.tune(SearchSpace(40, may_be_plain=True)))
     uncompressed = [sum(choice.counts[place] for place in choice.plain) for choice in tried]
     assert 0 < max(uncompressed) <= 8
 
@@ -177,7 +177,7 @@ def test_empty_tensors_are_planned_for_too() -> None:
     for counts in [(300_000, 0), (0, 300_000), (0, 0, 5), (1000, 0, 0, 2000)]:
         here = machine(random.Random(2), len(counts))
         here.arrivals = Arrivals(counts, here.arrivals.seconds)
-        found = here.run(auto.tune(Job(len(counts), may_be_plain=True)))
+        found = here.run(auto.tune(SearchSpace(len(counts), may_be_plain=True)))
         assert sum(found.counts) == len(counts)
 
 
@@ -196,5 +196,5 @@ def test_neighbours_cover_the_same_tensors() -> None:
 def test_the_search_is_quick_for_five_hundred_tensors() -> None:
     here = machine(random.Random(8), 500)
     began = time.thread_time()
-    here.run(auto.tune(Job(500, may_be_plain=True)))
+    here.run(auto.tune(SearchSpace(500, may_be_plain=True)))
     assert time.thread_time() - began < 1.0

@@ -19,7 +19,7 @@ from benchmarks import accuracy, curves, overlap, shapes, step, training
 from benchmarks.jobs import rank, step as job
 from benchmarks.peers import base
 from benchmarks.shapes import generate
-from horovod_compress.planner import synthetic
+from horovod_compress.cli.plan import synthetic
 
 PUBLISHED = {
     "resnet50": 25_557_032,
@@ -114,7 +114,7 @@ class Stand:
     """A stand-in model, and a step of it."""
 
     def __init__(self, table: shapes.Table, seconds: float) -> None:
-        self.pace = synthetic.Pace(seconds)
+        self.pace = synthetic.ComputeClock(seconds)
         self.tile = torch.randn(1000)
         self.gradients = synthetic.Gradients(table, self.tile)
         self.model = synthetic.SyntheticModel(table, self.gradients, self.pace, synthetic.untouched_memory(table.count))
@@ -138,7 +138,7 @@ def test_gradients_arrive_in_backward_order_without_a_copy(table: shapes.Table) 
         parameter.register_post_accumulate_grad_hook(lambda p, name=name: order.append((name, p.grad.data_ptr())))
     stand.gradients.refill()
     stand.step()
-    assert order == [(t.name, stand.gradients.hand_out(t.name).data_ptr()) for t in table.backward()]
+    assert order == [(t.name, stand.gradients.views[t.name].data_ptr()) for t in table.backward()]
 
 
 def test_gradients_are_refilled_with_the_repeated_tile(table: shapes.Table) -> None:
@@ -150,7 +150,7 @@ def test_gradients_are_refilled_with_the_repeated_tile(table: shapes.Table) -> N
     stand.gradients.refill()
     stand.step()
     for name, parameter in stand.model.named_parameters():
-        start = stand.gradients.starts[name]
+        start = stand.gradients.views[name].storage_offset()
         places = torch.arange(start, start + parameter.numel()) % len(stand.tile)
         assert torch.equal(parameter.grad.reshape(-1), stand.tile[places])
 
@@ -180,7 +180,7 @@ def test_without_compute_nothing_is_slept(table: shapes.Table) -> None:
 
 def test_calibration_makes_up_for_what_the_walk_costs() -> None:
     """Exact, with a step that has a fixed cost; a real clock is used in the parallel test."""
-    pace = synthetic.Pace(0.3)
+    pace = synthetic.ComputeClock(0.3)
     assert synthetic.calibrate(pace, lambda: pace.budget + 0.012) == pytest.approx(0.3)
     assert pace.budget == pytest.approx(0.288)
 

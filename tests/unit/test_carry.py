@@ -11,7 +11,7 @@ from torch import Tensor
 
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError
-from horovod_compress.schedule.policies.registry import make_plan
+from horovod_compress.schedule.by_name import make_plan
 from tests.support.local import Fleet, random_grads, same_bits, spec
 from tests.support.states import unsealed
 

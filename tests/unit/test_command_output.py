@@ -103,7 +103,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_a_package_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from horovod_compress.cli.verbs import list as listing
+    from horovod_compress.cli import list as listing
 
     def needs_torch(parsed: object) -> int:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")

@@ -19,10 +19,10 @@ from horovod_compress.engine.methods import parse
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.errors import ConfigError, ExchangeError
 from horovod_compress.exchange import device
-from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.device import Deadline
 from horovod_compress.options import Options
+from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import Plan, TensorSpec
-from horovod_compress.schedule.policies.registry import make_plan
 from tests.battery.kept import kept, same
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec

@@ -20,7 +20,7 @@ NAME = PACKAGE.name
 LAYERS = [
     {"torch", "ddp", "timeline", "cli"},
     {"fronts"},
-    {"engine", "planner"},
+    {"engine"},
     {"codecs", "exchange", "observe"},
     {"options"},
     {"ops", "schedule"},
@@ -30,27 +30,19 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 #: What a room inside a room may import of the rest of that room.
 INNER = {
-    "cli.verbs": {"cli.kernel_times", "cli.launchers"},
+    "cli.plan": {"cli.common"},
     "codecs.shared": {"codecs.base", "codecs.law", "codecs.layout", "codecs.work"},
     "engine.agreement": {"engine.methods"},
     "engine.bucket": set(),
-    "engine.optimizer": {
-        "engine.agreement",
-        "engine.methods",
-        "engine.norms",
-        "engine.reducer",
-        "engine.saved.checksums",
-    },
-    "exchange.transports": {"exchange.deadline", "exchange.device"},
+    "engine.optimizer": {"engine.agreement", "engine.methods", "engine.norms", "engine.reducer", "engine.sealed"},
+    "exchange.transports": {"exchange.device"},
     "fronts.common": {"fronts.help_text"},
     "fronts.horovod": {"fronts.common", "fronts.help_text"},
     "fronts.torch_dist": {"fronts.common"},
     "ops.reference": {"ops.keys"},
-    "planner.shapes": set(),
-    "schedule.policies": {"schedule.costs", "schedule.mixed", "schedule.plan", "schedule.trial"},
 }
 #: These import nothing else of their room: all of it may use them.
-GROUND = {"exchange.deadline", "exchange.device", "exchange.layout", "ops.algebra", "ops.keys", "schedule.costs"}
+GROUND = {"exchange.device", "ops.algebra", "ops.keys", "schedule.costs", "schedule.plan"}
 #: What a codec may use of its room.
 FOR_CODECS = {
     "codecs.base",
@@ -68,7 +60,7 @@ ALSO_HOROVOD = {"errors"}  # for the class of its error, which needs no framewor
 EXTENSIONS = {f"{NAME}._cpu", f"{NAME}._cuda"}
 MOST_AT_THE_TOP = 7
 #: Rooms that offer something themselves, beside saying what belongs there.
-OFFER = {"cli", "codecs", "ops", "ops.reference", "planner.shapes"}
+OFFER = {"cli", "codecs", "ops", "ops.reference", "cli.plan"}
 
 #: What the folders of the repository may import of each other.
 FOLDERS = {
@@ -287,7 +279,7 @@ def f():
         ("codecs.topk", "exchange.ring"),
         ("exchange.choose", "codecs.base"),
         ("schedule.plan", "ops.keys"),
-        ("engine.reducer", "planner.network"),
+        ("engine.reducer", "cli.plan.network"),
         ("observe.trace", "engine.reducer"),
         ("fronts.horovod.calls", "cli.command"),
     ],
@@ -300,9 +292,9 @@ def test_a_room_that_is_not_below_is_noticed(module: str, used: str) -> None:
     ("module", "used"),
     [
         ("exchange.transports.gloo", "exchange.wire"),
-        ("exchange.device", "exchange.base"),
-        ("schedule.policies.size", "schedule.watch"),
-        ("engine.agreement.differences", "engine.reducer"),
+        ("exchange.device", "exchange.collective"),
+        ("schedule.plan", "schedule.trial"),
+        ("engine.agreement.way", "engine.reducer"),
     ],
 )
 def test_an_inner_room_that_looks_out_is_noticed(module: str, used: str) -> None:

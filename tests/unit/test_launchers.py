@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from horovod_compress.cli import launchers
+from horovod_compress.cli import common
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
 
@@ -23,7 +23,7 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "
     ],
 )
 def test_a_rank_knows_its_launcher_by_its_environment(environment: dict[str, str], launcher: str) -> None:
-    assert launchers.started_by(environment) == launcher
+    assert common.started_by(environment) == launcher
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_what_is_asked_for_comes_first(
         return object()
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
-    monkeypatch.setattr(launchers, "started_by", lambda: under)
-    assert launchers.chosen(asked) == launcher
+    monkeypatch.setattr(common, "started_by", lambda: under)
+    assert common.chosen_launcher(asked) == launcher
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,6 @@ def test_what_is_missing_is_said(launcher: str, said: str, monkeypatch: pytest.M
     def refuse(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(launchers.importlib, "import_module", refuse)
+    monkeypatch.setattr(common.importlib, "import_module", refuse)
     with pytest.raises(ImportError, match=said):
-        launchers.module(launcher, "ranks")
+        common.module_of(launcher, "ranks")

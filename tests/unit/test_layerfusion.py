@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from horovod_compress.schedule.costs import Affine, Arrivals, Costs, Step, adjusted, fitted, step_seconds
-from horovod_compress.schedule.policies.layerfusion import best, best_of, even
+from horovod_compress.schedule.layerfusion import best, best_of, even
 
 
 def _case(draw: random.Random, count: int) -> tuple[Arrivals, Costs]:

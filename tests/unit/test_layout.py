@@ -6,14 +6,14 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from horovod_compress.exchange.layout import MAX_SEGMENTS, MIN_SEGMENT_BYTES, Layout
+from horovod_compress.exchange.collective import MAX_SEGMENTS, MIN_SEGMENT_BYTES, Partition
 
 _DTYPES = st.sampled_from([torch.int64, torch.float32, torch.float16, torch.uint8, torch.float64])
 _LENGTHS = st.one_of(st.integers(0, 300), st.sampled_from([65_536, 100_003, 1_000_000]))
 
 
-def _check(regions: dict[str, torch.Tensor], world: int) -> Layout:
-    layout = Layout.of(regions, world)
+def _check(regions: dict[str, torch.Tensor], world: int) -> Partition:
+    layout = Partition.of(regions, world)
     assert len(layout.chunks) == world
     for name, tensor in regions.items():
         covered = torch.zeros(tensor.numel(), dtype=torch.int32)
@@ -60,7 +60,7 @@ def test_sizes_that_occur(world: int, count: int) -> None:
 @given(count=st.integers(0, 2000), record=st.sampled_from([4, 132, 516, 100_000]), world=st.integers(1, 9))
 def test_records_stay_whole(count: int, record: int, world: int) -> None:
     regions = {"records": torch.zeros(min(count, 3_000_000 // record) * record, dtype=torch.uint8)}
-    layout = Layout.of(regions, world, {"records": record})
+    layout = Partition.of(regions, world, {"records": record})
     pieces = [piece for chunk in layout.chunks for segment in chunk for piece in segment.pieces]
     assert sum(piece.stop - piece.start for piece in pieces) == regions["records"].numel()
     assert all(piece.start % record == piece.stop % record == 0 for piece in pieces)

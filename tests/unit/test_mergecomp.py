@@ -7,10 +7,10 @@ from statistics import mean
 
 import pytest
 
-from horovod_compress.planner import compute, shapes
+from horovod_compress.cli.plan import models, prediction
+from horovod_compress.schedule import layerfusion, mergecomp
 from horovod_compress.schedule.costs import Affine, Arrivals, Costs
-from horovod_compress.schedule.policies import layerfusion, mergecomp
-from horovod_compress.schedule.trial import BucketCost, Choice, Job, Measured
+from horovod_compress.schedule.trial import BucketCost, Choice, Measured, SearchSpace
 from tests.unit.test_auto import Machine, machine
 
 MOST_TRIALS = 26
@@ -18,7 +18,7 @@ MOST_TRIALS = 26
 
 def _model(name: str, costs: Costs, noise: float, seed: int) -> Machine:
     """Return a machine that trains a model with 0.3 s of compute a step."""
-    arrivals = compute.arrivals(shapes.load(name), 0.3)
+    arrivals = prediction.arrivals(models.load(name), 0.3)
     since_first = tuple(at - arrivals.seconds[0] for at in arrivals.seconds)
     here = Machine(Arrivals(arrivals.counts, since_first), costs, costs, noise)
     here._draw = random.Random(seed)
@@ -32,7 +32,7 @@ def test_one_tensor_with_most_of_the_elements_does_not_lead_it_astray(exchange: 
     for seed in range(20):
         here = _model("vgg16", costs, 0.03, seed)
         least = here.step(Choice(tuple(layerfusion.best(here.arrivals, costs))))
-        worse.append(here.step(here.run(mergecomp.tune(Job(len(here.arrivals.counts))))) / least)
+        worse.append(here.step(here.run(mergecomp.tune(SearchSpace(len(here.arrivals.counts))))) / least)
         assert here.trials <= MOST_TRIALS
     assert mean(worse) < 1.01 and max(worse) < 1.02
 
@@ -43,7 +43,7 @@ def test_many_tensors_of_equal_size_come_near_the_best(exchange: float) -> None:
     for seed in range(10):
         here = _model("resnet50", costs, 0.03, seed)
         least = here.step(Choice(tuple(layerfusion.best(here.arrivals, costs))))
-        worse.append(here.step(here.run(mergecomp.tune(Job(len(here.arrivals.counts))))) / least)
+        worse.append(here.step(here.run(mergecomp.tune(SearchSpace(len(here.arrivals.counts))))) / least)
         assert here.trials <= MOST_TRIALS
     assert mean(worse) < 1.08
 
@@ -53,13 +53,13 @@ def test_the_new_cut_goes_where_the_time_goes() -> None:
     counts = (*[10] * 9, 10_000_000, *[10] * 9)
     arrivals = Arrivals(counts, tuple(0.02 * place for place in range(len(counts))))
     costs = Costs(Affine(1e-3, 5e-8), Affine(1e-3, 0.0))
-    chosen = Machine(arrivals, costs, costs).run(mergecomp.tune(Job(len(counts), "2")))
+    chosen = Machine(arrivals, costs, costs).run(mergecomp.tune(SearchSpace(len(counts), "2")))
     assert chosen.counts == (10, 9)
 
 
 def test_equal_measurements_give_equal_buckets() -> None:
     for count in (2, 9, 40):
-        found = [machine(random.Random(count), count, 0.03).run(mergecomp.tune(Job(count))) for _ in range(2)]
+        found = [machine(random.Random(count), count, 0.03).run(mergecomp.tune(SearchSpace(count))) for _ in range(2)]
         assert found[0] == found[1] and sum(found[0].counts) == count
 
 
@@ -67,7 +67,7 @@ def test_equal_measurements_give_equal_buckets() -> None:
 def test_the_lowest_of_a_falling_and_rising_row_is_found_with_few_measurements(count: int) -> None:
     row = [(cut,) for cut in range(1, count + 1)]
     for lowest in range(count):
-        search = mergecomp._Search(count + 1)
+        search = mergecomp._MergeCompSearch(count + 1)
         trying = search._lowest(row)
         wanted = next(trying)
         with pytest.raises(StopIteration) as end:
@@ -98,7 +98,7 @@ def test_places_lie_a_cell_apart_in_time() -> None:
 
 def test_a_lucky_measurement_is_measured_again() -> None:
     """One choice seems good once; the next one is really good."""
-    search = mergecomp._Search(4)
+    search = mergecomp._MergeCompSearch(4)
     nothing = (Arrivals((), ()), [])
     search.found = {(1,): Measured(1.0, *nothing), (2,): Measured(1.1, *nothing), (3,): Measured(9.0, *nothing)}
     ending = search.run_off()

@@ -14,8 +14,8 @@ from horovod_compress.codecs.dense import FullPrecision
 from horovod_compress.codecs.masked import masked
 from horovod_compress.engine.methods import Methods, numbered, parse, per_layer
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
+from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import Plan
-from horovod_compress.schedule.policies.registry import make_plan
 from tests.support.local import Fleet, all_same, random_grads, spec
 
 TENSORS = [spec("head.weight", 40, 70), spec("head.bias", 40), spec("embed.weight", 100, 20)]

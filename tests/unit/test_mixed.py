@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from horovod_compress.schedule.mixed import as_buckets
-from horovod_compress.schedule.policies.registry import make_plan
-from horovod_compress.schedule.trial import BucketCost, Choice
+from horovod_compress.schedule.by_name import make_plan
+from horovod_compress.schedule.trial import BucketCost, Choice, as_buckets
 from tests.support.local import spec
 
 

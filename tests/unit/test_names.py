@@ -34,9 +34,8 @@ GIVEN_UP = {
 }
 #: What these words are elsewhere, in their usual sense.
 USUAL = {
-    ("cli/verbs/headroom.py", "gain"): "what compression gains",
-    ("planner/figures.py", "apart"): "what moves labels apart",
-    ("cli/launchers.py", "mark"): "what marks the processes of a job",
+    ("cli/headroom.py", "gain"): "what compression gains",
+    ("cli/common.py", "mark"): "what marks the processes of a job",
     ("fronts/common/selftest.py", "drift"): "ranks whose weights drift apart",
 }
 

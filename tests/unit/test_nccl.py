@@ -22,12 +22,10 @@ from horovod_compress.engine.job import Gathering
 from horovod_compress.errors import ConfigError, ExchangeError, PeerError
 from horovod_compress.exchange import device
 from horovod_compress.exchange.choose import chooser
-from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import Device
+from horovod_compress.exchange.device import Deadline, Device
 from horovod_compress.exchange.transports import gloo
-from horovod_compress.exchange.transports.link import NcclLink, Transfer
-from horovod_compress.exchange.transports.messages import Broken
 from horovod_compress.exchange.transports.nccl import NcclTransport, connect, together, why_not
+from horovod_compress.exchange.transports.transport import Broken, NcclLink, Transfer
 from horovod_compress.exchange.wire import NonFiniteCount
 from horovod_compress.ops.keys import Key
 from horovod_compress.options import Options

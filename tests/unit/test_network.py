@@ -6,24 +6,26 @@ import pytest
 
 pytest.importorskip("torch")
 
-from horovod_compress.codecs import registry
-from horovod_compress.exchange.choose import _FITTING, for_prelude
-from horovod_compress.exchange.wire import HEADER_BYTES
-from horovod_compress.planner.network import (
+from horovod_compress.cli.plan.network import (
     FORMULAS,
     GOODPUT,
     Link,
-    Payload,
+    PayloadCost,
     everywhere,
     fold,
     gather,
     hierarchical,
+    nbytes,
     phase,
     ring,
+    rounds,
     segments_of,
     torus,
+    traffic,
 )
-from horovod_compress.planner.traffic import nbytes, rounds, traffic
+from horovod_compress.codecs import registry
+from horovod_compress.exchange.choose import _FITTING, for_prelude
+from horovod_compress.exchange.wire import HEADER_BYTES
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 
 GIGABIT = Link(125e6, 1e-4, 0.0)
@@ -44,7 +46,7 @@ def test_every_collective_has_a_formula() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
 def test_rings_folds_and_tori_send_the_same_and_gathered_payloads_grow(ranks: int) -> None:
-    payload = Payload(1e6)
+    payload = PayloadCost(1e6)
     assert ring(payload, ranks, GIGABIT).sent == pytest.approx(2 * (ranks - 1) / ranks * 1e6)
     assert fold(payload, ranks, GIGABIT).sent == pytest.approx(2 * (ranks - 1) / ranks * 1e6)
     assert torus(payload, ranks, GIGABIT).sent == pytest.approx(2 * (ranks - 1) / ranks * 1e6)
@@ -54,25 +56,25 @@ def test_rings_folds_and_tori_send_the_same_and_gathered_payloads_grow(ranks: in
 
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_more_of_anything_bad_is_never_faster(name: str) -> None:
-    formula, usual = FORMULAS[name], Payload(3e6, 1e-3, 1e-10)
+    formula, usual = FORMULAS[name], PayloadCost(3e6, 1e-3, 1e-10)
     seconds = formula(usual, 4, GIGABIT).seconds
     assert formula(usual, 4, Link(250e6, 1e-4, 0.0)).seconds < seconds
     assert formula(usual, 4, Link(125e6, 1e-3, 0.0)).seconds > seconds
     assert formula(usual, 8, GIGABIT).seconds > seconds
-    for worse in (Payload(4e6, 1e-3, 1e-10), Payload(3e6, 1, 1e-10), Payload(3e6, 1e-3, 1e-6)):
+    for worse in (PayloadCost(4e6, 1e-3, 1e-10), PayloadCost(3e6, 1, 1e-10), PayloadCost(3e6, 1e-3, 1e-6)):
         assert formula(worse, 4, GIGABIT).seconds >= seconds
     assert formula(usual, 4, Link(125e6, 1e-4, 1e-2)).seconds > seconds
 
 
 @pytest.mark.parametrize("name", ["ring", "fold", "torus"])
 def test_a_large_payload_is_limited_by_the_link_only(name: str) -> None:
-    found = FORMULAS[name](Payload(1e9), 4, GIGABIT)
+    found = FORMULAS[name](PayloadCost(1e9), 4, GIGABIT)
     assert found.seconds == pytest.approx(found.sent / (GOODPUT * 125e6), rel=0.02)
 
 
 def test_a_ring_of_one_segment_per_chunk_is_affine_in_its_bytes() -> None:
     def at(size: float) -> float:
-        return ring(Payload(size, 0.0, 1e-9), 4, GIGABIT).seconds
+        return ring(PayloadCost(size, 0.0, 1e-9), 4, GIGABIT).seconds
 
     assert at(2e5) - at(1e5) == pytest.approx(at(3e5) - at(2e5))
     assert at(0) == pytest.approx(6 * (1e-4 + HEADER_BYTES / (GOODPUT * 125e6)))
@@ -81,22 +83,22 @@ def test_a_ring_of_one_segment_per_chunk_is_affine_in_its_bytes() -> None:
 def test_a_torus_has_fewer_hops_than_a_ring() -> None:
     """Of 64 ranks 28 instead of 126; where latency is all that counts, its time is as much shorter."""
     far = Link(1e15, 1.0, 0.0)
-    assert ring(Payload(64.0), 64, far).seconds == pytest.approx(126, rel=1e-6)
-    assert torus(Payload(64.0), 64, far).seconds == pytest.approx(28, rel=1e-6)
+    assert ring(PayloadCost(64.0), 64, far).seconds == pytest.approx(126, rel=1e-6)
+    assert torus(PayloadCost(64.0), 64, far).seconds == pytest.approx(28, rel=1e-6)
 
 
 def test_one_rank_exchanges_nothing() -> None:
-    assert all(formula(Payload(1e6), 1, GIGABIT).sent == 0 for formula in FORMULAS.values())
-    assert ring(Payload(1e6), 1, GIGABIT).seconds == 0
+    assert all(formula(PayloadCost(1e6), 1, GIGABIT).sent == 0 for formula in FORMULAS.values())
+    assert ring(PayloadCost(1e6), 1, GIGABIT).seconds == 0
 
 
 def test_chunks_are_cut_as_the_layout_cuts_them() -> None:
     import torch
 
-    from horovod_compress.exchange.layout import Layout
+    from horovod_compress.exchange.collective import Partition
 
     for size in (1000, 1 << 20, 10 << 20, 200 << 20):
-        layout = Layout.of({"payload": torch.empty(size, dtype=torch.uint8)}, 4)
+        layout = Partition.of({"payload": torch.empty(size, dtype=torch.uint8)}, 4)
         assert segments_of(size / 4) == layout.most_segments
 
 
@@ -122,7 +124,7 @@ def simulated_ring(size: float, ranks: int, link: Link, processor: float) -> flo
 @pytest.mark.parametrize("processor", [0.0, 2e-4, 5e-3])
 def test_the_ring_is_that_of_a_simulation(ranks: int, size: float, processor: float) -> None:
     link = Link(125e6, 2e-4, processor)
-    found = ring(Payload(size), ranks, link).seconds
+    found = ring(PayloadCost(size), ranks, link).seconds
     exact = simulated_ring(size, ranks, link, processor)
     if segments_of(size / ranks) == 1:
         assert found == pytest.approx(exact)
@@ -137,7 +139,7 @@ def test_messages_of_a_phase_follow_each_other() -> None:
 
 def test_a_hierarchy_sends_less_over_the_hosts_link_than_a_ring_through_it() -> None:
     local = Link(12.5e9, 1e-5, 0.0)
-    found, flat = hierarchical(Payload(1e8), 32, GIGABIT, 8, local), ring(Payload(1e8), 32, GIGABIT)
+    found, flat = hierarchical(PayloadCost(1e8), 32, GIGABIT, 8, local), ring(PayloadCost(1e8), 32, GIGABIT)
     assert 8 * found.sent == pytest.approx(2 * 3 / 4 * 1e8)
     assert found.seconds == pytest.approx(8 * found.sent / (GOODPUT * 125e6), rel=0.1) and found.seconds < flat.seconds
 

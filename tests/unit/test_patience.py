@@ -12,7 +12,7 @@ import torch
 from horovod_compress import options
 from horovod_compress.engine.failure import Patience
 from horovod_compress.errors import ExchangeError
-from horovod_compress.exchange.transports.base import Transport
+from horovod_compress.exchange.transports.transport import Transport
 from tests.support.connected import connected
 from tests.support.local import Fleet, spec
 

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from horovod_compress.errors import ConfigError
-from horovod_compress.schedule.plan import ALIGNMENT, Bucket, Plan, TensorSpec
-from horovod_compress.schedule.policies.registry import make_plan
-from horovod_compress.schedule.policies.size import parse_bytes
+from horovod_compress.schedule.by_name import make_plan
+from horovod_compress.schedule.plan import ALIGNMENT, Bucket, Plan, TensorSpec, parse_bytes
 from tests.support.local import spec
 
 _TENSORS = st.lists(

@@ -15,7 +15,7 @@ from horovod_compress.cli.command import main
 from horovod_compress.engine.agreement.notes import verdict
 from horovod_compress.errors import one_line
 from horovod_compress.exchange.transports.board import Board
-from horovod_compress.observe import said
+from horovod_compress.observe import files
 
 DEEP = "[" * 100_000
 
@@ -115,11 +115,14 @@ def test_a_note_of_a_rank_is_read_part_by_part() -> None:
     """The same in a running job, where notes come from the other ranks."""
     place = [3, 0, 2]
     odd = {0: {"place": "x"}, 1: 7, 2: {"place": place, "finished": None, "why": "a\nRank 0 stopped first: b\x1b[1m"}}
-    notes = said.notes(odd)
+    notes = files.checked_notes(odd)
     assert notes == {0: {}, 1: {}, 2: {"place": place, "finished": None, "why": "a Rank 0 stopped first: b\\x1b[1m"}}
     assert verdict(notes, 3) == "Rank 2 stopped first: a Rank 0 stopped first: b\\x1b[1m."
-    assert said.notes({0: {"place": [-1, 0, 0]}, 1: {"place": place, "finished": [1]}}) == {0: {}, 1: {"place": place}}
-    assert said.notes({0: {"stuck": True}, 1: {"place": "first", "finished": "no"}}) == {0: {}, 1: {}}
+    assert files.checked_notes({0: {"place": [-1, 0, 0]}, 1: {"place": place, "finished": [1]}}) == {
+        0: {},
+        1: {"place": place},
+    }
+    assert files.checked_notes({0: {"stuck": True}, 1: {"place": "first", "finished": "no"}}) == {0: {}, 1: {}}
 
 
 def test_one_line_keeps_what_people_write() -> None:

@@ -10,16 +10,21 @@ import pytest
 
 pytest.importorskip("torch")
 
+from horovod_compress.cli.plan import (
+    figures,
+    measured,
+    models,
+    parse,
+    prediction,
+    report,
+)
+from horovod_compress.cli.plan.measured import Trial
+from horovod_compress.cli.plan.models import Table, TensorShape
+from horovod_compress.cli.plan.network import Link
+from horovod_compress.cli.plan.prediction import Case, Predictor, World, arrivals
+from horovod_compress.cli.plan.processor import Processor, measure_codec
 from horovod_compress.codecs import registry
 from horovod_compress.errors import ConfigError
-from horovod_compress.planner import comparison, figures, parse, prediction, predictions, report, shapes
-from horovod_compress.planner.comparison import Trial
-from horovod_compress.planner.compute import arrivals
-from horovod_compress.planner.network import Link
-from horovod_compress.planner.prediction import Predictor, World
-from horovod_compress.planner.predictions import Case
-from horovod_compress.planner.processor import Processor, measured
-from horovod_compress.planner.shapes import Table, Tensor
 from horovod_compress.schedule.costs import Affine, Arrivals
 from horovod_compress.schedule.plan import Plan
 from horovod_compress.schedule.trial import BucketCost
@@ -30,7 +35,7 @@ CHEAP = replace(FREE, offer=Affine(0.0, 1e-9), encode=Affine(1e-5, 1e-10), decod
 TABLE = Table(
     "small",
     tuple(
-        Tensor(f"layer{number}.{name}", shape, macs)
+        TensorShape(f"layer{number}.{name}", shape, macs)
         for number, size in enumerate((100, 700, 300))
         for name, shape, macs in (("weight", (size, 300), size * 300), ("bias", (size,), 0))
     ),
@@ -41,7 +46,7 @@ WORLD = World(4, Link(12.5e6, 1e-4))
 @pytest.fixture(autouse=True)
 def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every codec cost the same, so that nothing depends on this machine."""
-    monkeypatch.setattr(prediction, "measured", lambda method, codec: CHEAP)
+    monkeypatch.setattr(prediction, "measure_codec", lambda method, codec: CHEAP)
 
 
 def case(**changes: object) -> Case:
@@ -102,7 +107,7 @@ def test_a_faster_network_is_never_slower(name: str) -> None:
 
 
 def test_sharing_a_core_takes_longer_and_more_cores_than_one_do_not_help() -> None:
-    one, half, many = (predictions.plain(case(cores=cores)).best.step for cores in (1.0, 0.5, 8.0))
+    one, half, many = (prediction.plain(case(cores=cores)).best.step for cores in (1.0, 0.5, 8.0))
     assert half > one == many
 
 
@@ -117,7 +122,7 @@ def test_rounds_of_two_kinds_have_a_mean() -> None:
 @pytest.mark.parametrize("name", ["none", "marsit", "topk", "signsgd", "powersgd", "global_qsgd"])
 def test_predicted_bytes_are_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control of everything above: a real exchange between threads."""
-    monkeypatch.setattr(prediction, "measured", measured)
+    monkeypatch.setattr(prediction, "measure_codec", measure_codec)
     options = {"full_precision_every": 0} if name == "marsit" else {}
     predictor = Predictor(TABLE, registry.create(name, **options), WORLD, 0.1)
     line = predictor.usual("size:500KB")
@@ -135,18 +140,18 @@ def test_predicted_bytes_are_sent(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_methods_that_cannot_serve_a_world_are_shown_with_the_reason() -> None:
     codecs = [registry.create(name) for name in ("none", "topk", "global_qsgd")]
-    found = predictions.cells(case(), codecs, [4, 512], None)
+    found = prediction.cells(case(), codecs, [4, 512], None)
     refused = [cell for cell in found if cell.timeline is None]
     assert [(cell.method, cell.ranks) for cell in refused] == [("global_qsgd", 512)]
     said = report.worlds_text(case(), found)
     assert "cannot: global_qsgd on 512 ranks: " in said and "choose bits=16" in said
-    document = predictions.cells_document(case(), found)
+    document = report.cells_document(case(), found)
     assert [one["method"] for one in document["worlds"] if "problem" in one] == ["global_qsgd"]
 
 
 def test_a_hierarchy_is_marked_and_never_recommended() -> None:
     codecs = [registry.create(name) for name in ("none", "topk")]
-    found = predictions.cells(case(), codecs, [64], (8, Link(12.5e9, 1e-5)))
+    found = prediction.cells(case(), codecs, [64], (8, Link(12.5e9, 1e-5)))
     assert [cell.method for cell in found if not cell.available] == ["none, hierarchical"]
     assert "hierarchical" not in report.advice(found, 64)
     assert "This package has no hierarchical exchange yet" in report.worlds_text(case(), found)
@@ -157,9 +162,9 @@ def test_all_methods_for_four_worlds_in_seconds() -> None:
     import time
 
     began = time.process_time()
-    resnet = Case(shapes.load("resnet50"), 0.3, World(8, Link(125e6, 5e-5)))
+    resnet = Case(models.load("resnet50"), 0.3, World(8, Link(125e6, 5e-5)))
     codecs = [registry.create(name) for name in registry.available()]
-    found = predictions.cells(resnet, codecs, [8, 64, 512, 4096], None)
+    found = prediction.cells(resnet, codecs, [8, 64, 512, 4096], None)
     assert len(found) == 4 * len(registry.available()) and time.process_time() - began < 20
 
 
@@ -170,10 +175,10 @@ def test_all_methods_for_four_worlds_in_seconds() -> None:
 def test_every_codec_can_be_measured(name: str) -> None:
     codec = registry.create(name)
     for kind, _ in prediction.rounds(codec):
-        found = measured(codec, kind)
+        found = measure_codec(codec, kind)
         assert found.decoding(1e6, 4) > 0 and 0 < found.filled <= 1 and found.copy > 0
         assert found.scaled(2).decoding(1e6, 4) == pytest.approx(2 * found.decoding(1e6, 4))
-        assert measured(codec, kind) is found
+        assert measure_codec(codec, kind) is found
 
 
 # ---- beside measurements ----------------------------------------------------------------------
@@ -194,18 +199,18 @@ def test_a_step_is_not_predicted_from_its_own_measurement() -> None:
     every = trials()
     spoilt = [replace(every[0], buckets=tuple(replace(b, exchange=99.0) for b in every[0].buckets)), *every[1:]]
     come = Arrivals(tuple(t.count for t in TABLE.backward()), (0.0,) * 6)
-    step, costs = comparison.refined(come, spoilt, 0)
+    step, costs = measured.refined(come, spoilt, 0)
     assert costs.exchange.each == pytest.approx(1e-7) and costs.exchange.fixed == pytest.approx(0.001)
     assert step < 1
 
 
 def test_errors_are_part_of_the_comparison() -> None:
-    found = predictions.predicted(case(), registry.create("none"))
-    document = comparison.document(case(), found, trials())
+    found = prediction.predicted(case(), registry.create("none"))
+    document = measured.document(case(), found, trials())
     for row in document["schedules"]:
         assert row["model_error"] == pytest.approx(row["model_seconds"] / 0.2 - 1)
         assert row["refined_error"] == pytest.approx(row["refined_seconds"] / 0.2 - 1)
-    assert "refined ms" in comparison.text(case(), document) and Plan.from_document(document["plan"])
+    assert "refined ms" in measured.text(case(), document) and Plan.from_document(document["plan"])
 
 
 # ---- words and files --------------------------------------------------------------------------
@@ -224,7 +229,7 @@ def test_other_rates_are_refused(text: str) -> None:
 
 
 def test_a_plan_is_read_from_the_file_it_was_saved_to(tmp_path: Path) -> None:
-    plan = predictions.plain(case()).best.plan
+    plan = prediction.plain(case()).best.plan
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     (tmp_path / "other.json").write_text('[{"a": 1}]')
@@ -235,11 +240,11 @@ def test_a_plan_is_read_from_the_file_it_was_saved_to(tmp_path: Path) -> None:
 
 def test_pictures_are_made(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    found = predictions.predicted(case(), registry.create("topk"))
+    found = prediction.predicted(case(), registry.create("topk"))
     made = figures.draw_timelines(case(), found, str(tmp_path))
     assert [path.name for path in made] == ["plan-small-topk-4ranks.png", "plan-small-topk-4ranks.svg"]
     assert figures.draw_timelines(case(), found, str(tmp_path / "one.svg")) == [tmp_path / "one.svg"]
-    cells = predictions.cells(case(), [registry.create(name) for name in ("none", "topk")], [4, 8], None)
+    cells = prediction.cells(case(), [registry.create(name) for name in ("none", "topk")], [4, 8], None)
     made += figures.draw_worlds(case(), cells, str(tmp_path / "deep" / "folder"))
     assert all(path.stat().st_size > 10_000 for path in made)
     assert not list(tmp_path.rglob("*.tmp*"))

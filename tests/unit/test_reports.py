@@ -15,12 +15,9 @@ pytest.importorskip("torch")
 import torch
 
 from horovod_compress.errors import ConfigError
-from horovod_compress.observe.metrics import Metrics
-from horovod_compress.observe.overlap import Overlap
-from horovod_compress.observe.prometheus import Metric, PrometheusFile, text_of
-from horovod_compress.observe.reports import LINE_AFTER, Reports, TensorBoard
+from horovod_compress.observe.metrics import Metrics, Overlap, Window, between
+from horovod_compress.observe.reports import LINE_AFTER, Metric, PrometheusFile, Reports, TensorBoard, text_of
 from horovod_compress.observe.verdict import Pace
-from horovod_compress.observe.window import Window, between
 from tests.support.exposition import Malformed, parse
 from tests.support.local import Fleet, spec
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from horovod_compress import timeline
 from horovod_compress.errors import ConfigError, ExchangeError
-from horovod_compress.observe import files, timeline, trace
-from horovod_compress.observe.overlap import Overlap, covered
+from horovod_compress.observe import files, trace, trace_events
+from horovod_compress.observe.metrics import Overlap, covered
 from horovod_compress.schedule.plan import Plan
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.timelines import check, end, read, rows, spans
@@ -34,7 +35,7 @@ def no_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def record(
     folder: Path, fleet: Fleet, number: int, between: Callable[[int], None] = lambda step: None, events: int = 10_000
-) -> list[timeline.Event]:
+) -> list[trace_events.TraceEvent]:
     """Run steps of a fleet and return the events of rank 0."""
     with trace.begin(folder / "t.json", 0, None, events) as found:
         found.follow(fleet.reducers[0], "test")
@@ -275,7 +276,7 @@ def test_covered_time() -> None:
 
 def test_overlap_is_what_lies_before_the_last_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("horovod_compress.observe.overlap.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("horovod_compress.observe.metrics.time.perf_counter", lambda: clock[0])
     overlap = Overlap()
     assert overlap.document() == {"overlap": 0.0, "overlap_seconds": {"busy": 0.0, "hidden": 0.0}}
     for clock[0] in (1.0, 2.0, 10.0):

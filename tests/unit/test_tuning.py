@@ -25,13 +25,12 @@ from horovod_compress.engine.methods import per_layer, single
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.engine.tuning import TRIAL_STEPS, RankTrial, Tuner
 from horovod_compress.errors import ConfigError, CorruptFrameError, StateError
-from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.device import Deadline
+from horovod_compress.schedule import mergecomp
+from horovod_compress.schedule.by_name import is_adaptive, make_plan
 from horovod_compress.schedule.costs import Arrivals
 from horovod_compress.schedule.plan import Plan
-from horovod_compress.schedule.policies import mergecomp
-from horovod_compress.schedule.policies.registry import is_adaptive, make_plan
-from horovod_compress.schedule.trial import BucketCost, Job as Wanted, Measured
-from horovod_compress.schedule.watch import Watch
+from horovod_compress.schedule.trial import BucketCost, Measured, SearchSpace, Watch
 from tests.battery.toys import Steps
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import Fleet, all_same, random_grads, spec
@@ -561,7 +560,7 @@ def test_what_is_never_offered_comes_last() -> None:
 
 def test_a_step_ends_with_its_last_result(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("horovod_compress.schedule.watch.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("horovod_compress.schedule.trial.time", SimpleNamespace(perf_counter=lambda: now))
     watch = Watch(Plan.of([(TENSORS, 1)]))
     for begin, results in [(0, [5, 6]), (10, [11, 13]), (14, [15]), (30, [31]), (40, []), (50, [])]:
         now = begin
@@ -755,7 +754,7 @@ def test_an_error_of_rank_0_reaches_all() -> None:
 def test_mergecomp_finds_the_lowest_place_of_one_cut() -> None:
     for count in (2, 3, 10, 161):
         for target in {1, count // 3, count - 1} - {0}:
-            tries, search = 0, mergecomp.tune(Wanted(count, "2"))
+            tries, search = 0, mergecomp.tune(SearchSpace(count, "2"))
             groups = next(search)
             try:
                 while True:

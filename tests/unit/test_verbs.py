@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from horovod_compress.cli import command as cli
-from horovod_compress.cli.verbs import bench, headroom
+from horovod_compress.cli import bench, command as cli, headroom
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,7 +105,7 @@ TINY = ["kernels", "--count", "2048", "--repeat", "1", "--filter", "checksum"]
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the verb see no source around the package."""
-    monkeypatch.setattr(bench, "__file__", str(tmp_path / "horovod_compress" / "cli" / "verbs" / "bench.py"))
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "horovod_compress" / "cli" / "bench.py"))
 
 
 @pytest.mark.usefixtures("installed")
@@ -453,11 +452,11 @@ def test_plan_refuses_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
-    from horovod_compress.planner import shapes
+    from horovod_compress.cli.plan import models
 
     path = tmp_path / "model.csv"
     path.write_bytes(b"\xef\xbb\xbfname,shape,macs,note\r\na, 4x3 ,1,first\r\n")
-    assert shapes.load(str(path)).tensors == (shapes.Tensor("a", (4, 3), 1),)
+    assert models.load(str(path)).tensors == (models.TensorShape("a", (4, 3), 1),)
 
 
 @pytest.mark.parametrize(

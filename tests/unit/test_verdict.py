@@ -15,8 +15,7 @@ from horovod_compress.codecs.by_step import by_step, method
 from horovod_compress.engine.methods import parse, per_layer
 from horovod_compress.engine.reducer import Next
 from horovod_compress.observe import verdict
-from horovod_compress.observe.metrics import Metrics
-from horovod_compress.observe.overlap import Overlap
+from horovod_compress.observe.metrics import Metrics, Overlap
 from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, spec
 

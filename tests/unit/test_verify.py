@@ -11,9 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from horovod_compress.cli import launchers
+from horovod_compress.cli import common, verify
 from horovod_compress.cli.command import main
-from horovod_compress.cli.verbs import verify
 from horovod_compress.fronts.common import selftest
 from horovod_compress.fronts.common.local_ranks import End
 from horovod_compress.fronts.common.ranks import PATIENCE
@@ -167,8 +166,8 @@ def test_only_a_planted_fault_is_waited_for_briefly(
 def test_one_rank_is_refused(
     launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launchers, "started_by", lambda: launcher)
-    monkeypatch.setattr(launchers, "ranks", lambda launcher: SimpleNamespace(rank=0, size=1))
+    monkeypatch.setattr(common, "started_by", lambda: launcher)
+    monkeypatch.setattr(common, "ranks_of", lambda launcher: SimpleNamespace(rank=0, size=1))
     assert main(["verify", "--launcher", launcher]) == 2
     said = capsys.readouterr().err
     assert "one rank has no one to exchange with" in said and f"  {launcher} " in said

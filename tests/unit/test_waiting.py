@@ -18,8 +18,7 @@ from horovod_compress.codecs.topk import TopK
 from horovod_compress.codecs.work import Work
 from horovod_compress.errors import ExchangeError, MismatchError
 from horovod_compress.exchange import ring
-from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import Device
+from horovod_compress.exchange.device import Deadline, Device
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 from tests.battery.kept import kept, same

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import ConfigError, MismatchError
-from ...exchange.transports.base import Transport
+from ...exchange.transports.transport import Transport
 from .differences import difference, listed
 
 # ---- notes -------------------------------------------------------------------------------------

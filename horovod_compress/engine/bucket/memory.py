@@ -13,12 +13,11 @@ from ...codecs.base import Algebra, Codec, variants_of
 from ...codecs.carry import carries
 from ...codecs.layout import Cutting, Layout
 from ...codecs.work import Part, Regions, Work
-from ...exchange import all_gatherv, everywhere, layout as exchanged, on_device
-from ...exchange.base import Collective
+from ...exchange import all_gatherv, everywhere, on_device
 from ...exchange.choose import Choose, for_prelude
+from ...exchange.collective import Collective, Partition, chunk_bounds
 from ...exchange.device import Device
-from ...exchange.layout import chunk_bounds
-from ...exchange.transports.link import NcclLink
+from ...exchange.transports.transport import NcclLink
 from ...schedule.plan import Bucket
 from .round import Prelude, Round, StagedGather, Staging
 from .withheld import Withheld
@@ -213,7 +212,7 @@ def _collective(memory: Memory, codec: Codec, layout: Layout, work: Work) -> Col
 
 def _gathering(memory: Memory, layout: Layout, work: Work, make: Make) -> Round:
     assert memory.inbox is not None
-    chunks = exchanged.Layout.of(work.regions, memory.site.world, layout.records)
+    chunks = Partition.of(work.regions, memory.site.world, layout.records)
     inbox = memory.inbox.of(sum(array.nbytes for array in work.regions.values()))
     return make(layout=chunks, inbox=inbox, gather=memory.gather)
 
@@ -231,7 +230,7 @@ def _reducing(
     pairs = {name: (array, on_host[name]) for name, array in work.results.items()}
     staging = _staging(memory, work.regions, payload.host, order, records, pairs)
     return make(
-        layout=exchanged.Layout.of(staging.host if staging else work.regions, site.world, records, on_host),
+        layout=Partition.of(staging.host if staging else work.regions, site.world, records, on_host),
         to_encode=encoded_by_chunk(layout, work, order),
         parts=decoded_by_chunk(layout, work, collective.order(site.rank, site.world)),
         staging=staging,
@@ -264,7 +263,7 @@ def _prelude(memory: Memory, arrays: Arrays) -> Prelude:
     host = site.device.host_zeros(nbytes, torch.uint8) if site.staged else None
     staging = _staging(memory, arrays, host, collective.needed(site.rank, site.world), {})
     collective = on_device.of(collective) if site.link else collective
-    return Prelude(exchanged.Layout.of(staging.host if staging else arrays, chunks), collective, staging)
+    return Prelude(Partition.of(staging.host if staging else arrays, chunks), collective, staging)
 
 
 def _staging(

@@ -13,10 +13,8 @@ from ...codecs.base import Codec, Properties
 from ...codecs.dense import Dense
 from ...codecs.work import Part, Work
 from ...exchange import all_gatherv, on_device
-from ...exchange.base import Collective, Exchange, Reduction
-from ...exchange.deadline import Deadline
-from ...exchange.device import Device, Event
-from ...exchange.layout import Layout, Piece, chunk_bounds
+from ...exchange.collective import Collective, Exchange, FramePiece, Partition, Reduction, chunk_bounds
+from ...exchange.device import Deadline, Device, Event
 from ...exchange.wire import NonFiniteCount
 from ...ops.dispatch import as_tensor
 from ...ops.keys import Key
@@ -67,10 +65,10 @@ class CodecReduction:
             with self.encoding():
                 self.codec.encode(self.work, present(self.work, self.to_encode[chunk]), self.key)
 
-    def merge(self, piece: Piece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
+    def merge(self, piece: FramePiece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
         self.codec.combine(self.work, piece, other, weights, self.key.at(hop=hop))
 
-    def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
+    def fold(self, piece: FramePiece, others: Sequence[Tensor]) -> None:
         self.codec.fold(self.work, piece, others, self.key)
 
     def complete(self, chunk: int, bad: NonFiniteCount) -> None:
@@ -174,10 +172,10 @@ class _Staged:
             self.inner.prepare(chunk)
             self.fetched[chunk] = self.staging.fetch(chunk)
 
-    def merge(self, piece: Piece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
+    def merge(self, piece: FramePiece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
         self.inner.merge(piece, other, weights, hop)
 
-    def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
+    def fold(self, piece: FramePiece, others: Sequence[Tensor]) -> None:
         self.inner.fold(piece, others)
 
     def complete(self, chunk: int, bad: NonFiniteCount) -> None:
@@ -230,7 +228,7 @@ class StagedGather:
 class Prelude:
     """An exchange before the payload's."""
 
-    layout: Layout
+    layout: Partition
     collective: Collective
     staging: Staging | None  # where it is exchanged from host memory of its own
 
@@ -249,7 +247,7 @@ class Round:
     work: Work
     collective: Collective
     preludes: tuple[Prelude, ...] = ()
-    layout: Layout = field(kw_only=True)
+    layout: Partition = field(kw_only=True)
     to_encode: dict[int, list[Part]] = field(default_factory=dict)  # what has to be encoded before each chunk is sent
     parts: dict[int, list[Part]] = field(default_factory=dict)  # what each chunk makes ready to be decoded
     inbox: all_gatherv.Inbox | on_device.Mailbox | None = None  # where payloads are gathered

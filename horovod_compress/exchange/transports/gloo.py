@@ -26,12 +26,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import ConfigError, ExchangeError, PeerError
-from ..deadline import Deadline
-from .addresses import Addresses, Share
+from ..device import Deadline
 from .board import Board
-from .listening import Listener, advice, is_exhausted
-from .messages import Broken
-from .proof import Proof
+from .connecting import Addresses, Listener, Proof, Share, advice, is_exhausted
+from .transport import Broken
 
 #: Names the network interface of the exchange.
 INTERFACE = "HOROVOD_GLOO_IFACE"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import CorruptFrameError, PeerError
-from ..deadline import Deadline
+from ..device import Deadline
 
 _POLL_SECONDS = 0.02
 
@@ -61,11 +61,11 @@ class LocalTransport:
     def receive(self, data: Tensor, frm: int) -> _Receipt:
         return _Receipt(self._hub, self._links, data, frm, self.rank)
 
-    def add_up(self, data: Tensor, deadline: Deadline) -> _Sum:
+    def add_up(self, data: Tensor, deadline: Deadline) -> _LocalSum:
         sent = data.view(torch.uint8).clone()  # one for all, who only read it
         for peer in range(self.size):
             self._hub.sums[self.rank, peer].put(sent)
-        return _Sum(self._hub, data, self.rank)
+        return _LocalSum(self._hub, data, self.rank)
 
     def abort(self, note: dict[str, Any]) -> None:
         self._hub.notes.setdefault(self.rank, note)
@@ -115,7 +115,7 @@ class _Sent:
         pass  # the data was copied when it was sent
 
 
-class _Sum:
+class _LocalSum:
     """The sum over all ranks, in rank order."""
 
     def __init__(self, hub: Hub, data: Tensor, rank: int) -> None:

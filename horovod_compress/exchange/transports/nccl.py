@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 
 from ...errors import ExchangeError
-from ..deadline import Deadline
-from ..device import Device
-from .base import Questions, Transport
-from .link import NcclLink, Transfer
-from .messages import Messages, Pending
+from ..device import Deadline, Device
+from .transport import Messages, NcclLink, Pending, Questions, Transfer, Transport
 
 
 def why_not() -> str | None:

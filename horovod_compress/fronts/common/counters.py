@@ -11,9 +11,8 @@ from typing import Any
 from ...engine.reducer import Reducer
 from ...errors import ConfigError
 from ...observe import verdict
-from ...observe.prometheus import PrometheusFile
-from ...observe.reports import Reports, TensorBoard
-from ...observe.stats import AtAnyTime, Stats
+from ...observe.metrics import AtAnyTime, Stats
+from ...observe.reports import PrometheusFile, Reports, TensorBoard
 from .running import Running
 
 
@@ -58,7 +57,7 @@ class Counters(Running):
         return verdict.in_words(reducer.metrics, self._reports.pace, self._steps.is_exact, reducer.step, total)
 
     def stats(self) -> Stats:
-        """Return this rank's counters, a dictionary; :class:`~horovod_compress.observe.stats.Stats` has its keys.
+        """Return this rank's counters, a dictionary; :class:`~horovod_compress.observe.metrics.Stats` has its keys.
 
         steps, exact_steps            finished steps, and those in which nothing was compressed
         bytes_sent                    bytes handed to the transport, headers included

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from ...codecs.base import Codec
 from ...known import MethodName
 
 #: Seconds for what is to succeed, on a machine that may be busy.
@@ -35,7 +37,7 @@ class Ranks(Protocol):
     def size(self) -> int:
         """Return how many there are."""
 
-    def gather(self, value: Any, name: str) -> list[Any]:
+    def gather(self, value: Any, name: str, seconds: float = PATIENCE) -> list[Any]:
         """Return plain data of every rank, in rank order."""
 
     def barrier(self) -> None:
@@ -50,8 +52,10 @@ class Ranks(Protocol):
     def mean_in_fp16(self, tensor: Tensor) -> None:
         """Take the mean over ranks in place, as the framework's own fp16 compression does."""
 
-    def train(self, model: nn.Module, method: MethodName, **options: Any) -> Training:
-        """Begin a training by SGD with a method."""
+    def train(
+        self, model: nn.Module, method: MethodName | Codec, optimizer: Optimizer | None = None, **options: Any
+    ) -> Training:
+        """Begin a training with a method; by SGD, if nothing else is given."""
 
     def exchange(self, training: Training, parameter: nn.Parameter, grad: Tensor) -> None:
         """Exchange one gradient and wait for its result, without a backward pass."""

@@ -70,7 +70,7 @@ class _Job:
 
     def __init__(self, ranks: Ranks, method: MethodName, seconds: float = PATIENCE, **options: Any) -> None:
         self.model = _Model(ranks.rank)
-        fixed = {"schedule": "layerwise", "verify_every": 1}
+        fixed: dict[str, Any] = {"schedule": "layerwise", "verify_every": 1}
         self.compression, self.optimizer, self._called = ranks.train(
             self.model, method, timeout=seconds, **fixed, **options
         )

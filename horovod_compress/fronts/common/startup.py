@@ -23,16 +23,15 @@ from ...engine.reducer import Hooks, Reducer
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
 from ...exchange import device, on_device
 from ...exchange.choose import chooser
-from ...exchange.deadline import Deadline
+from ...exchange.device import Deadline
 from ...exchange.transports import gloo, nccl
-from ...exchange.transports.base import Transport
-from ...exchange.transports.link import NcclLink
 from ...exchange.transports.local import Hub
+from ...exchange.transports.transport import NcclLink, Transport
 from ...ops import loader
 from ...ops.algebra import Algebra
 from ...options import Options
+from ...schedule.by_name import OPTIONAL, is_adaptive, make_plan
 from ...schedule.plan import DTYPES, Plan, TensorSpec
-from ...schedule.policies.registry import OPTIONAL, is_adaptive, make_plan
 
 _DEFAULT_SECONDS = Options().flow_seconds
 #: What ranks meet for, in this order, and the one name that the framework knows these gathers by.

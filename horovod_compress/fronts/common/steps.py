@@ -26,7 +26,7 @@ from ...engine.reducer import Reducer
 from ...engine.saved import checkpoint
 from ...engine.tuning import Share, Tuner
 from ...errors import ConfigError
-from ...schedule.policies.registry import is_adaptive
+from ...schedule.by_name import is_adaptive
 from .scale import Scale
 
 Named = Sequence[tuple[str, nn.Parameter]]

@@ -9,7 +9,7 @@ from torch import nn
 from ...engine.optimizer import momentum
 from ...engine.reducer import Reducer
 from ...errors import ConfigError
-from ...schedule.policies.registry import OPTIONAL
+from ...schedule.by_name import OPTIONAL
 from ..common.base import BaseCompression
 from .finding import Finder
 

@@ -13,7 +13,7 @@ import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
-from ...exchange.deadline import Deadline
+from ...exchange.device import Deadline
 from ..common.packing import pack, unpack
 
 _POLL_SECONDS = 0.002

@@ -1,4 +1,4 @@
-"""Horovod's jobs: the ranks of a process set, and the job that a command runs in."""
+"""Horovod's jobs: the ranks of a process set."""
 
 from __future__ import annotations
 
@@ -110,13 +110,3 @@ def _check_process_set(given: object) -> None:
             "process_set should be hvd.global_process_set, or what hvd.add_process_set([0, 1]) returned on every rank; "
             f"got {given if isinstance(given, hvd.ProcessSet) else repr(given)}"
         )
-
-
-def begin() -> tuple[int, int]:
-    """Start Horovod, for a command: one rank where ``horovodrun`` did not start it.
-
-    Returns:
-        This rank, and how many there are.
-    """
-    hvd.init()
-    return hvd.rank(), hvd.size()

@@ -7,7 +7,9 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from ...codecs.base import Codec
 from ...engine.job import Gathering
 from ...known import MethodName
 from ..common.ranks import PATIENCE, Training
@@ -36,8 +38,8 @@ class HorovodRanks:
     def size(self) -> int:
         return int(hvd.size())
 
-    def gather(self, value: Any, name: str) -> list[Any]:
-        return HorovodJob(hvd.global_process_set).gather(value, Gathering(name, PATIENCE))
+    def gather(self, value: Any, name: str, seconds: float = PATIENCE) -> list[Any]:
+        return HorovodJob(hvd.global_process_set).gather(value, Gathering(name, seconds))
 
     def barrier(self) -> None:
         hvd.barrier()
@@ -53,10 +55,12 @@ class HorovodRanks:
         payload, _ = hvd.Compression.fp16.compress(tensor)
         tensor.copy_(hvd.allreduce_(payload, name="ranks.fp16"))
 
-    def train(self, model: nn.Module, method: MethodName, **options: Any) -> Training:
+    def train(
+        self, model: nn.Module, method: MethodName | Codec, optimizer: Optimizer | None = None, **options: Any
+    ) -> Training:
         named = list(model.named_parameters())
         compression = Compression.create(method, named, **options)
-        plain = torch.optim.SGD(model.parameters(), lr=_LR)
+        plain = optimizer or torch.optim.SGD(model.parameters(), lr=_LR)
         optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=compression)
         return Training(compression, compression.attach(optimizer), model)
 

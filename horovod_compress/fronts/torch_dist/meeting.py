@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...exchange.deadline import Deadline
+from ...exchange.device import Deadline
 
 _POLL_SECONDS = 0.002
 _SLOW_SECONDS = 0.02  # between looks at a rank that does not come for long

@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from ...codecs.base import Codec
 from ...engine.job import Gathering
 from ...known import MethodName
 from ..common.ranks import PATIENCE, Training
@@ -39,8 +41,8 @@ class TorchRanks:
     def size(self) -> int:
         return dist.get_world_size()
 
-    def gather(self, value: Any, name: str) -> list[Any]:
-        return TorchJob(None).gather(value, Gathering(name, PATIENCE))
+    def gather(self, value: Any, name: str, seconds: float = PATIENCE) -> list[Any]:
+        return TorchJob(None).gather(value, Gathering(name, seconds))
 
     def barrier(self) -> None:
         dist.barrier()
@@ -58,9 +60,11 @@ class TorchRanks:
         dist.all_reduce(payload)
         tensor.copy_(payload)
 
-    def train(self, model: nn.Module, method: MethodName, **options: Any) -> Training:
+    def train(
+        self, model: nn.Module, method: MethodName | Codec, optimizer: Optimizer | None = None, **options: Any
+    ) -> Training:
         compression = Compression.create(method, list(model.named_parameters()), **options)
-        optimizer = torch.optim.SGD(model.parameters(), lr=_LR)
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=_LR)
         return Training(compression, optimizer, compression.register(DistributedDataParallel(model), optimizer))
 
     def exchange(self, training: Training, parameter: nn.Parameter, grad: Tensor) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.device import Deadline
 from horovod_compress.exchange.transports.gloo import GlooTransport
 from tests.support.connected import shares
 
