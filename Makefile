@@ -99,7 +99,7 @@ SETUP := $(IN_VENV) tools/setup_env.py
 # Bytecode of all of torch and SciPy is most of a minute's work on one core: Python makes what it imports.
 INSTALL = $(VENV)/python -m pip --disable-pip-version-check --no-input install --no-compile $(PROGRESS)
 # pip 24.1 and later say how far a download is without a terminal.
-PROGRESS = $(shell $(VENV)/python -c 'import pip; print("--progress-bar=raw" * (pip.__version__ >= "24.1"))')
+PROGRESS = $(shell $(VENV)/python -c 'import pip; print("--progress-bar=raw" * (pip.__version__ >= "24.1"))' 2>&-)
 # What a stage is made from, as a digest, which is written only where it differs. Times of files say nothing after a
 # checkout or a copy.
 DIGEST = sha256sum >$@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@

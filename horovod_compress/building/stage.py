@@ -29,7 +29,7 @@ This takes Python's venv and headers, a C++ compiler with C++20 and OpenMP (g++ 
     r"name resolution|onnection|imed out|unreachable|Max retries": """\
 The package index cannot be reached: check the network; for a proxy set HTTPS_PROXY, for a mirror PIP_INDEX_URL.""",
     r"DO NOT MATCH THE HASHES": "A mirror or a proxy changed a file: python3 -m pip cache purge, or another index.",
-    r"No matching dist|not find a version": "Choose another TORCH=torch==VERSION, PYTHON=python3.12 or PIP_INDEX_URL.",
+    r"No matching dist|ResolutionImpossible": "Choose another TORCH=torch==VERSION, PYTHON=python3.12 or PIP_INDEX_URL.",
     r"Permission denied": 'A file belongs to another user, perhaps after a sudo: sudo chown -R "$USER" .',
     "": "The first error in the log is usually the cause.",
 }
