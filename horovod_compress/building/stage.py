@@ -61,6 +61,9 @@ class Stages:
         self.logs.mkdir(parents=True, exist_ok=True)
         log, failed = self.logs / f"{title.replace(' ', '-')}.log", self.logs / "failed"
         shows, began = sys.stderr.isatty(), time.monotonic()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:  # not where nohup ignores it
+                signal.signal(number, signal.default_int_handler)
         with log.open("wb") as output, (self.logs / "terminal").open("a") as terminal:
             # A session of its own, to be ended with its compilers; locks are inherited.
             process = subprocess.Popen(
