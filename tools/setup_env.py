@@ -1,9 +1,6 @@
-"""What the recipes of `make setup` run, mostly by the Python of .venv.
+"""What the recipes of `make setup` ask for: a stage TITLE COMMAND..., Horovod, or packages to be installed.
 
-setup_env.py stage TITLE COMMAND...   runs a command as one stage, with its log in build/setup
-setup_env.py requirements EXTRAS      prints what the package and these extras of pyproject.toml need
-setup_env.py cuda                     prints what CUDA=1 adds, for the CUDA of the torch that is there
-setup_env.py horovod CUDA             installs Horovod, unless it is there for the same torch, compiler and options
+setup_env.py stage TITLE COMMAND... | requirements EXTRAS | cuda | horovod WITH_CUDA
 """
 
 from __future__ import annotations
@@ -25,14 +22,13 @@ STAGES = Stages(ROOT / "build" / "setup", "make setup")
 
 
 def requirements(extras: str, project: Path = ROOT / "pyproject.toml") -> list[str]:
-    """What builds the package, what it needs, and what the extras add; an extra is a name between commas or spaces."""
+    """What builds the package, what it and Horovod need, and what the extras add, with commas or spaces between."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         from pip._vendor import tomli as tomllib
     content = tomllib.loads(project.read_text(encoding="utf-8"))
-    known = content["project"]["optional-dependencies"]
-    names = extras.replace(",", " ").split()
+    known, names = content["project"]["optional-dependencies"], extras.replace(",", " ").split()
     if not known.keys() >= set(names):
         raise Failed(f"EXTRAS is {extras!r}: pyproject.toml has {', '.join(known)}")
     needed = [*content["build-system"]["requires"], *content["project"]["dependencies"], *horovod.NEEDS]
@@ -41,27 +37,27 @@ def requirements(extras: str, project: Path = ROOT / "pyproject.toml") -> list[s
 
 def cuda() -> list[str]:
     """CuPy, NCCL and, where the machine has no nvcc, NVIDIA's packages of one."""
-    of_torch = horovod.cuda_of_torch()
-    if of_torch and not of_torch.startswith("13."):
-        raise Failed(
-            f"torch is built for CUDA {of_torch}, and CUDA=1 installs packages of CUDA 13:\n"
-            "choose a torch for CUDA 13 with TORCH=, or go without:  make setup CUDA=0"
-        )
+    release = horovod.cuda_of_torch()
+    if release and not release.startswith("13."):
+        problem = f"torch is built for CUDA {release}, and CUDA=1 installs packages of CUDA 13"
+        raise Failed(f"{problem}: choose a torch for CUDA 13 with TORCH=, or go without:  make setup CUDA=0")
     # Where torch says nothing, the oldest release, which asks least of a driver (580 or newer).
-    return [*requirements("cuda"), *([] if horovod.find_nvcc(os.environ) else [f"{NVCC}=={of_torch or '13.0'}.*"])]
+    return [*requirements("cuda"), *([] if horovod.find_nvcc(os.environ) else [f"{NVCC}=={release or '13.0'}.*"])]
 
 
 def install_horovod(with_cuda: bool) -> None:
+    """Installs Horovod, unless it is there for the same torch, compiler and options."""
     environment = horovod.with_nccl(os.environ, Path(sys.prefix, "gpu-links")) if with_cuda else os.environ
     noted, wanted = Path(sys.prefix, "horovod-wheel"), horovod.key(horovod.facts(environment))
     installed = any(importlib.metadata.distributions(name="horovod"))
-    if installed and noted.exists() and noted.read_text() == wanted:
-        return
-    noted.unlink(missing_ok=True)
-    horovod.install(STAGES, environment)
-    noted.write_text(wanted)
-    if with_cuda and not horovod.cuda_of_torch():
-        print("This torch is a build for CPUs, so Horovod has no GPU operations. horovod-compress does not need them.")
+    if not (installed and noted.exists() and noted.read_text() == wanted):
+        noted.unlink(missing_ok=True)
+        horovod.install(STAGES, environment)
+        noted.write_text(wanted)
+        if with_cuda and not horovod.cuda_of_torch():
+            print(
+                "This torch is a build for CPUs: Horovod has no GPU operations, which horovod-compress can do without."
+            )
 
 
 def main(verb: str, *words: str) -> int:
@@ -72,7 +68,7 @@ def main(verb: str, *words: str) -> int:
         elif verb == "horovod":
             install_horovod(words == ("1",))
         else:
-            print("\n".join(cuda() if verb == "cuda" else requirements(*words)))
+            print("\n".join(cuda() if verb == "cuda" else requirements(words[0])))
     except (Failed, KeyboardInterrupt) as problem:
         print(f"\n{problem or 'make setup was interrupted; run it again, it keeps what is done.'}", file=sys.stderr)
         return 1

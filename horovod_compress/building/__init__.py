@@ -1,1 +1,1 @@
-"""Building Horovod for the torch that is there; only the standard library, as this runs before anything is installed."""
+"""Building Horovod for the torch that is there. Only the standard library: it runs before anything is installed."""

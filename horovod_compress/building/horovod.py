@@ -165,7 +165,7 @@ def _build(stages: Stages, entry: Path, found: Mapping[str, Any], environment: M
         folder, sources, built = Path(name), Path(name, f"horovod-{VERSION}"), Path(name, "wheel")
         (folder / "wanted.txt").write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
         options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation", "-d", name]
-        stages.run("downloading Horovod", [*PIP, "download", *options, "-r", folder / "wanted.txt"])
+        stages.run("downloading Horovod", [*PIP, "download", *options, "-r", f"{name}/wanted.txt"])
         shutil.unpack_archive(next(folder.glob("horovod-*.tar.gz")), folder)
         for file, old, new in CHANGES:
             text = (sources / file).read_text()

@@ -29,7 +29,7 @@ This takes Python's venv and headers, a C++ compiler with C++20 and OpenMP (g++ 
     r"name resolution|onnection|imed out|unreachable|Max retries": """\
 The package index cannot be reached: check the network; for a proxy set HTTPS_PROXY, for a mirror PIP_INDEX_URL.""",
     r"DO NOT MATCH THE HASHES": "A mirror or a proxy changed a file: python3 -m pip cache purge, or another index.",
-    r"No matching dist|ResolutionImpossible": "Choose another TORCH=torch==VERSION, PYTHON=python3.12 or PIP_INDEX_URL.",
+    r"No matching dist|ResolutionImpossible": "Choose another TORCH=torch==VERSION, PYTHON= or PIP_INDEX_URL.",
     r"Permission denied": 'A file belongs to another user, perhaps after a sudo: sudo chown -R "$USER" .',
     "": "The first error in the log is usually the cause.",
 }
@@ -53,17 +53,18 @@ class Stages:
     program: str
 
     def run(self, title: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
-        """Runs a command to its end; an interruption ends all that it has started.
+        """Runs a command to its end; what ends this ends all that it has started.
 
         Raises:
             Failed: its status is not 0.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         log, failed = self.logs / f"{title.replace(' ', '-')}.log", self.logs / "failed"
-        shows, began = sys.stderr.isatty(), time.monotonic()
+        began, start = time.monotonic(), "\r\x1b[K" if sys.stderr.isatty() else ""
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:  # not where nohup ignores it
                 signal.signal(number, signal.default_int_handler)
+        _write("" if start else f"        {title} ...\n")
         with log.open("wb") as output, (self.logs / "terminal").open("a") as terminal:
             # A session of its own, to be ended with its compilers; locks are inherited.
             process = subprocess.Popen(
@@ -72,35 +73,31 @@ class Stages:
             )  # fmt: skip
             try:
                 while process.poll() is None and not failed.exists():
-                    if shows and _locks(terminal.fileno()):  # of stages side by side, one has the terminal's line
+                    if start and _locks(terminal.fileno()):  # of stages side by side, one has the terminal's line
                         line = f"{_clock(began)}  {title}: {_last_line(log)}"
-                        _write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
+                        _write(f"{start}{line[: shutil.get_terminal_size().columns - 1]}")
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(0.5)
             finally:
-                _end(process)
+                for number in (signal.SIGTERM, signal.SIGKILL) if process.returncode is None else ():
+                    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                        os.killpg(process.pid, number)
+                        process.wait(3)
         if process.returncode != 0:
-            reason = "another stage failed" if failed.exists() else self._reason(title, process.returncode, log)
+            reason = "another stage failed" if failed.exists() else self._reason(process.returncode, log)
             failed.touch()
-            raise Failed(f"{title}: {reason}")
-        _write(f"{chr(13) + chr(27) + '[K' if shows else ''}{_clock(began)}  {title}: done\n")
+            raise Failed(f"{start}{title}: {reason}")
+        _write(f"{start}{_clock(began)}  {title}: done\n")
 
-    def _reason(self, title: str, status: int, log: Path) -> str:
+    def _reason(self, status: int, log: Path) -> str:
         text = log.read_text(errors="replace")
         lines = text.splitlines()
         first = next((at for at, line in enumerate(lines) if _ERROR.match(line)), len(lines))
-        shown = [*lines[first : first + 6], *lines[max(first + 6, len(lines) - 5) :]] or lines[-5:]
-        advice = next(advice for pattern, advice in _ADVICE.items() if re.search(pattern, text))
+        shown = [*lines[first : first + 6], *lines[max(first + 6, len(lines) - 5) :]]
         excerpt = "\n".join(f"  | {line}" for line in shown)
+        advice = next(advice for pattern, advice in _ADVICE.items() if re.search(pattern, text))
         again = f"Then run {self.program} again: it continues where it stopped. The whole log: {log}"
         return f"{self.program} failed with status {status}.\n\n{excerpt}\n\n{advice}\n{again}"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, number)
-            process.wait(3)
 
 
 def _locks(file: int) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import subprocess
@@ -49,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         wheel = None if not (arguments.force or arguments.mpi) and loads() else build(environment)
     except importlib.metadata.PackageNotFoundError:
         print(
-            "torch is not installed, and Horovod is built for one particular torch: pip install torch", file=sys.stderr
+            f"{PROGRAM} builds against the torch that is there, and there is none: pip install torch", file=sys.stderr
         )
         return 1
     except Failed as problem:
