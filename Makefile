@@ -97,9 +97,9 @@ endif
 IN_VENV := env -u PYTHONPATH HVC_JOBS=$(JOBS) $(if $(filter 1,$(CUDA)),HVC_CUDA=1) $(VENV)/python
 SETUP := $(IN_VENV) tools/setup_env.py
 # Bytecode of all of torch and SciPy is most of a minute's work on one core: Python makes what it imports.
-INSTALL = $(VENV)/python -m pip --disable-pip-version-check --no-input install --no-compile $(PROGRESS)
 # pip 24.1 and later say how far a download is without a terminal.
-PROGRESS = $(shell $(VENV)/python -c 'import pip; print("--progress-bar=raw" * (pip.__version__ >= "24.1"))' 2>&-)
+INSTALL := $(VENV)/python -m pip --disable-pip-version-check --no-input install --no-compile $$($(VENV)/python -c \
+  'import pip; print("--progress-bar=raw" * (pip.__version__ >= "24.1"))')
 # What a stage is made from, as a digest, which is written only where it differs. Times of files say nothing after a
 # checkout or a copy.
 DIGEST = sha256sum >$@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
@@ -145,7 +145,7 @@ endif
 # With low priority, because Horovod's build beside it takes longer; after the packages where they bring nvcc.
 .venv/kernels: .venv/sources $(if $(wildcard horovod_compress/_cpu.*.so),,FORCE) | $(if $(filter 1,$(CUDA)),$(PACKAGES))
 	@$(SETUP) stage "compiling kernels" nice -n 10 $(VENV)/python setup.py build_ext \
-	  --parallel=$(or $(JOBS),$(shell nproc))
+	  --parallel=$(or $(JOBS),$$(nproc))
 	@touch $@
 
 .venv/package: .venv/kernels | $(PACKAGES) .venv/horovod
