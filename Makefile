@@ -167,10 +167,14 @@ test-all: environment
 lint format coverage: override EXTRAS := $(EXTRAS),lint
 
 lint: environment
-	@$(VENV)/python tools/lint.py
+	@git rev-parse --git-dir >/dev/null 2>&1 || { \
+	  echo "make lint asks git for the files: it needs git, and a checkout of this repository" >&2; exit 1; }
+	@$(VENV)/pre-commit run --all-files
 
 format: environment
-	@$(VENV)/python tools/lint.py --fix
+	@$(VENV)/ruff check --fix-only --quiet
+	@$(VENV)/ruff format --quiet
+	@find csrc tests -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' | xargs $(VENV)/clang-format -i
 
 # Of the tests' workers and the jobs' ranks too. What there is to see is the end of the list, not a limit to keep.
 coverage: environment

@@ -181,7 +181,7 @@ def _build(stages: Stages, entry: Path, found: Mapping[str, Any], environment: M
         jobs = environment.get("HVC_JOBS") or len(os.sched_getaffinity(0))
         # CMake 4 refuses the bundled Gloo's own, older, minimum.
         ours = {"PATH": path, "MAKEFLAGS": f"-j{jobs}", "CMAKE_POLICY_VERSION_MINIMUM": "3.5"}
-        command = [*PIP, "wheel", "-v", "--no-build-isolation", "--no-deps", "-w", built, sources]
+        command = [*PIP, "wheel", "-v", "--no-build-isolation", "--no-deps", "-w", str(built), str(sources)]
         stages.run("building Horovod", command, {**inherited, **dict(found["options"]), **ours})
         (built / "facts.json").write_text(json.dumps(found, indent=2) + "\n")
         built.rename(entry)

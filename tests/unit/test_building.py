@@ -160,7 +160,7 @@ class Builds(Stages):
             with tarfile.open(folder / f"horovod-{horovod.VERSION}.tar.gz", "w:gz") as archive:
                 archive.add(sources, sources.name)
         elif title.startswith("building"):
-            sources, built = command[-1], command[-2]
+            sources, built = Path(command[-1]), Path(command[-2])
             assert all(new in (sources / file).read_text() for file, _, new in horovod.CHANGES)
             assert (
                 "+" not in str(sources) and "MAKELEVEL" not in environment and environment["HOROVOD_WITH_GLOO"] == "1"

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from tests import gpu
+from tests.support.marks import slow
 
 ROOT = Path(gpu.__file__).resolve().parents[1]
 CONFTEST = """
 import os
 import pytest
 from tests import gpu
+from tests.support.marks import slow
 
 gpu._gpu = lambda: os.environ.get("A_GPU", "")
 gpu._GRACE = float(os.environ.get("A_GRACE", 60))
@@ -110,14 +112,14 @@ def test_everything_right_is_success_also_where_nothing_runs(tmp_path: Path) -> 
     assert folder.run("-m", "gpu")[0] == folder.run("-m", "gpu")[0] == 0
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+@pytest.mark.parametrize("workers", [(), *slow((("-n", "2"),))], ids=["alone", "workers"])
 def test_the_limit_ends_what_runs_and_the_next_call_begins_with_the_rest(
     tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
     folder = Folder(tmp_path, kernels__long=LONG.replace("SECONDS", "50"), a__right=FIRST)
     began = time.monotonic()
-    status, said = folder.run("-m", "gpu", "--limit", "4", *workers, FIXED="1")
-    assert time.monotonic() - began < 30 and "the time of --limit was over" in said
+    status, said = folder.run("-m", "gpu", "--limit", "12", "-rs", *workers, FIXED="1")
+    assert time.monotonic() - began < 45 and "the time of --limit was over" in said
     assert folder.found()[0] == ("long", "started"), "the order is that of ORDER"
     assert ("long", "not run") in folder.found()
     assert status == gpu.INCOMPLETE
@@ -126,14 +128,15 @@ def test_the_limit_ends_what_runs_and_the_next_call_begins_with_the_rest(
     assert "4 passed, 0 failed, 1 not run" in said
 
 
+@pytest.mark.slow
 def test_a_test_that_does_not_return_ends_the_run_and_comes_last(tmp_path: Path) -> None:
     """A signal is no use where Python does not come to run, as in a kernel that hangs."""
     hangs = "import pytest\n@pytest.mark.gpu\ndef test_hangs():\n    sum(range(10**12))\n"
     folder = Folder(tmp_path, kernels__hangs=hangs, a__right="import pytest\n@pytest.mark.gpu\ndef test_right(): ...\n")
     began = time.monotonic()
-    status, said = folder.run("-m", "gpu", "--limit", "3", A_GRACE="2")
-    assert status == 1 and time.monotonic() - began < 30 and "test_hangs" in said
-    folder.run("-m", "gpu", "--limit", "3", A_GRACE="2")
+    status, said = folder.run("-m", "gpu", "--limit", "12", A_GRACE="2")
+    assert status == 1 and time.monotonic() - began < 45 and "test_hangs" in said
+    folder.run("-m", "gpu", "--limit", "12", A_GRACE="2")
     assert folder.found() == [("hangs", "started"), ("right", "started"), ("right", "passed"), ("hangs", "started")]
 
 
