@@ -70,7 +70,9 @@ def main(verb: str, *words: str) -> int:
         else:
             print("\n".join(cuda() if verb == "cuda" else requirements(words[0])))
     except (Failed, KeyboardInterrupt) as problem:
-        print(f"\n{problem or 'make setup was interrupted; run it again, it keeps what is done.'}", file=sys.stderr)
+        print(
+            f"\n{str(problem) or 'make setup was interrupted; run it again, it keeps what is done.'}", file=sys.stderr
+        )
         return 1
     return 0
 
