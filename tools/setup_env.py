@@ -55,9 +55,7 @@ def install_horovod(with_cuda: bool) -> None:
         horovod.install(STAGES, environment)
         noted.write_text(wanted)
         if with_cuda and not horovod.cuda_of_torch():
-            print(
-                "This torch is a build for CPUs: Horovod has no GPU operations, which horovod-compress can do without."
-            )
+            print("This torch is a build for CPUs, so Horovod has no GPU operations; horovod-compress needs none.")
 
 
 def main(verb: str, *words: str) -> int:
@@ -70,9 +68,7 @@ def main(verb: str, *words: str) -> int:
         else:
             print("\n".join(cuda() if verb == "cuda" else requirements(words[0])))
     except (Failed, KeyboardInterrupt) as problem:
-        print(
-            f"\n{str(problem) or 'make setup was interrupted; run it again, it keeps what is done.'}", file=sys.stderr
-        )
+        print(f"\n{str(problem) or 'Interrupted: run make setup again, it keeps what is done.'}", file=sys.stderr)
         return 1
     return 0
 

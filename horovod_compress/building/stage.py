@@ -73,9 +73,11 @@ class Stages:
             )  # fmt: skip
             try:
                 while process.poll() is None and not failed.exists():
-                    if start and _locks(terminal.fileno()):  # of stages side by side, one has the terminal's line
-                        line = f"{_clock(began)}  {title}: {_last_line(log)}"
-                        _write(f"{start}{line[: shutil.get_terminal_size().columns - 1]}")
+                    if start:
+                        with contextlib.suppress(BlockingIOError):  # of stages side by side, one has the terminal
+                            fcntl.flock(terminal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                            line = f"{_clock(began)}  {title}: {_last_line(log)}"
+                            _write(f"{start}{line[: shutil.get_terminal_size().columns - 1]}")
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(0.5)
             finally:
@@ -98,13 +100,6 @@ class Stages:
         advice = next(advice for pattern, advice in _ADVICE.items() if re.search(pattern, text))
         again = f"Then run {self.program} again: it continues where it stopped. The whole log: {log}"
         return f"{self.program} failed with status {status}.\n\n{excerpt}\n\n{advice}\n{again}"
-
-
-def _locks(file: int) -> bool:
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 def _last_line(log: Path) -> str:

@@ -16,7 +16,6 @@ from benchmarks import allreduce, bandwidth, results  # noqa: E402
 from benchmarks.peers import base  # noqa: E402
 
 LAB = {"launcher": "lab", "hosts": 4, "ranks": 4, "rate": "1gbit", "rate_bits": 1e9, "delay_seconds": 0.0}
-HERE = {"launcher": "horovodrun", "hosts": 1, "ranks": 4, "rate": None, "rate_bits": None}
 
 
 def measured(

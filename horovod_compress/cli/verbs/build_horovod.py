@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     environment = {**(_MPI if arguments.mpi else {}), **os.environ, **jobs}
     try:
         torch = importlib.metadata.version("torch")
-        wheel = None if not (arguments.force or arguments.mpi) and loads() else build(environment)
+        wheel = build(environment) if arguments.force or arguments.mpi or not loads() else None
     except importlib.metadata.PackageNotFoundError:
         print(
             f"{PROGRAM} builds against the torch that is there, and there is none: pip install torch", file=sys.stderr
