@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -58,12 +57,6 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert bandwidth.bus_bandwidth(100e6, 0.5, 2) == 200e6
 
 
-def test_the_wire_limit_is_bytes_of_a_rank_over_the_rate_of_its_link() -> None:
-    assert bandwidth.wire_seconds(125_000_000, 1e9) == 1.0
-    assert bandwidth.wire_seconds(125_000_000, None) is None
-    assert bandwidth.wire_seconds(None, 1e9) is None
-
-
 def test_the_fraction_of_the_wire_is_of_the_exchange_alone_where_that_is_told() -> None:
     whole, alone = cell(measured("horovod fp32", 2.4, "float32"), measured("none ring", 2.4, "float32", exchange=1.5))
     assert whole["fraction_of_wire"] == pytest.approx(0.5)  # 1.2 s on the wire
@@ -71,21 +64,6 @@ def test_the_fraction_of_the_wire_is_of_the_exchange_alone_where_that_is_told() 
     assert (whole["fraction_of"], alone["fraction_of"]) == ("whole", "exchange")
     assert (allreduce.wire_text(whole), allreduce.wire_text(alone)) == ("~0.50", "0.80")
     assert not whole["effective"] and cell(measured("marsit ring", 1.0))[0]["effective"]
-
-
-def test_within_a_few_bursts_there_is_no_wire_limit_but_a_note() -> None:
-    place = LAB | {"burst_bytes": 32_000}
-    few = measured("marsit ring", 1e-3, exchange=5e-4, bytes_sent=319_999)
-    enough = measured("none ring", 1e-2, "float32", exchange=5e-3, bytes_sent=320_000)
-    nothing = measured("headroom", 1e-4, "none", bytes_sent=0)
-    found = cell(few, enough, nothing, place=place)
-    assert [record["within_bursts"] for record in found] == [True, False, False]
-    assert found[0]["fraction_of_wire"] is None and found[1]["fraction_of_wire"]
-    text = allreduce.cell_text(10**8, found)
-    assert "looks faster than a real one" in text and text.count("few bursts") == 3  # row, and twice in the note
-    assert "few bursts" not in allreduce.cell_text(10**8, cell(few, enough, nothing))  # nothing is told of bursts
-    unlimited = place | {"rate": None, "rate_bits": None}
-    assert not cell(few, place=unlimited)[0]["within_bursts"]
 
 
 @pytest.mark.parametrize(
@@ -129,29 +107,7 @@ def test_the_verdict_when_a_method_adds_more_than_all_that_can_be_saved() -> Non
     )
 
 
-def test_options() -> None:
-    methods = "horovod fp32, marsit fold,marsit full_precision_every=9"
-    chosen = allreduce.arguments(["--where", "lab", "--methods", methods])
-    assert chosen.methods == ["horovod fp32", "marsit fold full_precision_every=0", "marsit full_precision_every=9"]
-    assert "none" in chosen.rates and chosen.sizes[-1] == 10**8
-    for wrong in (["--ranks", "1"], ["--sizes", "big"], ["--peer", "not/there.py"], ["--check-bytes"]):
-        with pytest.raises(SystemExit):
-            allreduce.arguments(wrong)
-
-
 # ---- records --------------------------------------------------------------------------------------
-
-
-def test_records_are_json_lines_that_every_reader_takes(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "all.json"
-    first = results.header("allreduce", ["--repeat", "3"], count=1)
-    results.append_json(path, [first])
-    results.append_json(path, [{"value": math.nan, "path": tmp_path, "one": torch.tensor(1)}])
-    header, record = (json.loads(line) for line in path.read_text().splitlines())
-    assert header["name"] == "header" and header["command"] == ["python", "-m", "benchmarks.allreduce", "--repeat", "3"]
-    assert header["count"] == 1 and header["versions"]["torch"] and header["machine"]["cores"] >= 1
-    assert record == {"value": None, "path": str(tmp_path), "one": 1}
-    assert results.read_json(path) == [header, record]
 
 
 # ---- contestants ----------------------------------------------------------------------------------

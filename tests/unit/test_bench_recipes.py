@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from benchmarks import recipes
-from benchmarks.figures_recipes import draw, markdown
+from benchmarks.figures_recipes import markdown
 
 SETTINGS = {"said": "words", "metric": "loss", "steps": 3, "lr": 0.1}
 
@@ -106,16 +106,6 @@ def test_the_tables(tmp_path: Path, trainings, capsys: pytest.CaptureFixture[str
 | b | 10.0 | 10.0 |
 """
     )
-
-
-def test_the_picture(tmp_path: Path, trainings) -> None:
-    run(tmp_path / "recipes.jsonl", "--methods", "none,marsit,topk,broken")
-    assert run(tmp_path / "recipes.jsonl", "--plot", str(tmp_path)) == 0
-    assert (tmp_path / "recipes.svg").stat().st_size and (tmp_path / "recipes.png").stat().st_size
-    with pytest.raises(ValueError, match="nothing beside none"):
-        draw(
-            [record for record in recipes.read(tmp_path / "recipes.jsonl") if record["name"] == "none"], tmp_path / "x"
-        )
 
 
 def test_the_page_shows_what_the_file_holds() -> None:

@@ -24,8 +24,6 @@ PUBLISHED = {
     "mlp": 10_512_394,
 }
 TENSORS = {"resnet50": 161, "vgg16": 32, "bert_base": 199, "gpt2": 148, "mlp": 8}
-# Multiply-adds as torchvision documents them ("GFLOPS"), for one image.
-PUBLISHED_MACS = {"resnet50": 4.09e9, "vgg16": 15.47e9}
 
 # ---- tables -----------------------------------------------------------------------------------
 
@@ -41,19 +39,6 @@ def test_tables_have_the_published_number_of_parameters(model: str) -> None:
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_tables_are_the_output_of_the_script(model: str) -> None:
     assert (shapes.FOLDER / f"{model}.csv").read_text() == generate.text(model)
-
-
-@pytest.mark.parametrize("model", PUBLISHED_MACS)
-def test_multiply_adds_are_the_published_ones(model: str) -> None:
-    found = sum(tensor.macs for tensor in shapes.load(model).tensors)
-    assert found == pytest.approx(PUBLISHED_MACS[model], rel=2e-3)
-
-
-def test_backward_begins_at_the_end() -> None:
-    table = shapes.load("resnet50")
-    assert [tensor.name for tensor in table.backward()[:3]] == ["fc.bias", "fc.weight", "layer4.2.bn3.bias"]
-    assert table.backward()[-1].name == "conv1.weight"
-    assert sum(len(layer.tensors) for layer in table.layers()) == len(table.tensors)
 
 
 # ---- the stand-in -----------------------------------------------------------------------------
@@ -229,16 +214,6 @@ def test_one_lucky_evaluation_does_not_reach_the_target() -> None:
     assert curves.seconds_to(curve(3.0, 2.0, 1.0, 1.0), 1.4, "loss") == 6.0
     assert curves.seconds_to(curve(None, None, 1.0, 1.0), 1.0, "loss") is None
     assert curves.best(curve(0.0, 0.6, 0.9, 0.9, 0.3), "accuracy") == pytest.approx(0.8)
-
-
-def test_the_automatic_target_is_one_that_all_runs_reach() -> None:
-    baseline = [curve(0.0, 0.3, 0.6, 0.6, 0.6, 0.6, 0.9, 0.9, 0.9)]
-    target, rule = curves.automatic_target(baseline, [curve(0.0, 0.3, 0.7, 0.7, 0.7)], "accuracy")
-    assert target == pytest.approx(0.6) and "2/3" in rule
-    target, rule = curves.automatic_target(baseline, [curve(0.0, 0.3, 0.4, 0.4, 0.4)], "accuracy")
-    assert target == pytest.approx(0.4) and "all runs reach" in rule
-    with pytest.raises(ValueError, match="at least 3 finite"):
-        curves.automatic_target(baseline, [curve(None, None, None)], "accuracy")
 
 
 def run(name: str, seed: int, found: list[dict[str, float | None]]) -> dict[str, Any]:

@@ -87,24 +87,6 @@ def test_a_loss_that_is_no_number_is_no_result(load: Load) -> None:
     assert "diverged" in load("table").render([fine, diverged])
 
 
-def test_the_finding_is_what_was_measured(load: Load) -> None:
-    plot = load("plot")
-    assert plot.finding(four()) == ("marsit reaches the same loss 13.3x sooner than stock Horovod on a 100 Mbit/s link")
-    assert plot.finding(four(rate=None)) == "marsit reaches the same loss with 13.3x fewer bytes than stock Horovod"
-    slower = [record("horovod-none", [4.0, 2.0]), record("marsit", [4.0, 2.0], 1.5)]
-    assert plot.finding(slower) == "Nothing reached the same loss sooner than stock Horovod on a 100 Mbit/s link"
-
-
-def test_the_table_says_the_link_and_shows_every_figure(load: Load) -> None:
-    text = load("table").render(four())
-    assert "2 Horovod ranks on 2 hosts with 100 Mbit/s links" in text
-    (row,) = (line for line in text.splitlines() if line.startswith("marsit"))
-    assert [cell.strip() for cell in row.split("  ") if cell] == [
-        "marsit", "40", "1.800 nats/char", "30", "1.5 (13.3x)", "200 kB", "20.0x", "100 (100-200)", "50.0", "yes",
-    ]  # fmt: skip
-    assert "on one machine" in load("table").render(four(rate=None))
-
-
 class Launcher:
     """A launcher that writes the records of `four`; the lab among them can break at its second run."""
 
