@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 EXTRAS ?= test,demo,plot
 # 1 adds what GPUs need, and .venv remembers it; 0 ends that.
 CUDA :=
-# Compilers at a time (default: one for each core and gigabyte of memory).
+# Compilers at a time (default: one for each core).
 JOBS ?=
 # What `make lab` measures.
 LAB := --ranks 4 --rates 1gbit,100mbit --sizes 10MB,100MB --repeat 4 --budget 150 \
@@ -24,7 +24,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup environment dependencies demo test test-all lint format coverage fuzz sanitize cuda-compile bench lab
-.PHONY: wheel docs clean clean-all
+.PHONY: wheel docs clean clean-all FORCE
 
 help:
 	@echo "make setup      create .venv with torch, Horovod, the compiled modules and all tools (a second run is quick)"
@@ -51,7 +51,7 @@ help:
 	  'EXTRAS=$(EXTRAS)' 'extras of pyproject.toml to install (also: cuda, tensorboard)' \
 	  'ARGS=$(ARGS)' 'further arguments for demo and test; bench takes only --out FOLDER; for lab, instead of its own' \
 	  'CUDA=$(CUDA)' '1: for GPUs, see below; 0: no longer (default: as it was given last)' \
-	  'JOBS=$(JOBS)' 'compilers at a time (default: one for each core and GB of memory)' \
+	  'JOBS=$(JOBS)' 'compilers at a time (default: one for each core); with 1, nothing runs side by side' \
 	  'HVC_CUDA=0|1' 'never build the CUDA module, or insist on it (default: where there are a GPU and nvcc)' \
 	  'HVC_SANITIZE=address' 'build the compiled modules with sanitizers' \
 	  'HOROVOD_...' 'build options of Horovod itself, such as HOROVOD_GPU_OPERATIONS=NCCL'
@@ -67,16 +67,92 @@ setup: environment
 	@echo "Ready. Use it with:  . .venv/bin/activate"
 
 # What horovod-compress needs, without itself: in images, a layer that outlives changes of the sources.
-dependencies: override ONLY := --without-package
+dependencies: override UP_TO := .venv/horovod
 dependencies: environment
 
-# Quiet where nothing is to be done, so that every other target can ask for it.
+# Quiet where nothing is to be done, so that every other target can ask for it. One make at a time: the lock ends with
+# all that it has started. Stages that do not need each other run side by side.
 environment:
-	@command -v $(PYTHON) >/dev/null || { \
-	  echo "make setup cannot go on: $(PYTHON) was not found." >&2; \
+	@mkdir -p build/setup; exec 9>build/setup/lock; \
+	  flock -n 9 || { echo "waiting for another make that is working in this folder ..."; flock 9; }; \
+	  rm -f build/setup/failed; $(MAKE) --no-print-directory -j$(if $(filter 1,$(JOBS)),1,2) SETTING_UP=1 \
+	  TORCH='$(TORCH)' EXTRAS='$(EXTRAS)' CUDA='$(WITH_CUDA)' $(or $(UP_TO),.venv/package)
+	@$(if $(filter 1,$(WITH_CUDA)),touch,rm -f) .venv/cuda-wanted
+
+# As chosen now, or as chosen last.
+WITH_CUDA = $(or $(CUDA),$(if $(wildcard .venv/cuda-wanted),1,0))
+
+# ---- the stages of the set-up, for the make that `environment` starts ----------------------------
+ifdef SETTING_UP
+
+ifeq ($(filter 0 1,$(CUDA)),)
+$(error CUDA is '$(CUDA)': expected 1, 0 or nothing, as in  make setup CUDA=)
+else ifeq ($(CUDA)$(HVC_CUDA),10)
+$(error CUDA=1 asks for the CUDA kernels and HVC_CUDA=0 forbids them: leave one of them out, or make setup CUDA=0)
+else ifneq ($(shell echo '$(JOBS)' | grep -vxE '[1-9][0-9]*|'),)
+$(error JOBS is '$(JOBS)': expected a number of compilers, as in  make setup JOBS=1)
+endif
+
+# Packages in the caller's PYTHONPATH are not in .venv, whatever pip would find.
+IN_VENV := env -u PYTHONPATH HVC_JOBS=$(JOBS) $(if $(filter 1,$(CUDA)),HVC_CUDA=1) $(VENV)/python
+SETUP := $(IN_VENV) tools/setup_env.py
+# Bytecode of all of torch and SciPy is most of a minute's work on one core: Python makes what it imports.
+# pip 24.1 and later say how far a download is without a terminal.
+INSTALL := $(VENV)/python -m pip --disable-pip-version-check --no-input install --no-compile $$($(VENV)/python -c \
+  'import pip; print("--progress-bar=raw" * (pip.__version__ >= "24.1"))')
+# What a stage is made from, as a digest, which is written only where it differs. Times of files say nothing after a
+# checkout or a copy.
+DIGEST = sha256sum >$@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+PACKAGES := .venv/packages-$(subst $() ,-,$(EXTRAS))
+# Whether .venv works, and is where it was made: its programs name their Python by its path.
+WORKS := $(shell $(VENV)/python -c 'import pip' 2>/dev/null && \
+  { [ ! -e .venv/location ] || [ "$$(cat .venv/location)" = "$(realpath .venv)" ]; } && echo yes)
+
+.venv/location: $(if $(WORKS),,FORCE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "make setup cannot go on: $(PYTHON) was not found, or is older than 3.10." >&2; \
 	  echo "  Debian, Ubuntu:  sudo apt-get install python3 python3-venv python3-dev" >&2; \
-	  echo "  Fedora:          sudo dnf install python3 python3-devel" >&2; exit 1; }
-	@$(PYTHON) tools/setup_env.py --torch '$(TORCH)' --extras '$(EXTRAS)' --cuda '$(CUDA)' --jobs '$(JOBS)' $(ONLY)
+	  echo "  Fedora:          sudo dnf install python3 python3-devel" >&2; \
+	  echo "A newer Python beside it is used with, for example:  make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(if $(WORKS),,$(PYTHON) tools/setup_env.py stage "creating .venv" $(PYTHON) -m venv --clear .venv)
+	@$(SETUP) requirements '' >build/setup/requirements
+	@$(SETUP) stage "installing build tools" $(INSTALL) -r build/setup/requirements
+	@realpath .venv | tr -d '\n' >$@
+
+.venv/choices: FORCE | .venv/location
+	@{ echo '$(TORCH) $(CUDA)'; cat pyproject.toml; } | $(DIGEST)
+
+# A package without the record of its files, which pip writes last, is one whose installation was interrupted.
+$(PACKAGES): .venv/choices
+	@for package in .venv/lib/python3*/site-packages/*.dist-info; do \
+	  [ -e $$package/RECORD ] || rm -rf $$package; done
+	@$(SETUP) requirements '$(EXTRAS)' >build/setup/requirements
+	@$(SETUP) stage "installing packages" $(INSTALL) '$(TORCH)' -r build/setup/requirements
+ifeq ($(CUDA),1)
+	@$(SETUP) cuda >build/setup/requirements
+	@$(SETUP) stage "installing packages for CUDA" $(INSTALL) -r build/setup/requirements
+endif
+	@touch $@
+
+.venv/horovod: FORCE | $(PACKAGES)
+	@$(SETUP) horovod $(CUDA)
+
+.venv/sources: FORCE | .venv/location
+	@{ env | grep -E '^(HVC_CUDA|HVC_CUDA_ARCH|HVC_SANITIZE|CXX|CXXFLAGS|LDFLAGS|CUDACXX|CUDA_HOME)=' | sort; \
+	  echo $(CUDA) /dev/nvidia[0-9]*; nvcc --version; $${CXX:-c++} --version; \
+	  find csrc -type f | sort | xargs sha256sum setup.py pyproject.toml; } 2>/dev/null | $(DIGEST)
+
+# With low priority, because Horovod's build beside it takes longer; after the packages where they bring nvcc.
+.venv/kernels: .venv/sources $(if $(wildcard horovod_compress/_cpu.*.so),,FORCE) | $(if $(filter 1,$(CUDA)),$(PACKAGES))
+	@$(SETUP) stage "compiling kernels" nice -n 10 $(VENV)/python setup.py build_ext \
+	  --parallel=$(or $(JOBS),$$(nproc))
+	@touch $@
+
+.venv/package: .venv/kernels | $(PACKAGES) .venv/horovod
+	@$(SETUP) stage "installing horovod-compress" $(INSTALL) -v --no-build-isolation --no-deps --no-index -e .
+	@touch $@
+
+endif
 
 demo: $(READY)
 	@$(VENV)/python examples/demo.py $(ARGS)
@@ -91,10 +167,14 @@ test-all: environment
 lint format coverage: override EXTRAS := $(EXTRAS),lint
 
 lint: environment
-	@$(VENV)/python tools/lint.py
+	@git rev-parse --git-dir >/dev/null 2>&1 || { \
+	  echo "make lint asks git for the files: it needs git, and a checkout of this repository" >&2; exit 1; }
+	@$(VENV)/pre-commit run --all-files
 
 format: environment
-	@$(VENV)/python tools/lint.py --fix
+	@$(VENV)/ruff check --fix-only --quiet
+	@$(VENV)/ruff format --quiet
+	@find csrc tests -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' | xargs $(VENV)/clang-format -i
 
 # Of the tests' workers and the jobs' ranks too. What there is to see is the end of the list, not a limit to keep.
 coverage: environment

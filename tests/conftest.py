@@ -13,7 +13,7 @@ ROOT = str(Path(__file__).resolve().parents[1])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
-from tests.gpu import GpuTests  # noqa: E402  once `tests` can be imported
+from tests import gpu  # noqa: E402  once `tests` can be imported
 from tests.share import Share  # noqa: E402
 from tests.support.marks import long_files_first, mark_combinations  # noqa: E402
 
@@ -37,13 +37,14 @@ else:
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Without pytest-timeout, know its settings nevertheless: a borrowed machine may lack it."""
+    gpu.add_options(parser)
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds a test may take; without pytest-timeout there is no limit")
         parser.addoption("--timeout", help="the same; without pytest-timeout there is no limit")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(GpuTests(), "gpu tests")
+    config.pluginmanager.register(gpu.GpuTests(config), "gpu tests")
     config.pluginmanager.register(Share(), "share of the tests")
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): for pytest-timeout, which is not installed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.figures import figure
 from tests.support.jobs import needs_front, run_ranks
 
 WORLD, STEPS, SAVED_AFTER = 2, 6, 3
@@ -17,6 +17,7 @@ SECONDS = 290.0
 FRONTS = ("torch", "horovod")
 gpu, slow = pytest.mark.gpu, pytest.mark.slow
 Steps = list[dict[str, Any]]
+Record = Callable[[str, object], None]
 
 #: Front, device, and which samples: two methods, one of each kind, or all of them.
 PLACES = [
@@ -39,7 +40,7 @@ def parts(report: dict[str, Steps], device: str) -> dict[str, Steps]:
 
 
 @pytest.mark.parametrize("place", PLACES, ids=" ".join)
-def test_payloads_are_the_same_bytes_in_every_step(place: tuple[str, str, str]) -> None:
+def test_payloads_are_the_same_bytes_in_every_step(place: tuple[str, str, str], record_property: Record) -> None:
     """So are results, weights and what is kept."""
     front, device, which = place
     needs_front(front)
@@ -52,7 +53,9 @@ def test_payloads_are_the_same_bytes_in_every_step(place: tuple[str, str, str]) 
             assert all(step["sent"] for step in steps)
             assert len({str(step["sent"]) for step in steps}) == STEPS, f"{name} always sends the same"
             wrong += differing(f"rank {rank}, {name}", steps, there[name])
-    figure(f"payloads {front} {device}", {"samples": len(here), "steps": STEPS, "ranks": WORLD, "differing": wrong})
+    record_property(
+        f"payloads {front} {device}", {"samples": len(here), "steps": STEPS, "ranks": WORLD, "differing": wrong}
+    )
     assert not wrong
 
 
@@ -90,7 +93,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize("place", RESUMED, ids=" ".join)
 @pytest.mark.parametrize("back", [False, True], ids=["here", "there"])
-def test_a_state_resumes_on_the_other_device(place: tuple[str, str, str], back: bool, saved: Path) -> None:
+def test_a_state_resumes_on_the_other_device(
+    place: tuple[str, str, str], back: bool, saved: Path, record_property: Record
+) -> None:
     """On the CPU, in processes that see no GPU, what was saved on the device; and on the device what the CPU saved."""
     front, device, which = place
     needs_front(front)
@@ -106,7 +111,7 @@ def test_a_state_resumes_on_the_other_device(place: tuple[str, str, str], back: 
             # Payloads may differ once, in padding that nothing reads: its memory is new here, and not in the whole run.
             here, there = map(without_sent, (parts(report, frm)[name][SAVED_AFTER:], steps))
             wrong += differing(f"rank {rank}, {name}", here, there)
-    figure(f"resume {front} {frm} to {to}", {"samples": len(parts(after[0], to)), "differing": wrong})
+    record_property(f"resume {front} {frm} to {to}", {"samples": len(parts(after[0], to)), "differing": wrong})
     assert not wrong
 
 

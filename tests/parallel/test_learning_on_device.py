@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.support.figures import figure
 from tests.support.jobs import ROOT, launcher, needs_front, run_ranks
 
 WORLD, SECONDS = 2, 280.0
@@ -35,11 +35,11 @@ def curves(front: str, device: str, asked: dict[str, Any]) -> tuple[dict[str, li
 @pytest.mark.gpu
 @pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize("front", ["horovod", "torch"])
-def test_losses_on_a_gpu_are_those_of_the_cpu(front: str) -> None:
+def test_losses_on_a_gpu_are_those_of_the_cpu(front: str, record_property: Callable[[str, object], None]) -> None:
     needs_front(front)
     (here, _), (there, _) = (curves(front, device, LONG) for device in ("cpu", "cuda:0"))
     for method in here:
-        figure(f"curve {method} {front}", {"cpu": here[method], "gpu": there[method]})
+        record_property(f"curve {method} {front}", {"cpu": here[method], "gpu": there[method]})
     for method in here:
         (_, first), (_, last), (_, theirs) = here[method][0], here[method][-1], there[method][-1]
         assert last < 0.8 * first, f"{method} has not learned: held-out loss {first:.3f}, then {last:.3f}"

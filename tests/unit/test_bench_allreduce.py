@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from benchmarks import allreduce, bandwidth, results  # noqa: E402
 from benchmarks.peers import base  # noqa: E402
 
 LAB = {"launcher": "lab", "hosts": 4, "ranks": 4, "rate": "1gbit", "rate_bits": 1e9, "delay_seconds": 0.0}
-HERE = {"launcher": "horovodrun", "hosts": 1, "ranks": 4, "rate": None, "rate_bits": None}
 
 
 def measured(
@@ -60,12 +57,6 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert bandwidth.bus_bandwidth(100e6, 0.5, 2) == 200e6
 
 
-def test_the_wire_limit_is_bytes_of_a_rank_over_the_rate_of_its_link() -> None:
-    assert bandwidth.wire_seconds(125_000_000, 1e9) == 1.0
-    assert bandwidth.wire_seconds(125_000_000, None) is None
-    assert bandwidth.wire_seconds(None, 1e9) is None
-
-
 def test_the_fraction_of_the_wire_is_of_the_exchange_alone_where_that_is_told() -> None:
     whole, alone = cell(measured("horovod fp32", 2.4, "float32"), measured("none ring", 2.4, "float32", exchange=1.5))
     assert whole["fraction_of_wire"] == pytest.approx(0.5)  # 1.2 s on the wire
@@ -73,31 +64,6 @@ def test_the_fraction_of_the_wire_is_of_the_exchange_alone_where_that_is_told() 
     assert (whole["fraction_of"], alone["fraction_of"]) == ("whole", "exchange")
     assert (allreduce.wire_text(whole), allreduce.wire_text(alone)) == ("~0.50", "0.80")
     assert not whole["effective"] and cell(measured("marsit ring", 1.0))[0]["effective"]
-
-
-def test_within_a_few_bursts_there_is_no_wire_limit_but_a_note() -> None:
-    place = LAB | {"burst_bytes": 32_000}
-    few = measured("marsit ring", 1e-3, exchange=5e-4, bytes_sent=319_999)
-    enough = measured("none ring", 1e-2, "float32", exchange=5e-3, bytes_sent=320_000)
-    nothing = measured("headroom", 1e-4, "none", bytes_sent=0)
-    found = cell(few, enough, nothing, place=place)
-    assert [record["within_bursts"] for record in found] == [True, False, False]
-    assert found[0]["fraction_of_wire"] is None and found[1]["fraction_of_wire"]
-    text = allreduce.cell_text(10**8, found)
-    assert "looks faster than a real one" in text and text.count("few bursts") == 3  # row, and twice in the note
-    assert "few bursts" not in allreduce.cell_text(10**8, cell(few, enough, nothing))  # nothing is told of bursts
-    unlimited = place | {"rate": None, "rate_bits": None}
-    assert not cell(few, place=unlimited)[0]["within_bursts"]
-
-
-def test_without_a_rate_or_with_several_ranks_on_a_host_there_is_no_wire_limit() -> None:
-    assert cell(measured("none ring", 1.0, "float32"), place=HERE)[0]["fraction_of_wire"] is None
-    assert cell(measured("none ring", 1.0, "float32"), place=LAB | {"hosts": 2})[0]["fraction_of_wire"] is None
-
-
-def test_nothing_exchanged_has_no_bandwidth() -> None:
-    record = cell(measured("headroom", 1e-3, "none", bytes_sent=0))[0]
-    assert record["algorithm_bandwidth"] is None and record["bus_bandwidth"] is None
 
 
 @pytest.mark.parametrize(
@@ -108,28 +74,7 @@ def test_sizes(text: str, size: int) -> None:
     assert bandwidth.size_in_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "1kb", "3B", "-4", "1 bit", "MB"])
-def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="size"):
-        bandwidth.size_in_bytes(text)
-
-
-def test_predictions_grow_with_the_wire_and_the_payload() -> None:
-    slow, fast = (bandwidth.predicted_seconds(["horovod fp32"], 10**8, 4, rate, 5) for rate in (1e8, 1e9))
-    assert slow == pytest.approx(7 * 12, rel=0.1) and fast < slow / 4
-    assert bandwidth.predicted_seconds(["marsit ring"], 10**8, 4, 1e8, 5) < slow / 15
-    quarter = bandwidth.predicted_seconds(["global_qsgd dithering=exponential"], 10**8, 4, 1e8, 5)
-    assert slow / 5 < quarter < slow / 3
-    assert bandwidth.predicted_memory(["a"], 10**8, 4) > 4 * 3 * 10**8
-
-
 # ---- verdict, tables ------------------------------------------------------------------------------
-
-
-def test_the_verdict_when_it_pays() -> None:
-    found = cell(measured("horovod fp32", 1.0, "float32"), measured("marsit ring", 0.1, exchange=0.05))
-    assert bandwidth.verdict(found) == "Compression pays here: marsit ring is 10 times as fast as horovod fp32."
-    assert bandwidth.speed_up(found[1], found) == pytest.approx(10)
 
 
 def test_the_verdict_credits_nobody_with_what_the_transport_does() -> None:
@@ -150,11 +95,6 @@ def test_wrong_results_have_no_say_in_the_verdict() -> None:
     assert bandwidth.verdict(cell(stock, fast[0])) == ""
 
 
-def test_a_method_without_an_exchange_by_itself_can_pay_although_the_others_do_not() -> None:
-    others = [measured("horovod fp32", 0.020, "float32"), measured("marsit ring", 0.030, exchange=0.005)]
-    assert "ddp powersgd r1 is 2 times as fast" in bandwidth.verdict(cell(*others, measured("ddp powersgd r1", 0.010)))
-
-
 def test_the_verdict_when_a_method_adds_more_than_all_that_can_be_saved() -> None:
     found = cell(
         measured("horovod fp32", 0.020, "float32"),
@@ -167,102 +107,7 @@ def test_the_verdict_when_a_method_adds_more_than_all_that_can_be_saved() -> Non
     )
 
 
-def test_the_verdict_when_the_fastest_is_no_faster() -> None:
-    found = cell(measured("horovod fp32", 0.10, "float32"), measured("marsit ring", 0.095, exchange=0.09))
-    assert "does not pay: the fastest compressed method, marsit ring, takes 95 ms" in bandwidth.verdict(found)
-    assert bandwidth.verdict(found[1:]) == ""  # nothing to compare with
-
-
-def test_the_table_has_a_row_for_each_method_and_says_what_is_emulated() -> None:
-    found = cell(
-        measured("horovod fp32", 1.0, "float32", bytes_computed=True),
-        measured("marsit ring full_precision_every=0", 0.125, exchange=0.05, bytes_sent=4_700_000),
-        measured("headroom", 0.001, "none", bytes_sent=0),
-    )
-    heading, _, line, stock, ours, nothing, verdict = allreduce.cell_text(10**8, found).splitlines()
-    assert "100 MB (25,000,000 float32), 4 ranks" in heading and "limited to 1gbit by tc tbf" in heading
-    assert set(line) == {"-", " "} and "150*" in stock and "1.00" in stock
-    assert ours.startswith("marsit ring  ") and "8.00" in ours and "0.8e" in ours and "1.2e" in ours and "4.7 " in ours
-    assert "125 [119-131]" in ours and nothing.split()[-1] == "-" and "pays here" in verdict
-
-
-def test_a_skipped_cell_says_why() -> None:
-    chosen = allreduce.arguments(["--sizes", "100MB", "--ranks", "4", "--budget", "10"])
-    reason = allreduce.why_skipped(10**8, LAB | {"rate_bits": 1e8}, chosen)
-    record = allreduce.skipped(10**8, reason, LAB)
-    assert "the budget is 10 s" in allreduce.cell_text(10**8, [record])
-    assert not allreduce.why_skipped(1000, LAB, chosen)
-
-
-def test_cells_come_place_by_place_and_from_small_to_large() -> None:
-    large, small = cell(measured("none ring", 1.0, "float32")), cell(measured("none ring", 1.0, "float32", size=4))
-    other = cell(measured("none ring", 1.0, "float32", size=4), place=HERE)
-    assert allreduce.cells([{"name": "header"}, *large, *other, *small]) == [small, large, other]
-
-
-def test_wrong_elements_are_named() -> None:
-    assert allreduce.wrong_names(cell(measured("none ring", 1.0, "float32", wrong=3))) == ["none ring (100 MB)"]
-
-
-class _NoLab:
-    """Stands for `open_launcher` on a machine that cannot have a lab."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, str]] = []
-
-    def __call__(self, where: str, ranks: int, rate: str, *more: Any) -> Any:
-        self.asked.append((ranks, rate))
-        raise allreduce.LabError("no lab here")
-
-
-def test_a_machine_without_a_lab_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(allreduce, "open_launcher", none := _NoLab())
-    words = ["--where", "lab", "--ranks", "2,4", "--rates", "1gbit,none", "--json", str(tmp_path / "all.json")]
-    _, failures = allreduce.run(allreduce.arguments(words), {"name": "header"})
-    assert none.asked == [(2, "1gbit")] and failures == ["2 ranks, 1gbit: no lab here"]
-    assert not (tmp_path / "all.json").exists()
-
-
-def test_options() -> None:
-    methods = "horovod fp32, marsit fold,marsit full_precision_every=9"
-    chosen = allreduce.arguments(["--where", "lab", "--methods", methods])
-    assert chosen.methods == ["horovod fp32", "marsit fold full_precision_every=0", "marsit full_precision_every=9"]
-    assert "none" in chosen.rates and chosen.sizes[-1] == 10**8
-    for wrong in (["--ranks", "1"], ["--sizes", "big"], ["--peer", "not/there.py"], ["--check-bytes"]):
-        with pytest.raises(SystemExit):
-            allreduce.arguments(wrong)
-
-
 # ---- records --------------------------------------------------------------------------------------
-
-
-def test_spread() -> None:
-    assert results.spread([3.0, 1.0, 2.0, 5.0, 4.0]) == (3.0, 2.0, 4.0, 5)
-    assert results.spread([2.0]) == (2.0, 2.0, 2.0, 1)
-    with pytest.raises(ValueError, match="no values"):
-        results.spread([])
-
-
-def test_records_are_json_lines_that_every_reader_takes(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "all.json"
-    first = results.header("allreduce", ["--repeat", "3"], count=1)
-    results.append_json(path, [first])
-    results.append_json(path, [{"value": math.nan, "path": tmp_path, "one": torch.tensor(1)}])
-    header, record = (json.loads(line) for line in path.read_text().splitlines())
-    assert header["name"] == "header" and header["command"] == ["python", "-m", "benchmarks.allreduce", "--repeat", "3"]
-    assert header["count"] == 1 and header["versions"]["torch"] and header["machine"]["cores"] >= 1
-    assert record == {"value": None, "path": str(tmp_path), "one": 1}
-    assert results.read_json(path) == [header, record]
-
-
-def test_sizes_and_times_as_text() -> None:
-    assert [results.size_text(n) for n in (999, 1000, 2_500_000, 1e8)] == ["999 B", "1 kB", "2.5 MB", "100 MB"]
-    assert [results.milliseconds(s) for s in (None, 0.0012345, 1.5)] == ["-", "1.23", "1,500"]
-
-
-def test_near_square() -> None:
-    assert results.near_square(25_000_000) == (5000, 5000)
-    assert results.near_square(250_000) == (500, 500) and results.near_square(250) == (10, 25)
 
 
 # ---- contestants ----------------------------------------------------------------------------------
@@ -350,11 +195,6 @@ def test_a_bad_peer_file_is_refused_by_name(tmp_path: Path, text: str, why: str)
     assert str(path) in str(caught.value)
 
 
-def test_a_peer_file_that_is_not_there() -> None:
-    with pytest.raises(base.PeerError, match="no such peer file"):
-        base.load("not/there.py")
-
-
 # ---- the check of results -------------------------------------------------------------------------
 
 
@@ -377,15 +217,6 @@ def test_wrong_elements_are_counted() -> None:
 # ---- plots ----------------------------------------------------------------------------------------
 
 
-def test_names_are_moved_apart() -> None:
-    pytest.importorskip("matplotlib")
-    from benchmarks.figures import LINE_GAP, apart
-
-    moved = apart([5.0, 5.0, 6.0, 100.0])
-    assert all(high - low >= LINE_GAP - 0.01 for low, high in pairwise(sorted(moved)))
-    assert moved[3] == 100.0 and moved[2] > moved[1] > moved[0]
-
-
 def test_plots_are_drawn_and_say_what_they_show(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks.figures_allreduce import draw
@@ -400,15 +231,3 @@ def test_plots_are_drawn_and_say_what_they_show(tmp_path: Path) -> None:
     paths = draw([results.header("allreduce", []), *records], tmp_path)
     assert {path.suffix for path in paths} == {".svg", ".png"} and len(paths) == 4
     assert all(path.stat().st_size > 1000 for path in paths)
-
-
-def test_contestants_have_colours_and_short_names() -> None:
-    pytest.importorskip("matplotlib")
-    from benchmarks.figures_allreduce import notes, style
-
-    assert bandwidth.label("global_qsgd dithering=exponential") == "global_qsgd exponential"
-    assert style("global_qsgd")[1] == "-" and style("global_qsgd dithering=exponential")[1] == "--"
-    names = ("horovod fp32", "ddp fp32", "ddp powersgd r1", "none", "fp16", "marsit", "global_qsgd", "mine")
-    assert len({style(name)[0] for name in names}) == len(names)
-    said = notes(cell(measured("none", 1.0, "float32")), {})
-    assert "kernels of one thread; exchange and decoding on separate threads" in said

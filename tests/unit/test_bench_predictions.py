@@ -41,19 +41,3 @@ def test_records_are_shown_again_and_drawn(tmp_path: Path, capsys: pytest.Captur
     assert predictions.main(["--from", str(tmp_path / "all.json"), "--plot", str(tmp_path)]) == 0
     assert "200mbit" in capsys.readouterr().out
     assert {path.name for path in tmp_path.glob("predictions-*")} == {"predictions-mlp.png", "predictions-mlp.svg"}
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--model", "alexnet"], "known models"),
-        (["--rates", "fast"], "a rate is a number"),
-        (["--fit", "7x1gbit"], "not among --ranks and --rates"),
-        (["--ranks", "1", "--fit", "1x1gbit"], "--ranks must be at least 2"),
-        (["--latency", "soon"], "a latency is a number"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        predictions.main(words)
-    assert said in capsys.readouterr().err

@@ -47,9 +47,3 @@ def test_a_line_that_was_cut_off_is_measured_again(monkeypatch, tmp_path: Path, 
     for _ in range(2):
         run(monkeypatch, "--seeds", "1,2", "--run", "none", "--keep", str(path))
     assert trainings == [("none", 1), ("none", 2), ("none", 2)]
-
-
-def test_without_a_file_everything_is_measured(monkeypatch, trainings) -> None:
-    run(monkeypatch, "--seeds", "1", "--run", "none")
-    run(monkeypatch, "--seeds", "1", "--run", "none")
-    assert len(trainings) == 2

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from benchmarks import recipes
-from benchmarks.figures_recipes import draw, markdown
+from benchmarks.figures_recipes import markdown
 
 SETTINGS = {"said": "words", "metric": "loss", "steps": 3, "lr": 0.1}
 
@@ -84,19 +84,6 @@ def test_another_rate_is_another_training_and_other_words_are_not(tmp_path: Path
     assert markdown(recipes.read(path)).splitlines()[2].endswith("| - |"), "marsit had the former rate"
 
 
-def test_failures_stay(tmp_path: Path, trainings, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "recipes.jsonl"
-    for _ in range(2):
-        assert run(path, "--only", "a", "--methods", "none,broken") == 0
-    assert len(trainings) == 4
-    capsys.readouterr()
-    assert run(path, "--table") == 0
-    table = capsys.readouterr().out
-    assert "| a | loss | 4.0000 (3.0000 to 5.0000) | **failed** |" in table
-    assert "- `broken`: at most 1 % worse than `none` in 0 of 1 tasks" in table
-    assert "| a, `broken` | 1 | ValueError: a \\| b |" in table
-
-
 def test_the_tables(tmp_path: Path, trainings, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "recipes.jsonl"
     run(path, "--methods", "none,marsit,topk")
@@ -119,37 +106,6 @@ def test_the_tables(tmp_path: Path, trainings, capsys: pytest.CaptureFixture[str
 | b | 10.0 | 10.0 |
 """
     )
-
-
-def test_a_loss_that_is_no_number_has_diverged(tmp_path: Path, trainings) -> None:
-    path = tmp_path / "recipes.jsonl"
-    run(path, "--only", "a", "--methods", "none,topk")
-    records = recipes.read(path)
-    records[-1] |= {"loss": None}
-    assert "| **diverged** |" in markdown(records) and "the loss is no finite number" in markdown(records)
-
-
-def test_the_picture(tmp_path: Path, trainings) -> None:
-    run(tmp_path / "recipes.jsonl", "--methods", "none,marsit,topk,broken")
-    assert run(tmp_path / "recipes.jsonl", "--plot", str(tmp_path)) == 0
-    assert (tmp_path / "recipes.svg").stat().st_size and (tmp_path / "recipes.png").stat().st_size
-    with pytest.raises(ValueError, match="nothing beside none"):
-        draw(
-            [record for record in recipes.read(tmp_path / "recipes.jsonl") if record["name"] == "none"], tmp_path / "x"
-        )
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--only", "a,c"], "--only takes a, b; there is no c"),
-        (["--seeds", "one"], "--seeds takes whole numbers"),
-        (["--table"], "holds no training yet"),
-    ],
-)
-def test_wrong_words_are_refused(tmp_path: Path, trainings, capsys, given: list[str], said: str) -> None:
-    assert run(tmp_path / "recipes.jsonl", *given) == 2
-    assert said in capsys.readouterr().err and not trainings
 
 
 def test_the_page_shows_what_the_file_holds() -> None:

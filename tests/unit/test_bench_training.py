@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import statistics
 import time
-from argparse import Namespace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +11,8 @@ import torch
 
 pytest.importorskip("horovod.torch")
 
-from benchmarks import accuracy, curves, overlap, shapes, step, training
-from benchmarks.jobs import rank, step as job
-from benchmarks.peers import base
+from benchmarks import accuracy, curves, overlap, shapes
+from benchmarks.jobs import step as job
 from benchmarks.shapes import generate
 from horovod_compress.cli.plan import synthetic
 
@@ -29,8 +24,6 @@ PUBLISHED = {
     "mlp": 10_512_394,
 }
 TENSORS = {"resnet50": 161, "vgg16": 32, "bert_base": 199, "gpt2": 148, "mlp": 8}
-# Multiply-adds as torchvision documents them ("GFLOPS"), for one image.
-PUBLISHED_MACS = {"resnet50": 4.09e9, "vgg16": 15.47e9}
 
 # ---- tables -----------------------------------------------------------------------------------
 
@@ -46,46 +39,6 @@ def test_tables_have_the_published_number_of_parameters(model: str) -> None:
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_tables_are_the_output_of_the_script(model: str) -> None:
     assert (shapes.FOLDER / f"{model}.csv").read_text() == generate.text(model)
-
-
-def test_there_is_a_table_for_every_source() -> None:
-    assert shapes.models() == sorted(generate.SOURCES) == sorted(PUBLISHED)
-
-
-@pytest.mark.parametrize("model", PUBLISHED_MACS)
-def test_multiply_adds_are_the_published_ones(model: str) -> None:
-    found = sum(tensor.macs for tensor in shapes.load(model).tensors)
-    assert found == pytest.approx(PUBLISHED_MACS[model], rel=2e-3)
-
-
-def test_known_tensors_have_their_shapes() -> None:
-    def shape(model: str, name: str) -> tuple[int, ...]:
-        return next(tensor.shape for tensor in shapes.load(model).tensors if tensor.name == name)
-
-    assert shape("resnet50", "layer4.0.downsample.0.weight") == (2048, 1024, 1, 1)
-    assert shape("vgg16", "classifier.0.weight") == (4096, 25088)
-    assert shape("bert_base", "encoder.layer.11.intermediate.dense.weight") == (3072, 768)
-    assert shape("gpt2", "transformer.h.0.attn.c_attn.weight") == (768, 2304)
-
-
-def test_backward_begins_at_the_end() -> None:
-    table = shapes.load("resnet50")
-    assert [tensor.name for tensor in table.backward()[:3]] == ["fc.bias", "fc.weight", "layer4.2.bn3.bias"]
-    assert table.backward()[-1].name == "conv1.weight"
-    assert sum(len(layer.tensors) for layer in table.layers()) == len(table.tensors)
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [("", "no tensor"), ("a,2x2,1\na,2,0", "second"), ("a,2xb,1", "shape"), ("a", "as many values")],
-)
-def test_malformed_tables_say_so(tmp_path: Path, rows: str, said: str) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_text(f"name,shape,macs\n{rows}\n")
-    with pytest.raises(ValueError, match=said):
-        shapes.load(str(path))
-    with pytest.raises(ValueError, match="known models: bert_base, gpt2"):
-        shapes.load("alexnet")
 
 
 # ---- the stand-in -----------------------------------------------------------------------------
@@ -172,24 +125,11 @@ def test_compute_takes_its_time_and_layers_their_shares(table: shapes.Table, mon
     assert clock[0] == pytest.approx(0.9, abs=0.0021)  # what was slept too long is not added up
 
 
-def test_without_compute_nothing_is_slept(table: shapes.Table) -> None:
-    stand = Stand(table, 5.0)
-    stand.pace.on = False
-    assert stand.step() < 1.0
-
-
 def test_calibration_makes_up_for_what_the_walk_costs() -> None:
     """Exact, with a step that has a fixed cost; a real clock is used in the parallel test."""
     pace = synthetic.ComputeClock(0.3)
     assert synthetic.calibrate(pace, lambda: pace.budget + 0.012) == pytest.approx(0.3)
     assert pace.budget == pytest.approx(0.288)
-
-
-def test_a_calibrated_step_takes_the_time_asked_for(table: shapes.Table) -> None:
-    stand = Stand(table, 0.06)
-    synthetic.calibrate(stand.pace, stand.step, rounds=2)
-    # 2 % on a quiet machine; tests run beside each other.
-    assert statistics.median(stand.step() for _ in range(5)) == pytest.approx(0.06, rel=0.15)
 
 
 # ---- the job ----------------------------------------------------------------------------------
@@ -207,30 +147,6 @@ def test_results_are_compared_with_the_mean_wherever_they_lie(monkeypatch: pytes
         assert judge.wrong(values + 1e-3, start, "float32") == count
         values[0] = float("nan")
         assert [judge.wrong(values, start, check) for check in ("float32", "identical", "none")] == [1, 1, 0]
-
-
-@pytest.mark.parametrize(("count", "sizes"), [(0, [0]), (2, [2]), (3, [1, 2]), (8, [2, 2, 2, 2])])
-def test_contestants_that_do_not_fit_run_in_groups(count: int, sizes: list[int]) -> None:
-    adapters: Any = list(range(count))
-    found = job.groups(adapters, nbytes=553_000_000, memory=4.5e9)
-    assert [len(group) for group in found] == sizes and [*chain.from_iterable(found)] == adapters
-    assert job.groups(adapters, nbytes=10_000, memory=4.5e9) == [adapters]
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_every_rank_says_what_it_lacks(
-    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measure() -> int:
-        raise base.PeerError("mine.py needs something")
-
-    monkeypatch.setattr(rank.hvd, "init", lambda: None)
-    monkeypatch.setattr(rank.hvd, "rank", lambda: number)
-    monkeypatch.setattr(rank.torch, "set_num_threads", lambda count: None)
-    assert rank.run_job(measure) == 2
-    assert capsys.readouterr().err == "PeerError: mine.py needs something\n"
-    rank.tell_wrong("tiny", ["a", "b"])  # all ranks know, so that one is enough
-    assert capsys.readouterr().err == ("" if number else "WrongResultError: tiny: a, b\n")
 
 
 # ---- what follows from steps ------------------------------------------------------------------
@@ -282,13 +198,6 @@ def test_steps_are_compared_with_the_one_that_exchanges_nothing() -> None:
     assert none["wire_seconds"] == pytest.approx(0.4)
 
 
-def test_groups_have_a_headroom_of_their_own() -> None:
-    later = [measured("headroom", 0.310, 0.010, group=1), measured("fp16", 0.620, 0.4, group=1)]
-    found = overlap.enriched([*RECORDS, *later], PLACE)
-    assert found[-1]["scaling"] == pytest.approx(0.5)
-    assert [record["name"] for record in overlap.first_groups(found)].count("headroom") == 1
-
-
 def test_full_precision_rounds_are_spread_over_the_others() -> None:
     found = {record["name"]: record for record in overlap.amortised(overlap.enriched(RECORDS, PLACE))}
     assert list(found) == ["marsit K=50", "marsit K=100", "marsit schedule=single K=50", "marsit schedule=single K=100"]
@@ -296,47 +205,6 @@ def test_full_precision_rounds_are_spread_over_the_others() -> None:
     assert found["marsit K=50"]["bytes_sent"] == (50_000_000 + 49 * 1_000_000) // 50
     assert found["marsit schedule=single K=100"]["computed_from"][1] == "none schedule=single"
     assert "median_seconds" not in found["marsit K=50"]  # it was not measured
-
-
-class _Breaks:
-    """Stands for a launcher whose job has wrong results in its second group, and ends there."""
-
-    def describe(self) -> dict[str, Any]:
-        return PLACE
-
-    def __enter__(self) -> _Breaks:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-    def run(self, name: str, arguments: list[str], limit: float, on_line: Any = None, log: Any = None) -> Any:
-        for record in [*RECORDS[:2], measured("fp16", 0.5, 0.3, wrong=7), measured("fp16", 0.5, 0.3, group=1)]:
-            on_line(f"@record {json.dumps(record)}")
-        raise step.JobFailed("step: WrongResultError: tiny: fp16")
-
-
-def test_records_are_kept_and_shown_when_the_job_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(step, "open_launcher", lambda *words: _Breaks())
-    path = tmp_path / "all.json"
-    assert step.main(["--ranks", "4", "--json", str(path)]) == 1
-    said = capsys.readouterr()
-    assert "T1 measured: 300 ms" in said.out and "\nnone " in said.out
-    assert "WrongResultError: tiny: fp16" in said.err and "wrong results: fp16\n" in said.err
-    # What has no headroom beside it is left out.
-    names = [json.loads(line)["name"] for line in path.read_text().splitlines()]
-    assert names == ["header", "headroom", "none", "fp16"]
-
-
-def test_the_step_table_names_what_is_stood_in_for() -> None:
-    text = step.text(overlap.enriched(RECORDS, PLACE))
-    assert "compute 300 ms (simulated by sleeping); T1 measured: 300 ms" in text
-    assert "emulated hosts, links limited to 1gbit by tc tbf" in text
-    assert "K=...:   computed, not measured" in text
-    line = next(line for line in text.splitlines() if line.startswith("none "))
-    assert line.split() == ["none", "600", "[600-600]", "0.50", "300", "400", "25%", "-", "400", "50", "-", "0"]
 
 
 # ---- time to accuracy -------------------------------------------------------------------------
@@ -353,16 +221,6 @@ def test_one_lucky_evaluation_does_not_reach_the_target() -> None:
     assert curves.seconds_to(curve(3.0, 2.0, 1.0, 1.0), 1.4, "loss") == 6.0
     assert curves.seconds_to(curve(None, None, 1.0, 1.0), 1.0, "loss") is None
     assert curves.best(curve(0.0, 0.6, 0.9, 0.9, 0.3), "accuracy") == pytest.approx(0.8)
-
-
-def test_the_automatic_target_is_one_that_all_runs_reach() -> None:
-    baseline = [curve(0.0, 0.3, 0.6, 0.6, 0.6, 0.6, 0.9, 0.9, 0.9)]
-    target, rule = curves.automatic_target(baseline, [curve(0.0, 0.3, 0.7, 0.7, 0.7)], "accuracy")
-    assert target == pytest.approx(0.6) and "2/3" in rule
-    target, rule = curves.automatic_target(baseline, [curve(0.0, 0.3, 0.4, 0.4, 0.4)], "accuracy")
-    assert target == pytest.approx(0.4) and "all runs reach" in rule
-    with pytest.raises(ValueError, match="at least 3 finite"):
-        curves.automatic_target(baseline, [curve(None, None, None)], "accuracy")
 
 
 def run(name: str, seed: int, found: list[dict[str, float | None]]) -> dict[str, Any]:
@@ -392,36 +250,6 @@ def test_methods_are_compared_by_the_median_of_their_seeds() -> None:
     assert "given on the command line" in text and "baseline: horovod" in text
 
 
-def test_a_seed_that_never_arrives_leaves_no_median() -> None:
-    runs = [run("horovod", 1, curve(3.0, 2.0, 2.0, 2.0)), run("marsit", 1, curve(3.0, 3.0, 3.0, 3.0))]
-    summary = accuracy.summary(accuracy.judged(runs, 2.0))[1]
-    assert summary["median_seconds_to_target"] is None and summary["times_faster"] is None
-    assert " - " in accuracy.text(accuracy.judged(runs, 2.0))
-
-
-def test_the_record_of_training_gives_a_curve() -> None:
-    record = {
-        "config": {"task": "digits", "world": 2, "parameters": 5, "optimizer": "sgd", "lr": 0.02, "batch": 32},
-        "curve": [{"step": 0, "seconds": 0.0, "accuracy": 0.1, "loss": 2.3}],
-        "final": {"metric": "accuracy"},
-        "stats": {"bytes_sent": 7},
-        "ranks_identical": True,
-    }
-    found = accuracy.run_record("marsit", 1, record, PLACE)
-    assert found["curve"] == [{"step": 0, "seconds": 0.0, "value": 0.1}]
-    assert found["optimizer"] == "sgd (lr 0.02, batch 32 per rank)"
-
-
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [("horovod fp16", ["horovod-fp16"]), ("marsit full_precision_every=9", ["marsit", "full_precision_every=9"])],
-)
-def test_methods_become_arguments_of_the_training_script(method: str, words: list[str]) -> None:
-    chosen = Namespace(task="digits", steps=10, eval_every=5)
-    found = accuracy.train_arguments(method, 3, chosen)
-    assert found[1] == "benchmarks.jobs.accuracy" and set(words) <= set(found)
-
-
 def test_plots_are_drawn_from_records(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks import figures_training
@@ -434,11 +262,3 @@ def test_plots_are_drawn_from_records(tmp_path: Path) -> None:
     powersgd = [*RECORDS, measured("ddp powersgd r1", 0.4, 0.1)]
     assert "one bucket" in figures_training.step_notes(overlap.enriched(powersgd, PLACE), {})
     assert "one bucket" not in figures_training.step_notes(overlap.enriched(RECORDS, PLACE), {})
-
-
-def test_training_has_two_kinds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert training.main([]) == 2 and "step or accuracy" in capsys.readouterr().err
-    assert training.main(["--help"]) == 0
-    with pytest.raises(SystemExit):
-        training.main(["step", "--model", "alexnet"])
-    assert "known models" in capsys.readouterr().err

@@ -87,61 +87,6 @@ def test_a_loss_that_is_no_number_is_no_result(load: Load) -> None:
     assert "diverged" in load("table").render([fine, diverged])
 
 
-def test_the_finding_is_what_was_measured(load: Load) -> None:
-    plot = load("plot")
-    assert plot.finding(four()) == ("marsit reaches the same loss 13.3x sooner than stock Horovod on a 100 Mbit/s link")
-    assert plot.finding(four(rate=None)) == "marsit reaches the same loss with 13.3x fewer bytes than stock Horovod"
-    slower = [record("horovod-none", [4.0, 2.0]), record("marsit", [4.0, 2.0], 1.5)]
-    assert plot.finding(slower) == "Nothing reached the same loss sooner than stock Horovod on a 100 Mbit/s link"
-
-
-def test_the_table_says_the_link_and_shows_every_figure(load: Load) -> None:
-    text = load("table").render(four())
-    assert "2 Horovod ranks on 2 hosts with 100 Mbit/s links" in text
-    (row,) = (line for line in text.splitlines() if line.startswith("marsit"))
-    assert [cell.strip() for cell in row.split("  ") if cell] == [
-        "marsit", "40", "1.800 nats/char", "30", "1.5 (13.3x)", "200 kB", "20.0x", "100 (100-200)", "50.0", "yes",
-    ]  # fmt: skip
-    assert "on one machine" in load("table").render(four(rate=None))
-
-
-def test_a_slower_method_is_said_to_be_later(load: Load) -> None:
-    records = [record("horovod-none", [4.0, 2.0]), record("fp16", [4.0, 2.0], 1.5), record("marsit", [4.0, 2.0], 0.5)]
-    (curves, _) = load("plot").draw(records).axes
-    said = [text.get_text() for text in curves.texts]
-    assert {"stock Horovod: 1.0 s", "fp16: 1.5 s, 1.5x later", "marsit: 0.5 s, 2.0x sooner"} < set(said)
-
-
-@pytest.mark.parametrize("rate", [1e8, None])
-def test_no_text_of_the_picture_touches_another_or_leaves_it(load: Load, rate: float | None) -> None:
-    figure = load("plot").draw(four(rate))
-    figure.canvas.draw()
-    texts = [text for axes in figure.axes for text in axes.texts]
-    texts += [figure._suptitle, figure._supxlabel, *(axes.xaxis.label for axes in figure.axes)]
-    assert len(texts) == 4 + 1 + 4 + 4
-    boxes = [text.get_window_extent() for text in texts]
-    for number, box in enumerate(boxes):
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1
-        touched = [texts[other].get_text() for other in range(number) if box.overlaps(boxes[other])]
-        assert not touched, f"{texts[number].get_text()!r} touches {touched}"
-
-
-def test_the_bar_never_goes_back(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    display = load("display").Display(20)
-    shares = []
-    for again in (False, True):
-        if again:
-            display.begin_again()
-        for name in ("one", "two") if again else ("one",):
-            display.start(name)
-            for step in (1, 5, 4, 10):
-                display.line(f"step {step}/10")
-                shares.append(display.share)
-            display.done(10, f"{name} done")
-    assert shares == sorted(shares)
-    assert shares[0] > 0 and shares[3] == 0.5 and shares[4] > 0.5 and shares[-1] == 1.0
-
-
 class Launcher:
     """A launcher that writes the records of `four`; the lab among them can break at its second run."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.lab.network import difference
-from benchmarks.lab.rates import Rate, parse_delay
+from benchmarks.lab.rates import Rate
 from benchmarks.launch import open_launcher
-from benchmarks.outcomes import environment, records_in
+from benchmarks.outcomes import environment
 
 
 @pytest.mark.parametrize(("text", "bits"), [("100mbit", 1e8), ("1gbit", 1e9), (" 2.5Gbit ", 2.5e9), ("64kbit", 64e3)])
@@ -37,18 +36,6 @@ def test_a_piece_passes_a_burst_whole() -> None:
         assert rate.burst // 2 < rate.piece < rate.burst - rate.piece // 1448 * 66
 
 
-def test_delays() -> None:
-    assert [parse_delay(text) for text in ("5ms", "200us", "1s")] == pytest.approx([5e-3, 200e-6, 1.0])
-    with pytest.raises(ValueError, match="such as 5ms"):
-        parse_delay("5")
-
-
-def test_counters_are_subtracted_and_names_kept() -> None:
-    before = [{"host": "lab0", "sent": 5, "received": 7}]
-    after = [{"host": "lab0", "sent": 12, "received": 7}]
-    assert difference(after, before) == [{"host": "lab0", "sent": 7, "received": 0}]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -62,10 +49,6 @@ def test_counters_are_subtracted_and_names_kept() -> None:
 def test_launchers_refuse_what_makes_no_sense(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_launcher(*arguments)  # type: ignore[arg-type]
-
-
-def test_records_are_found_among_other_lines() -> None:
-    assert records_in(["hello", '@record {"a": 1}', "@recorded", '@record {"b": [2]}']) == [{"a": 1}, {"b": [2]}]
 
 
 def test_ranks_find_the_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:

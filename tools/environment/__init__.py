@@ -1,1 +1,0 @@
-"""The steps behind `make setup`. Only the standard library: they run before anything is installed."""
