@@ -54,7 +54,7 @@ class Dense(Codec):
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         spans = [work.span(position) for position in positions]
         grads, outs = [work.grad(position) for position in positions], [work.regions["values"][span] for span in spans]
-        return ops.dense_offer_all.counts(grads, work.states_of("residual", spans), outs)
+        return ops.dense_offer_all(grads, work.states_of("residual", spans), outs)
 
     def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         ops.dense_add(piece.values, other)

@@ -132,7 +132,7 @@ class Dgc(Sections):
 def _cut_down(grad: Tensor, most: float) -> None:
     """Scale a gradient to at most a length; one that is not finite is left to be counted."""
     square = torch.zeros(1, dtype=torch.float64, device=grad.device)
-    if grad.numel() and not ops.norm_offer(grad, square, grad.numel(), power=2):
+    if grad.numel() and not ops.norm_offer_all([grad], [square], [grad.numel()], power=2)[0]:
         length = math.sqrt(float(square))
         if length > most:
             grad.mul_(most / length)

@@ -57,4 +57,4 @@ class EfSignSgd(GatheredSigns):
         values, groups = work.memo["values"][0], work.memo["groups"]
         steps = [values[groups[position]] for position in positions]
         lengths = [work.memo["lengths"][position] for position in positions]
-        return ops.sign_offer_all.counts(*self._submitted(work, positions), steps, lengths)
+        return ops.sign_offer_all(*self._submitted(work, positions), steps, lengths)

@@ -64,7 +64,7 @@ class OneBit(GatheredSigns):
         groups = [work.memo["groups"][position] for position in positions]
         highs, lows, ones = ([work.local[name][own] for own in groups] for name in ("highs", "lows", "ones"))
         lengths = [work.memo["lengths"][position] for position in positions]
-        return ops.two_value_offer_all.counts(*self._submitted(work, positions), highs, lows, ones, lengths)
+        return ops.two_value_offer_all(*self._submitted(work, positions), highs, lows, ones, lengths)
 
     def before(self, number: int, work: Work, key: Key) -> None:
         highs, lows, ones = (work.local[name] for name in ("highs", "lows", "ones"))

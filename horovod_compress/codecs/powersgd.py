@@ -134,7 +134,7 @@ class PowerSgd(Codec):
         share: Share = work.memo["shares"][position]
         grad, residual = work.grad(position), work.residual_of(position)
         if not share.rank:
-            return ops.dense_offer(grad, None, work.regions["values"][share.values])
+            return ops.dense_offer_all([grad], None, [work.regions["values"][share.values]])[0]
         start = work.local["start"][share.right]
         drawn = key.at(rank=0, purpose=FACTOR)
         ops.lowrank_start(work.tables["factor"][share.right], start, share.rank, drawn, offset=share.right.start)
@@ -167,7 +167,7 @@ class PowerSgd(Codec):
                 self._decode_matrix(work, position, share, result_scale)
             else:
                 values = work.regions["values"][share.values]
-                ops.dense_decode(values, work.grad(position), scale=result_scale / work.world)
+                ops.dense_decode_all([values], [work.grad(position)], scale=result_scale / work.world)
 
     def _decode_matrix(self, work: Work, position: int, share: Share, result_scale: float) -> None:
         left, right = work.shared["left"][share.left], work.regions["right"][share.right]

@@ -25,7 +25,7 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import DITHER, Key
-from ..ops.quantise import BLOCK_UNIT, MOST_BLOCK
+from ..ops.sizes import BLOCK_UNIT, MOST_BLOCK
 from ..schedule.plan import Bucket, TensorSpec
 from .base import Algebra, Codec, Divides, Piece, Properties
 from .law import Law
@@ -114,7 +114,7 @@ class Packed(_Form):
         """Write the records at once: nothing of other ranks has to be known."""
         size, blocks = self._record(), work.memo["blocks"]
         spans = [slice(blocks[p].start * size, blocks[p].stop * size) for p in positions]
-        return ops.qsgd_encode_all.counts(
+        return ops.qsgd_encode_all(
             [work.grad(position) for position in positions],
             [work.regions["records"][span] for span in spans],
             key.at(purpose=DITHER),

@@ -67,7 +67,7 @@ class Stc(Sections):
         sums, means = (work.local[name][position : position + 1] for name in ("sums", "means"))
         means.zero_()
         if kept:
-            ops.norm_offer(work.local["values"][own][:kept], sums, kept, power=1)
+            ops.norm_offer_all([work.local["values"][own][:kept]], [sums], [kept], power=1)
             means.copy_(sums / kept)
             means.clamp_(max=work.limit())  # the residual keeps the rest
         return means

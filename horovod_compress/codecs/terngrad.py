@@ -128,7 +128,7 @@ class TernGrad(Dithering):
             return super().submit(work, positions, key)
         largest, squares = (self._rows_of(name, work, positions) for name in ("parts", "squares"))
         rows = [work.memo["lengths"][position] for position in positions]
-        return ops.moments_offer_all.counts([work.grad(position) for position in positions], largest, squares, rows)
+        return ops.moments_offer_all([work.grad(position) for position in positions], largest, squares, rows)
 
     def before(self, number: int, work: Work, key: Key) -> None:
         if self.clip and number == 0:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..ops.hashing import hash_of
+from ..ops.checksums import hash_of
 from .agreement.operands import TABLES
 from .buckets import Buckets
 from .context import Context

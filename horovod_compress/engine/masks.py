@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StateError
-from ..ops.hashing import hash_of, signed
+from ..ops.checksums import hash_of, signed
 from .reducer import Reducer
 
 #: What an element is: something else than 0, 0 without ever having been pruned, masked.

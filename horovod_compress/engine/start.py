@@ -9,7 +9,7 @@ import torch
 from ..errors import DigestError, MismatchError
 from ..exchange import gather
 from ..exchange.wire import NonFiniteCount
-from ..ops.hashing import hash_of_text, signed
+from ..ops.checksums import hash_of_text, signed
 from .agreement.common_start import CommonStart
 from .agreement.ranks import minority
 from .buckets import Buckets

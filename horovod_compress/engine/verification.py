@@ -7,7 +7,7 @@ import torch
 from ..errors import MismatchError
 from ..exchange import gather
 from ..exchange.wire import NonFiniteCount
-from ..ops.hashing import hash_of, signed
+from ..ops.checksums import hash_of, signed
 from .agreement.ranks import minority
 from .agreement.weights import Weights
 from .bucket.state import BucketState

@@ -116,7 +116,7 @@ class Dithering(Codec):
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         rows, lengths, norms = self.rows, work.memo["lengths"], self._rows_of("parts", work, positions)
         grads, of_rows = [work.grad(position) for position in positions], [lengths[position] for position in positions]
-        counts = ops.norm_offer_all.counts(grads, norms, of_rows, power=rows.power)
+        counts = ops.norm_offer_all(grads, norms, of_rows, power=rows.power)
         if not rows.adds or work_dtype(work.bucket) is not torch.float64:
             return counts
         norms = [_of_rank(mine.clone(), rows) for mine in norms]

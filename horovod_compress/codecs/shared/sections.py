@@ -66,7 +66,7 @@ class Sections(Codec):
         return Properties(law, feedback="own", divides="before", share_sent=self.share_sent())
 
     def form(self, bucket: Bucket) -> str:
-        """Return how values are written, one of ``ops.values.FORMS``."""
+        """Return how values are written, one of ``ops.sizes.FORMS``."""
         return "full"
 
     # ---- layout ----

@@ -174,7 +174,7 @@ class Signs(Codec):
 
     def _submit(self, work: Work, positions: Sequence[int], key: Key, divisors: Sequence[Tensor] | None) -> Counts:
         spans, steps, lengths = [work.span(p) for p in positions], work.memo["steps"], work.memo["lengths"]
-        return ops.sign_offer_all.counts(
+        return ops.sign_offer_all(
             [work.grad(position) for position in positions],
             work.states_of(self.kept, spans),
             [work.regions["bits"][words(span)] for span in spans],

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...ops.hashing import hash_of, signed
+from ...ops.checksums import hash_of, signed
 from .ranks import by_value
 
 _log = logging.getLogger("horovod_compress")

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.hashing import hash_of
+from ...ops.checksums import hash_of
 from ..reducer import Reducer
 from . import family, second_moment as moments
 from .exact_rounds import ExactRounds, chosen

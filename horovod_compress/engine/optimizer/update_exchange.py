@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...errors import NonFiniteError
-from ...ops.hashing import hash_of
+from ...ops.checksums import hash_of
 from ..reducer import Reducer
 
 _MOMENTA = ("momentum_buffer", "exp_avg")
