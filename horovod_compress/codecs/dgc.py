@@ -29,14 +29,11 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..schedule.plan import Bucket
-from .base import Properties
+from .base import Law, Properties, check_choice
 from .dense import Momentum
-from .law import Law
-from .layout import Layout, per_element
 from .registry import register
-from .shared.options import check_choice
 from .shared.sections import Sections
-from .work import Work
+from .work import Layout, Work, per_element
 
 _FIRST, _FACTOR = 0.25, 4  # densities of the warm-up
 

@@ -29,12 +29,9 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import FACTOR, Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Held, Piece, Properties, TableMoves
-from .law import Law
-from .layout import Layout, per_element
+from .base import Algebra, Codec, Held, Law, Piece, Properties, TableMoves, check_choice, whole
 from .registry import register
-from .shared.options import check_choice, whole
-from .work import Counts, Part, Work, work_dtype
+from .work import Counts, Layout, Part, Work, per_element, work_dtype
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,7 @@ class PowerSgd(Codec):
     summary: ClassVar[str] = "two factors of low rank, which add"
     source: ClassVar[str] = "Vogels et al., NeurIPS 2019, arXiv:1905.13727"
     page: ClassVar[str] = "powersgd.md"
+    drains_residual: ClassVar[bool] = False  # of tensors that travel as they are nothing is kept
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"rank": 1}, {"rank": 2, "error_feedback": False})
 
     def __post_init__(self) -> None:
@@ -85,7 +83,6 @@ class PowerSgd(Codec):
             feedback="own" if self.error_feedback else "none",
             divides="after",
             moves_tables=TableMoves(self._read_tables, self._write_tables),
-            drains_residual=False,  # of tensors that travel as they are nothing is kept
         )
 
     # ---- layout ----

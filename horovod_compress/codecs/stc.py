@@ -21,8 +21,7 @@ from torch import Tensor
 
 from .. import ops
 from ..schedule.plan import Bucket
-from .base import Properties
-from .law import Law
+from .base import Law, Properties
 from .registry import register
 from .shared.sections import Sections, share
 from .work import Regions, Work, work_dtype

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from ..codecs.base import Codec, Divides, tables_that_stay
-from ..codecs.left_plain import LeftPlain
+from ..codecs.by_step import ByStep
+from ..codecs.dense import LeftPlain
 from ..codecs.work import work_dtype
 from ..exchange.choose import Choose
 from ..schedule.plan import Bucket, Plan
@@ -118,7 +119,7 @@ class Buckets:
 
     def exact_until(self) -> int:
         """Return the step at which the last method begins to compress."""
-        return max((codec.properties().exact_until for codec in self._codecs), default=0)
+        return max((codec.exact_until() for codec in self._codecs if isinstance(codec, ByStep)), default=0)
 
     def needs_few_exact(self) -> bool:
         """Return whether no method that divides by a second moment needs many exact rounds for it."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import legality, sizes
-from .table import ANY_LENGTH, BY_NAME, COUNT, Array, Kind, Number, Operation
+from .table import ANY_LENGTH, BY_NAME, COUNT, Array, Dtype, Number, Operation
 
 #: A member of all tensors of a batch; None for none, or for zeros.
 Column = Sequence[Any] | None
@@ -130,17 +130,17 @@ def _differs(member: Array | Number) -> str:
 
 def _in_order(arrays: Sequence[Array]) -> list[Array]:
     """Return arrays, with those behind others whose dtype depends on theirs."""
-    return sorted(arrays, key=lambda array: array.kind is Kind.WORK or isinstance(array.kind, str))
+    return sorted(arrays, key=lambda array: array.kind is Dtype.WORK or isinstance(array.kind, str))
 
 
 def _kind(array: Array, first: str, row: Operation) -> list[str]:
     """Return the lines that find the dtype of an array."""
     name, kind = array.name, array.kind
-    if kind is Kind.ANY:
+    if kind is Dtype.ANY:
         lines = [f"{name}_kind = {first}.dtype", f"if {name}_kind not in _DTYPES: dtype_code({name!r}, {first})"]
     else:
         work, wide = f"WORK_DTYPES[{row.of}_kind]", f"wide({name!r}, {first})"
-        found = work if kind is Kind.WORK else wide if kind is Kind.WIDE else str(kind)
+        found = work if kind is Dtype.WORK else wide if kind is Dtype.WIDE else str(kind)
         lines = [f"{name}_kind = {found}"]
     code = f"{name}_code"
     return [*lines, f"{code} = _DTYPES[{name}_kind]"] if code in row.call else lines

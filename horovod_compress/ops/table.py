@@ -22,7 +22,7 @@ ROWS, WORDS = "-(-n // row_length)", "(n + 63) >> 6"
 ANY_LENGTH = ""
 
 
-class Kind(Enum):
+class Dtype(Enum):
     """A dtype that depends on the tensors; a ``torch.dtype`` stands for itself, a text for the dtype that it gives."""
 
     ANY = "any"  # floating, the same in all of a batch
@@ -53,7 +53,7 @@ class Array(Member):
             the kernel takes; where they are of any length, pairs of addresses and lengths.
     """
 
-    kind: Kind | torch.dtype | str
+    kind: Dtype | torch.dtype | str
     size: str = "n"
     optional: bool = False
     written: bool = False
@@ -101,7 +101,7 @@ class Operation:
 
 
 new, maybe, each = partial(Array, written=True), partial(Array, optional=True), partial(Array, by_rank=True)
-ANY, WORK, WIDE = Kind.ANY, Kind.WORK, Kind.WIDE
+ANY, WORK, WIDE = Dtype.ANY, Dtype.WORK, Dtype.WIDE
 U8, I32, I64, F32, F64 = torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64
 COUNT, ROW_LENGTH = Number("count"), Number("row_length", "row_count(n, row_length)")
 OFFSET, WORD_OFFSET = Number("offset", "check_draws(offset, n)"), Number("word_offset", "check_words(word_offset, n)")

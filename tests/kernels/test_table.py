@@ -16,7 +16,7 @@ from torch import Tensor
 
 from horovod_compress import ops
 from horovod_compress.ops import checksums, dense, legality, linear, quantise, signs, sizes, sparse
-from horovod_compress.ops.table import ANY_LENGTH, TABLE, Array, Kind, Operation
+from horovod_compress.ops.table import ANY_LENGTH, TABLE, Array, Dtype, Operation
 
 from . import emulator
 from .parity import Target
@@ -101,7 +101,7 @@ def dtype_of(member: Array, dtype: torch.dtype, said: dict[str, Any]) -> torch.d
     if isinstance(member.kind, str):  # of another array, which is of the dtype of the arithmetic, if of no codes
         found: torch.dtype = eval(member.kind, vars(sizes) | dict.fromkeys(KINDS, work(dtype)) | said)
         return found
-    return {Kind.ANY: dtype, Kind.WORK: work(dtype), Kind.WIDE: work(dtype)}[member.kind]
+    return {Dtype.ANY: dtype, Dtype.WORK: work(dtype), Dtype.WIDE: work(dtype)}[member.kind]
 
 
 KINDS = ("kept_kind", "table_kind", "values_kind")
@@ -230,7 +230,7 @@ def test_an_array_of_another_kind_is_refused(row: Operation, member: Array) -> N
         "device": right.to("meta"),
         "length": right[:-1],
     }
-    if member.kind is Kind.WIDE:
+    if member.kind is Dtype.WIDE:
         wrong["dtype"] = right.half()
     if member.size == ANY_LENGTH or right.numel() < 2:  # one element has no stride
         wrong = {"dtype": wrong["dtype"], "device": wrong["device"]}
@@ -238,7 +238,7 @@ def test_an_array_of_another_kind_is_refused(row: Operation, member: Array) -> N
         wrong.pop("length", None)  # others are not as long then
     if member.name == row.of and not row.members:
         del wrong["device"]  # that decides where a kernel runs
-        if member.kind is Kind.ANY:
+        if member.kind is Dtype.ANY:
             del wrong["dtype"]  # and that what the others have to be
     for value in wrong.values():
         given = arguments(row, torch.float32)

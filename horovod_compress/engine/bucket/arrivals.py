@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from ...codecs.layout import Cutting, Layout
-from ...codecs.work import Part, Work
+from ...codecs.work import Cutting, Layout, Part, Work
 from ...exchange.layout import chunk_bounds
 
 #: Below this many elements a bucket is encoded and decoded in one go: the parts would cost more than they hide.

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ...codecs.base import Algebra, Codec
-from ...codecs.carry import carries
-from ...codecs.layout import Layout
-from ...codecs.work import Work
+from ...codecs.dense import Dense
+from ...codecs.work import Layout, Work, carries
 from ...exchange import everywhere, layout as exchanged, on_device
 from ...exchange.base import Collective
 from ...exchange.choose import for_prelude
@@ -40,7 +39,7 @@ def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept:
     preludes = tuple(_prelude(memory, each) for each in shared)
     collective = _collective(memory, codec, layout, work)
     properties = codec.properties()
-    waits = properties.batched and memory.site.device.is_accelerator
+    waits = codec.batched and memory.site.device.is_accelerator
     make = partial(Round, codec, properties, label, work, collective, preludes, waits=waits)
     if codec.algebra is Algebra.GATHER:
         return _gathering(memory, layout, work, make)
@@ -64,7 +63,7 @@ def _work(
         memory.tables,
         carve(payload.memory, layout.regions),
         {name: array for each in shared for name, array in each.items()},
-        memory.allocate(layout.local, codec.properties().folded) | scratch,
+        memory.allocate(layout.local, codec.folded) | scratch,
         momenta=memory.momenta,
         divisors=memory.divisors,
         withheld=memory.withheld.index,
@@ -73,7 +72,7 @@ def _work(
 
 def _collective(memory: Memory, codec: Codec, layout: Layout, work: Work) -> Collective:
     site, regions = memory.site, work.regions.values()
-    added = {array.dtype for array in regions} if codec.properties().adds_up else set()
+    added = {array.dtype for array in regions} if isinstance(codec, Dense) else set()
     found = site.choose(codec, sum(array.nbytes for array in regions), site.world, added, bool(layout.results))
     return on_device.of(found) if site.link and codec.algebra is not Algebra.GATHER else found
 

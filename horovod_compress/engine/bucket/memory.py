@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...codecs.base import Algebra, Codec, variants_of
-from ...codecs.layout import Layout
-from ...codecs.work import Regions
+from ...codecs.work import Layout, Regions
 from ...exchange import all_gatherv, on_device
 from ...exchange.choose import Choose
 from ...exchange.device import Device
@@ -143,4 +142,4 @@ def _padded(nbytes: int) -> int:
 
 def _folded(variants: Sequence[Codec]) -> set[str]:
     """Return the state that payloads are merged with."""
-    return {name for variant in variants for name in variant.properties().folded}
+    return {name for variant in variants for name in variant.folded}

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from ...codecs.base import Codec, Divides, Held, TableMoves, variants_of, zero_groups_of
-from ...codecs.dense import BFloat, Dense, Uncompressed
-from ...codecs.left_plain import LeftPlain
+from ...codecs.dense import BFloat, Dense, LeftPlain, Uncompressed
 from ...codecs.work import Work
 from ...ops.keys import Key
 from .building import make_round

@@ -116,7 +116,7 @@ class BucketState:
 
     def _hand(self, round_: Round, position: int, key: Key, zero_nonfinite: bool) -> int | Tensor:
         flat, zero = round_.work.grad(position), self.nonfinite.let_be_zero
-        if zero_nonfinite and round_.properties.counts_late and ops.count_nonfinite(flat):
+        if zero_nonfinite and round_.codec.counts_late and ops.count_nonfinite(flat):
             zero(position, flat, ~flat.isfinite())
         count = round_.submit(position, key)
         if not self.device.is_accelerator and count and self.drop_spoilt(position):
