@@ -57,7 +57,7 @@ def _batch_text(row: Operation) -> list[str]:
     more = [*(array.name for array in row.arrays), *row.options.split()]
     checks = [line for member in row.given if isinstance(member, Number) for line in _number(member)]
     checks += [line for array in arrays for line in _checked(array, f"{array.name}_", row, _compared(arrays))]
-    checks += [line for array in arrays for line in _apart(array, arrays)]
+    checks += [line for array in arrays for line in _disjoint(array, arrays)]
     members = ", ".join("n" if m is COUNT else f"{m.name}_at" if isinstance(m, Array) else m.name for m in row.members)
     return [
         f"def {row.name}({', '.join([*columns, *more])}):",
@@ -89,7 +89,7 @@ def _text(row: Operation) -> list[str]:
     found = "legality.REFERENCE or legality.CPU, -1, None" if row.on_host else f"backend({of})"
     checks = [line for array in row.arrays if not array.by_rank for line in _checked(array, array.name, row, compared)]
     checks += [line for array in row.arrays if array.by_rank for line in _addresses(array)]
-    checks += [line for array in row.arrays for line in _apart(array, row.arrays)]
+    checks += [line for array in row.arrays for line in _disjoint(array, row.arrays)]
     return [
         f"def {row.name}({', '.join(arguments)}):",
         f"    native, device, launch = {found}",
@@ -184,7 +184,7 @@ def _compared(arrays: Sequence[Array]) -> set[str]:
     return {name for array in arrays if array.disjoint for name in (array.name, *array.disjoint.split())}
 
 
-def _apart(array: Array, arrays: Sequence[Array]) -> list[str]:
+def _disjoint(array: Array, arrays: Sequence[Array]) -> list[str]:
     """Return the lines that refuse what an array shares with those that it may not."""
     mine, lines = array.name, []
     for other in array.disjoint.split():

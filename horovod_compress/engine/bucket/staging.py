@@ -28,7 +28,7 @@ class Staging:
         arrays: the payload's regions on the device.
         host: arrays of the same names, types and lengths in host memory.
         order: the chunks in the order in which they are needed on the host.
-        records: see :class:`horovod_compress.codecs.layout.Layout`.
+        records: see :class:`horovod_compress.codecs.work.Layout`.
         results: by region, the arrays of what owners pass on, on the device and on the host, where that is not the
             region itself.
     """
