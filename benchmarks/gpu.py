@@ -99,8 +99,8 @@ def whole(value: Any) -> Any:
     """Return a result as numbers; counts are tensors on CUDA."""
     if isinstance(value, tuple):
         return tuple(int(part) for part in value)
-    if isinstance(value, Tensor) and value.numel() != 1:
-        return value.tolist()
+    if isinstance(value, list) or (isinstance(value, Tensor) and value.numel() != 1):
+        return [int(part) for part in value]
     return None if value is None else int(value)
 
 

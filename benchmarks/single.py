@@ -17,12 +17,17 @@ from horovod_compress import ops
 from horovod_compress.ops.table import BY_NAME
 
 
-@cache
 def operation(name: str) -> Callable[..., Any]:
     """Return an operation for one tensor."""
-    if name not in BY_NAME or not BY_NAME[name].members:
-        found: Callable[..., Any] = getattr(ops, name)
-        return found
+    if name in BY_NAME and BY_NAME[name].members:
+        return _alone(name)
+    found: Callable[..., Any] = getattr(ops, name)
+    return found
+
+
+@cache
+def _alone(name: str) -> Callable[..., Any]:
+    """Return the operation of a batch for one tensor."""
     together: Callable[..., Any] = getattr(ops, f"{name}_all")
     row = BY_NAME[name]
     columns = {member.many: member.name for member in row.given}
