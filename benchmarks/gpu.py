@@ -24,7 +24,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import gpu_cases, gpu_steps, results
+from benchmarks import gpu_cases, gpu_steps, results, single
 from benchmarks.gpu_cases import Arguments, Case, Inputs
 from benchmarks.results import Record, spread, table
 from horovod_compress import ops
@@ -99,8 +99,8 @@ def whole(value: Any) -> Any:
     """Return a result as numbers; counts are tensors on CUDA."""
     if isinstance(value, tuple):
         return tuple(int(part) for part in value)
-    if isinstance(value, Tensor) and value.numel() != 1:
-        return value.tolist()
+    if isinstance(value, list) or (isinstance(value, Tensor) and value.numel() != 1):
+        return [int(part) for part in value]
     return None if value is None else int(value)
 
 
@@ -110,7 +110,7 @@ def wrong_elements(case: Case, count: int, device: str = "cuda") -> int:
     finals, found = [], []
     for place in ("cpu", device):
         positional, named = placed(given.positional, place), placed(dict_items(given), place)
-        found.append(whole(getattr(ops, case.kernel)(*positional, **dict(named))))
+        found.append(whole(single.named(case.kernel)(*positional, **dict(named))))
         finals.append([tensor.cpu() for tensor in tensors([positional, [pair[1] for pair in named]])])
     return int(found[0] != found[1]) + sum(differences(a, b) for a, b in zip(*finals, strict=True))
 
@@ -163,7 +163,7 @@ def kernel_runs(case: Case, count: int, cache: int) -> tuple[list[Callable[[], o
     runs: list[Callable[[], object]] = []
     for _ in range(min(turns(given, cache), 64)):
         positional, named = placed(given.positional, "cuda"), dict(placed(dict_items(given), "cuda"))
-        runs.append(partial(getattr(ops, case.kernel), *positional, **named))
+        runs.append(partial(single.named(case.kernel), *positional, **named))
     return runs, given.bytes_moved
 
 

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops.keys import SAMPLE, SKETCH, Key
+from horovod_compress.ops.sizes import ternary_states
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 BLOCK, QSGD_BLOCK, RANKS, COMPONENTS = 2048, 512, 4, 4
@@ -72,7 +74,7 @@ class Inputs:
     def codes(self, seed: int = 1) -> Tensor:
         out = self.bytes(self.count)
         norm = self.grad.abs().max().view(1)
-        ops.exponential_encode(self.grad, norm, self.count, out, KEY.at(rank=seed), bits=8, headroom=3)
+        single.exponential_encode(self.grad, norm, self.count, out, KEY.at(rank=seed), bits=8, headroom=3)
         return out
 
     def norms(self) -> Tensor:
@@ -158,7 +160,7 @@ def ternary(a: Inputs, what: str) -> Arguments:
     parts = [a.bits(rank)[:words] for rank in range(RANKS)]
     if what == "unpack":
         return Arguments((packed, parts[0], parts[1]), packed.nbytes + 16 * words)
-    rows = ops.count_rows(ops.ternary_states(RANKS))
+    rows = ops.count_rows(ternary_states(RANKS))
     counts = [[torch.zeros(words, dtype=torch.int64) for _ in range(rows)] for _ in range(2)]
     return Arguments((parts, packed, *counts), packed.nbytes + 8 * (RANKS + 2 * rows) * words)
 
@@ -199,7 +201,7 @@ def exponential_fold(a: Inputs) -> Arguments:
 
 def records_of(a: Inputs, bits: int, seed: int) -> Tensor:
     out = a.bytes(-(-a.count // QSGD_BLOCK) * ops.qsgd_record_bytes(bits, QSGD_BLOCK))
-    ops.qsgd_encode(a.grad, out, KEY.at(rank=seed), bits=bits, block=QSGD_BLOCK, norm=0)
+    single.qsgd_encode(a.grad, out, KEY.at(rank=seed), bits=bits, block=QSGD_BLOCK, norm=0)
     return out
 
 

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from typing import Any
 
-from benchmarks import results
+from benchmarks import results, single
 from benchmarks.results import Record, processor, spread
 from horovod_compress import ops
-from horovod_compress.ops import legality, reference
+from horovod_compress.ops.dispatch import by_reference
 from horovod_compress.ops.keys import SAMPLE, SKETCH, Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
@@ -76,7 +76,7 @@ class Arrays:
         self.bytes, self.more_bytes = (torch.zeros(count, dtype=torch.uint8) for _ in range(2))
         self.packed, self.more_packed = (torch.zeros((count + 1) // 2, dtype=torch.uint8) for _ in range(2))
         for rank, codes in enumerate((self.bytes, self.more_bytes)):
-            ops.exponential_encode(self.grad, self.norm, count, codes, KEY.at(rank=rank), bits=8, headroom=3)
+            single.exponential_encode(self.grad, self.norm, count, codes, KEY.at(rank=rank), bits=8, headroom=3)
         self.kept = max(1, count // KEPT_ONE_IN)
         self.parameter = ops.golomb_parameter(self.kept, count)
         self.positions, self.values = torch.zeros(self.kept, dtype=torch.int32), torch.zeros(self.kept)
@@ -101,17 +101,6 @@ def differences(a: Tensor, b: Tensor) -> int:
     return int((a.view(integers) != b.view(integers)).sum())
 
 
-def by_reference(name: str, arguments: list[Any], options: dict[str, Any]) -> Any:
-    """Run the reference of a kernel, that for a batch tensor by tensor."""
-    if not name.endswith("_all"):
-        return getattr(reference, name)(*arguments, **options)
-    before, legality.REFERENCE = legality.REFERENCE, reference
-    try:
-        return getattr(ops, name)(*arguments, **options)
-    finally:
-        legality.REFERENCE = before
-
-
 def against_reference(name: str, *arguments: object, **options: object) -> Callable[[], int]:
     """Return a check that runs a kernel and its reference on copies of the same arguments."""
 
@@ -123,7 +112,9 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
     def check() -> int:
         mine, theirs = copied(list(arguments)), copied(list(arguments))
         named = [{key: copied(value) for key, value in options.items()} for _ in range(2)]
-        results = [getattr(ops, name)(*mine, **named[0]), by_reference(name, theirs, named[1])]
+        results = [single.named(name)(*mine, **named[0])]
+        with by_reference():
+            results.append(single.named(name)(*theirs, **named[1]))
         pairs = [*zip(mine, theirs, strict=True), *zip(named[0].values(), named[1].values(), strict=True)]
         lists = [zip(a, b, strict=True) for a, b in pairs if isinstance(a, list)]
         pairs = [(a, b) for a, b in [*pairs, *(pair for each in lists for pair in each)] if isinstance(a, Tensor)]
@@ -136,7 +127,7 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
 
 
 def kernel_case(label: str, bytes_moved: int, name: str, *arguments: object, **options: object) -> Case:
-    function = getattr(ops, name)
+    function = single.named(name)
     check = against_reference(name, *arguments, **options)
     return Case(label, bytes_moved, lambda: function(*arguments, **options), check)
 
@@ -194,15 +185,15 @@ def two_values(a: Arrays) -> Iterable[Case]:
 
 def two_value_step(a: Arrays, sides: Any = None) -> None:
     if sides is None:
-        ops.sign_offer(a.work, a.left, a.bits, a.sums, a.count)
+        single.sign_offer(a.work, a.left, a.bits, a.sums, a.count)
     else:
-        ops.two_value_offer(a.work, a.left, *sides)
+        single.two_value_offer(a.work, a.left, *sides)
     lows = None if sides is None else [-2 * a.step]
-    ops.two_value_decode([a.bits], [a.step], lows, a.count, 0, a.work, a.left)
+    single.two_value_decode([a.bits], [a.step], lows, a.count, 0, a.work, a.left)
 
 
 def local_step(a: Arrays, divisor: Tensor | None = None) -> None:
-    ops.sign_offer(a.work, a.left, a.bits, a.sums, a.count, key=KEY, divisor=divisor)
+    single.sign_offer(a.work, a.left, a.bits, a.sums, a.count, key=KEY, divisor=divisor)
     divisors = None if divisor is None else [divisor]
     given = ([a.bits], [a.step], [a.count], [a.work], [a.left])
     ops.sign_decode_all(*given, feedback="global", divisors=divisors)
@@ -290,7 +281,7 @@ def quantising(a: Arrays) -> Iterable[Case]:
         size, label = records.numel(), f"{bits} bits"
         yield kernel_case(f"qsgd_encode {label}", 4 * n + size, "qsgd_encode", a.grad, records, KEY, **rule, norm=0)
         made = records.clone()
-        ops.qsgd_encode(a.grad, made, KEY, **rule, norm=0)
+        single.qsgd_encode(a.grad, made, KEY, **rule, norm=0)
         given = ([made] * ranks, records.clone(), KEY)
         yield kernel_case(f"qsgd_fold of {ranks} {label}", (ranks + 1) * size, "qsgd_fold", *given, **rule, norm=0)
         yield kernel_case(f"qsgd_decode {label}", 4 * n + size, "qsgd_decode", made, a.out, **rule, scale=0.01)
@@ -443,7 +434,7 @@ class Sketched:
 
 def sketch_case(label: str, bytes_moved: int, name: str, checked: Sequence[object], *arguments: object) -> Case:
     """Return a case that is checked on other arguments: the reference needs seconds for a million elements."""
-    function = getattr(ops, name)
+    function = single.named(name)
     return Case(label, bytes_moved, lambda: function(*arguments), against_reference(name, *checked))
 
 

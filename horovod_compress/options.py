@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, get_args
 
 from .errors import ConfigError
@@ -158,12 +161,37 @@ def check_known(method: str, given: Mapping[str, Any]) -> None:
         ConfigError: says what there is.
     """
     if method not in OPTIONS:
-        raise unknown_method(method, OPTIONS)
+        if method in installed():
+            return  # its package is loaded later, and checks all of them
+        raise unknown_method(method, [*OPTIONS, *installed()])
     own = OPTIONS[method]
     check_own(method, given, own)
     for name, value in given.items():
         if allowed := own[name]:
             check_choice(name, value, *allowed)
+
+
+#: The group of entry points by which other packages offer methods.
+METHODS_GROUP = "horovod_compress.methods"
+
+
+@cache
+def installed() -> dict[str, list[EntryPoint]]:
+    """Return what other installed packages offer under the names of methods; none of it is loaded yet."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=METHODS_GROUP):
+        if point.name in OPTIONS:
+            warnings.warn(
+                f"{package_of(point)} offers a method {point.name!r}; that of horovod-compress is used", stacklevel=2
+            )
+        elif point.value not in [other.value for other in found.setdefault(point.name, [])]:
+            found[point.name].append(point)
+    return found
+
+
+def package_of(point: EntryPoint) -> str:
+    """Return the name and the version of the package that has an entry point."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
 
 
 def unknown_method(name: object, known: Iterable[str]) -> ConfigError:

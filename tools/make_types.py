@@ -72,7 +72,7 @@ def choices(kind: Any) -> tuple[Any, ...] | None:
 
 def methods() -> dict[str, type[Any]]:
     """Return the methods by name."""
-    return {name: registry.codec_class(name) for name in registry.available()}
+    return {name: registry.codec_class(name) for name in registry.built_in()}
 
 
 def known() -> str:

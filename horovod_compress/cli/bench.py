@@ -104,16 +104,15 @@ class Kernel:
     name: str
     bytes_moved: int
     out: Sequence[Any]
-    run: Callable[[Any], object]
+    run: Callable[[], object]
 
 
 def time_kernels(arguments: Sequence[str], *, as_json: bool) -> int:
     """Print a table or JSON lines; return 1 if a kernel is wrong."""
     options = _parse(arguments)
     from .. import ops
-    from ..ops import reference
 
-    records = [_record(kernel, options.repeat, ops, reference) for kernel in kernels(options.count)]
+    records = [_record(kernel, options.repeat) for kernel in kernels(options.count)]
     first = {"bench": "kernels", "name": "header", "instruction_set": ops.instruction_set(), "count": options.count}
     if as_json:
         print("\n".join(json.dumps(record) for record in [first, *records]))
@@ -143,38 +142,44 @@ def kernels(count: int) -> Iterator[Kernel]:
     out, norm = torch.zeros(count), grad.abs().max().view(1)
     bits, sums = torch.zeros(words, dtype=torch.int64), torch.zeros(-(-count // _ROW), dtype=torch.float64)
     codes, mine = (torch.zeros(count, dtype=torch.uint8) for _ in range(2))
-    ops.exponential_encode(grad, norm, count, codes, key, bits=8, headroom=3)
     rule: dict[str, Any] = {"bits": 8, "headroom": 3}
-    yield Kernel("triad", 12 * count, [out], lambda o: o.triad(out, grad, residual, 0.5))
-    yield Kernel("sign_pack", 4 * count + 8 * words, [bits], lambda o: o.sign_pack(grad, bits))
+    ops.exponential_encode_all([grad], [norm], [count], [codes], key, **rule)
+    yield Kernel("triad", 12 * count, [out], lambda: ops.triad(out, grad, residual, 0.5))
+    yield Kernel("sign_pack", 4 * count + 8 * words, [bits], lambda: ops.sign_pack(grad, bits))
     yield Kernel(
         "sign_offer",
         8 * count + 8 * words,
         [bits, sums],
-        lambda o: o.sign_offer(grad, residual, bits, sums, _ROW, key=key),
+        lambda: ops.sign_offer_all([grad], [residual], [bits], None, [_ROW], key=key, sums=[sums]),
     )
     yield Kernel(
-        "exponential_encode", 5 * count, [mine], lambda o: o.exponential_encode(grad, norm, count, mine, key, **rule)
+        "exponential_encode",
+        5 * count,
+        [mine],
+        lambda: ops.exponential_encode_all([grad], [norm], [count], [mine], key, **rule),
     )
     yield Kernel(
         "exponential_decode",
         5 * count,
         [out],
-        lambda o: o.exponential_decode(codes, norm, count, out, **rule, scale=0.3),
+        lambda: ops.exponential_decode_all([codes], [norm], [count], [out], **rule, scale=0.3),
     )
-    yield Kernel("dense_add", 12 * count, [out], lambda o: o.dense_add(out.zero_(), grad))
+    yield Kernel("dense_add", 12 * count, [out], lambda: ops.dense_add(out.zero_(), grad))
 
 
-def _record(kernel: Kernel, repeat: int, ops: Any, reference: Any) -> dict[str, Any]:
+def _record(kernel: Kernel, repeat: int) -> dict[str, Any]:
     import statistics  # takes a while, and every start of the command imports this module
+
+    from ..ops.dispatch import by_reference
 
     seconds = []
     for _ in range(repeat):
         start = time.perf_counter()
-        kernel.run(ops)
+        kernel.run()
         seconds.append(time.perf_counter() - start)
     found = [array.clone() for array in kernel.out]
-    kernel.run(reference)
+    with by_reference():
+        kernel.run()
     wrong = sum(_differences(a, b) for a, b in zip(found, kernel.out, strict=True))
     median = statistics.median(seconds)
     rate = kernel.bytes_moved / median

@@ -164,7 +164,7 @@ def attempt(name: str, check: Callable[[], str]) -> Item:
 
 
 def _reference() -> str:
-    importlib.import_module("horovod_compress.ops.reference.checks")
+    importlib.import_module("horovod_compress.ops.reference.checksums")
     return ""
 
 

@@ -17,7 +17,8 @@ Most methods need ``properties``, ``layout``, ``submit``, ``combine`` and ``deco
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -28,15 +29,48 @@ from ..ops.algebra import (
     Piece as Piece,
 )
 from ..ops.keys import Key
+from ..options import check_choice as check_choice
 from ..schedule.plan import Bucket, TensorSpec
-from .feedback import Feedback
-from .law import Law
-from .layout import Layout
-from .work import Counts, Part, Work
+from .work import Counts, Layout, Part, Work
 
 Divides = Literal["before", "after", "never"]
+#: What a rank remembers of what it did not send. With ``x = gradient + residual`` and the consensus result ``G``, the
+#: residual afterwards is, by the rule "own", ``x`` minus what ``x`` became in this rank's own payload: ordinary error
+#: feedback (Seide et al. 2014; Karimireddy et al. 2019). It is bounded whatever the other ranks hold. By "global" it is
+#: ``x - G``: Marsit's global compensation (Wu et al. 2022, Alg. 1), which makes the parameters follow the mean gradient
+#: exactly up to the mean residual; but on ranks whose data differ the residuals drift apart until a full-precision
+#: round empties them. The decode kernels apply the rules, in the pass that writes the result; a residual is float32, or
+#: float64 for float64 gradients, and is left as it was when a bucket is not finite.
+Feedback = Literal["none", "own", "global"]
 #: What tables hold for one tensor, by the table's name: arrays that only the method itself understands.
 Held = dict[str, tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Law:
+    """What a method promises, for ``x = gradient + residual`` of every rank and their mean.
+
+    The tests that are common to all methods prove it, and tables show it.
+
+    Attributes:
+        unbiased: the result's expectation over the random bits is the mean of ``x``.
+        conserves: result + mean residual afterwards = mean of ``x``, but for rounding: what is not
+            sent now is not lost.
+        epsilon: relative size of the rounding of one number on the wire.
+        bound: the error of the result against the mean of ``x``, as a formula.
+        error: returns a bound of the expected squared error of the mean, or None where there is none. It takes one
+            tensor of a bucket of its own, on each rank; float64.
+        zeros: where x is exactly 0 on every rank, so is the result.
+        few_exact: training learns well with few exact rounds where a second moment is held; this is measured.
+    """
+
+    unbiased: bool = False
+    conserves: bool = False
+    epsilon: float = 2.0**-23
+    bound: str = "none"
+    error: Callable[[Sequence[Tensor]], float | None] | None = None
+    zeros: bool = False
+    few_exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,11 +97,8 @@ class Properties:
         divides: where a second moment that is held divides. Gradients "before" they are encoded, and results are
             multiplied again; or only in the optimizer, "after"; or "never", where results are so near the mean that
             the optimizer's own may move with them.
-        divides_itself: its kernels divide and multiply by ``Work.divisors``, so that the engine need not.
-        batched: one kernel takes in all tensors of a bucket, so gradients on a GPU wait for the last one.
 
         share_sent: which share of the elements a round sends, if the others wait.
-        drains_residual: what waits in the residual of any element is sent in time, whoever left it there.
         has_private_state: something waits here that no other method would send: none may come after this one.
         moves_tables: how what its tables hold is taken to other buckets, tensor by tensor; None if it can't be.
         stands_for_mean: results stand for the mean of what the ranks have; None for what the law says of it.
@@ -77,23 +108,14 @@ class Properties:
         variants: every codec that ``for_step`` may return; none for the method itself.
         full_precision_every: the period of full-precision rounds, 0 for none.
         communication_delay: after how many local steps an exchange is due in update mode, if the user does not say.
-        exact_until: the step of the first compressed round.
-
-        counts_late: values that are not finite are counted in ``before``, not in ``submit``.
-        adds_up: payloads merge by nothing but the addition of their numbers, in whatever order.
-        folded: the state and the local arrays that merging works with. They are where payloads are exchanged, which
-            may be the host while all else is on a GPU.
     """
 
     law: Law = field(default_factory=Law)
     feedback: Feedback = "none"
     divides: Divides = "never"
-    divides_itself: bool = False
-    batched: bool = False
 
     # what waits, and what may take the method's place
     share_sent: float = 1.0
-    drains_residual: bool = True
     has_private_state: bool = False
     moves_tables: TableMoves | None = None
     stands_for_mean: bool | None = None
@@ -103,12 +125,6 @@ class Properties:
     variants: tuple[Codec, ...] = ()
     full_precision_every: int = 0
     communication_delay: int = 1
-    exact_until: int = 0
-
-    # how the engine may run it
-    counts_late: bool = False
-    adds_up: bool = False
-    folded: frozenset[str] = frozenset()
 
     @property
     def may_be_plain(self) -> bool:
@@ -162,6 +178,18 @@ class Codec(NoCompression):
     #: payloads and the tables go through.
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
+    #: One kernel takes in all tensors of a bucket, so gradients on a GPU wait for the last one.
+    batched: ClassVar[bool] = False
+    #: Its kernels divide and multiply by ``Work.divisors``, so that the engine need not.
+    divides_itself: ClassVar[bool] = False
+    #: Values that are not finite are counted in ``before``, not in ``submit``.
+    counts_late: ClassVar[bool] = False
+    #: What waits in the residual of any element is sent in time, whoever left it there.
+    drains_residual: ClassVar[bool] = True
+    #: The state and the local arrays that merging works with. They are where payloads are exchanged, which may be the
+    #: host while all else is on a GPU.
+    folded: ClassVar[frozenset[str]] = frozenset()
+
     # ---- facts ----
 
     def properties(self) -> Properties:
@@ -205,7 +233,7 @@ class Codec(NoCompression):
         that of the payload: of a method without preludes it is number 0.
 
         Returns:
-            By position, how many values turned out not to be finite; see ``Properties.counts_late``.
+            By position, how many values turned out not to be finite; see ``counts_late``.
         """
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
@@ -246,6 +274,25 @@ class Codec(NoCompression):
         raise NotImplementedError
 
 
+class ByForm(Codec):
+    """Checks options, and leaves all rounds to the class that they choose."""
+
+    @cached_property
+    def form(self) -> Codec:
+        """The codec of every round."""
+        raise NotImplementedError
+
+    def properties(self) -> Properties:
+        form = self.form
+        return replace(form.properties(), variants=(form,))
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        return self.form.layout(bucket, world)
+
+    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
+        return self.form
+
+
 def variants_of(codec: Codec) -> tuple[Codec, ...]:
     """Return every codec that the steps of a method may take."""
     return codec.properties().variants or (codec,)
@@ -273,3 +320,8 @@ def check_world(codec: Codec, world: int) -> None:
         ConfigError: says which options can.
     """
     codec.layout(_NOTHING, world)
+
+
+def whole(value: Any) -> bool:
+    """Return whether an option is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)

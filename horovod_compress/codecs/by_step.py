@@ -20,9 +20,8 @@ from ..known import MethodName
 from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Properties, variants_of, zero_groups_of
 from .dense import Dense, FullPrecision, Uncompressed
-from .layout import Layout
 from .registry import create
-from .work import Regions
+from .work import Layout, Regions
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,11 @@ class ByStep(Codec):
             variants=tuple(dict.fromkeys(variants)),
             full_precision_every=last.full_precision_every,
             communication_delay=last.communication_delay,
-            exact_until=int(self.stages[-1][0]) if divides != "never" else 0,
         )
+
+    def exact_until(self) -> int:
+        """Return the step of the first compressed round, where a second moment is held after a warm-up."""
+        return int(self.stages[-1][0]) if self.properties().divides != "never" else 0
 
     @cached_property
     def _of_stages(self) -> list[Properties]:
@@ -105,7 +107,7 @@ class ByStep(Codec):
         codec, found = self.stages[after][1], self._of_stages[after]
         if self.stages[before][1] is codec or self._of_stages[before].feedback == "none":
             return False
-        sent = found.feedback != "none" and found.drains_residual
+        sent = found.feedback != "none" and codec.drains_residual
         return not sent and not isinstance(codec, Dense)
 
     def _stage(self, step: int) -> int:

@@ -21,11 +21,9 @@ from torch import Tensor
 from .. import ops
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Piece, Properties
-from .law import Law
-from .layout import Cutting, Layout, per_element
+from .base import Algebra, Codec, Law, Piece, Properties
 from .registry import register
-from .work import Counts, Part, Work, dtype_of, work_dtype
+from .work import Counts, Cutting, Layout, Part, Work, dtype_of, per_element, work_dtype
 
 #: Parts of a tensor start at whole cache lines and vector registers.
 LANES = 64
@@ -36,13 +34,14 @@ class Dense(Codec):
     """Exchange of plain numbers, of a type that the subclass chooses."""
 
     algebra: ClassVar[Algebra] = Algebra.SUM
+    batched: ClassVar[bool] = True
     epsilon: ClassVar[float] = 2.0**-23
     #: What is sent; None for float32, or float64 for float64 gradients.
     sent: ClassVar[torch.dtype | None] = None
 
     def properties(self) -> Properties:
         law = Law(unbiased=True, conserves=True, epsilon=self.epsilon, bound="rounding only", zeros=True)
-        return Properties(law, batched=True, adds_up=True)
+        return Properties(law)
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         cutting = Cutting([LANES] * len(bucket.tensors), self._needs)
@@ -54,7 +53,7 @@ class Dense(Codec):
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         spans = [work.span(position) for position in positions]
         grads, outs = [work.grad(position) for position in positions], [work.regions["values"][span] for span in spans]
-        return ops.dense_offer_all.counts(grads, work.states_of("residual", spans), outs)
+        return ops.dense_offer_all(grads, work.states_of("residual", spans), outs)
 
     def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         ops.dense_add(piece.values, other)
@@ -115,9 +114,10 @@ class Momentum(Dense):
 
     name: ClassVar[str] = "momentum"
     summary: ClassVar[str] = "float32, or float64 for float64 gradients, with momentum that is kept on each rank"
+    batched: ClassVar[bool] = False
 
     def properties(self) -> Properties:
-        return Properties(Law(bound="result = mean of u, rounding only", zeros=True), adds_up=True)
+        return Properties(Law(bound="result = mean of u, rounding only", zeros=True))
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return replace(super().layout(bucket, world), state=per_element(bucket, "momentum"))
@@ -152,3 +152,39 @@ class FullPrecision(Dense):
 
     name: ClassVar[str] = "full precision"
     summary: ClassVar[str] = "float32, or float64 for float64 gradients"
+
+
+# ---- a method's bucket --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LeftPlain(Codec):
+    """Every round is plain: it sends what waits in the residual too, which is empty from then on.
+
+    What the method keeps stays its own, so the bucket can be compressed again in any later step.
+
+    Args:
+        codec: the method; one that may be plain, see :class:`~horovod_compress.codecs.base.Properties`.
+        keeps: whether it keeps something for the elements of the bucket.
+    """
+
+    codec: Codec
+    keeps: bool
+
+    name: ClassVar[str] = "left plain"
+    algebra: ClassVar[Algebra] = Algebra.SUM
+    summary: ClassVar[str] = "a method's bucket, uncompressed"
+
+    def properties(self) -> Properties:
+        return Properties(variants=(self.for_step(0),))
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        return Layout(state=self.codec.layout(bucket, world).state)
+
+    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
+        # A residual is of float32 at least, and would be rounded to the gradients' own type.
+        return FullPrecision() if self.keeps else Uncompressed()
+
+    def plain_when_empty(self, bucket: Bucket) -> bool:
+        """Return whether rounds send gradients as they are while nothing waits, which is after any round."""
+        return self.keeps and dtype_of(bucket) is work_dtype(bucket)

@@ -29,14 +29,11 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..schedule.plan import Bucket
-from .base import Properties
+from .base import Law, Properties, check_choice
 from .dense import Momentum
-from .law import Law
-from .layout import Layout, per_element
 from .registry import register
-from .shared.options import check_choice
 from .shared.sections import Sections
-from .work import Work
+from .work import Layout, Work, per_element
 
 _FIRST, _FACTOR = 0.25, 4  # densities of the warm-up
 
@@ -132,7 +129,7 @@ class Dgc(Sections):
 def _cut_down(grad: Tensor, most: float) -> None:
     """Scale a gradient to at most a length; one that is not finite is left to be counted."""
     square = torch.zeros(1, dtype=torch.float64, device=grad.device)
-    if grad.numel() and not ops.norm_offer(grad, square, grad.numel(), power=2):
+    if grad.numel() and not ops.norm_offer_all([grad], [square], [grad.numel()], power=2)[0]:
         length = math.sqrt(float(square))
         if length > most:
             grad.mul_(most / length)

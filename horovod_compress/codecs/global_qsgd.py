@@ -30,14 +30,10 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import ALIGNMENT, Bucket
-from .base import Algebra, Piece, Properties
-from .law import Law
-from .layout import Layout
+from .base import Algebra, ByForm, Law, Piece, Properties, check_choice, whole
 from .registry import register
 from .shared.dithering import BLOCK_UNIT, Dithering, Rows, Scaled
-from .shared.forms import ByForm
-from .shared.options import check_choice, whole
-from .work import Part, Work
+from .work import Layout, Part, Work
 
 _MOST_BLOCK = 1 << 30
 
@@ -52,7 +48,7 @@ def _norm(values: Tensor, power: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Form(Dithering):
+class _Dithered(Dithering):
     """What both kinds of dithering share."""
 
     bits: int
@@ -68,7 +64,7 @@ class _Form(Dithering):
 
 
 @dataclass(frozen=True)
-class Standard(_Form):
+class Standard(_Dithered):
     """Evenly spaced levels: codes are integers, and add."""
 
     algebra: ClassVar[Algebra] = Algebra.SUM
@@ -156,7 +152,7 @@ class Narrow(Standard):
 
 
 @dataclass(frozen=True)
-class Exponential(_Form):
+class Exponential(_Dithered):
     """Powers of two: codes are signs and exponents, and merge in a tree."""
 
     algebra: ClassVar[Algebra] = Algebra.FOLD
@@ -283,7 +279,7 @@ class GlobalQsgd(ByForm):
             raise ConfigError(f"levels should be from 1 to {(1 << (bits - 1)) - 1} with bits={bits}, got {levels!r}")
 
     @cached_property
-    def form(self) -> _Form:
+    def form(self) -> _Dithered:
         form = self.norm, self.block, self.across
         if self.dithering != "standard":
             return Exponential(self.bits, *form)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -28,15 +28,11 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Piece, Properties
+from .base import Algebra, Codec, Feedback, Law, Piece, Properties, check_choice, whole
 from .dense import FullPrecision
-from .feedback import RULES, Feedback
-from .law import Law
-from .layout import Layout, per_element
 from .registry import register
-from .shared.options import check_choice, whole
 from .shared.signs import LARGE_STEP, Signs, check_step, check_step_scale, shaped_fold
-from .work import Work
+from .work import Layout, Work, per_element
 
 
 @register
@@ -95,8 +91,9 @@ class Marsit(Signs):
         if not whole(every) or every < 0:
             raise ConfigError(f"full_precision_every should be 0 (never) or a whole number of steps, got {every!r}")
         check_step(self.step_size)
-        if self.compensation not in RULES:
-            raise ConfigError(f"compensation should be one of {', '.join(map(repr, RULES))}, got {self.compensation!r}")
+        rules = get_args(Feedback)
+        if self.compensation not in rules:
+            raise ConfigError(f"compensation should be one of {', '.join(map(repr, rules))}, got {self.compensation!r}")
         check_choice("zeros", self.zeros, "random", "positive")
         check_choice("merge", self.merge, "shaped", "sampled")
         self._choose()

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from .. import ops
 from ..ops.keys import DITHER, Key
-from .base import Algebra, Piece, Properties
-from .law import Law
+from .base import Algebra, Law, Piece, Properties
 from .registry import register
 from .shared.dithering import Dithering, Scaled
 from .work import Work, dtype_of

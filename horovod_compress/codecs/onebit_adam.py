@@ -30,14 +30,10 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Piece, Properties
-from .law import Law
-from .layout import Cutting, Layout, per_element
+from .base import Algebra, ByForm, Codec, Law, Piece, Properties, check_choice, whole
 from .registry import register
-from .shared.forms import ByForm
-from .shared.options import check_choice, whole
 from .shared.signs import LARGE_STEP, check_step_scale, more_where_left_out
-from .work import Counts, Part, Work, slices, work_dtype
+from .work import Counts, Cutting, Layout, Part, Work, per_element, slices, work_dtype
 
 MOST_BLOCK = 1 << 16
 
@@ -54,14 +50,14 @@ class Recording(Codec):
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit both ways: signs with scales of blocks, errors kept on both sides"
+    folded: ClassVar[frozenset[str]] = frozenset({"server", "left"})
 
     def properties(self) -> Properties:
         c = self.step_scale
         l1 = f"|x|^2 - {c * (2 - c):g} |x|_1^2 / d"
         l2 = f"{1 + c * c:g} |x|^2 - {2 * c:g} |x|_1 |x| / sqrt(d)"
         law = Law(bound=f"of each record: {l1 if self.scale == 'l1' else l2}; what both sides lack is kept")
-        owners = frozenset({"server", "left"})
-        return Properties(law, feedback="own", divides="before", has_private_state=True, folded=owners)
+        return Properties(law, feedback="own", divides="before", has_private_state=True)
 
     # ---- layout ----
 

@@ -29,12 +29,9 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import FACTOR, Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Held, Piece, Properties, TableMoves
-from .law import Law
-from .layout import Layout, per_element
+from .base import Algebra, Codec, Held, Law, Piece, Properties, TableMoves, check_choice, whole
 from .registry import register
-from .shared.options import check_choice, whole
-from .work import Counts, Part, Work, work_dtype
+from .work import Counts, Layout, Part, Work, per_element, work_dtype
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,7 @@ class PowerSgd(Codec):
     summary: ClassVar[str] = "two factors of low rank, which add"
     source: ClassVar[str] = "Vogels et al., NeurIPS 2019, arXiv:1905.13727"
     page: ClassVar[str] = "powersgd.md"
+    drains_residual: ClassVar[bool] = False  # of tensors that travel as they are nothing is kept
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"rank": 1}, {"rank": 2, "error_feedback": False})
 
     def __post_init__(self) -> None:
@@ -85,7 +83,6 @@ class PowerSgd(Codec):
             feedback="own" if self.error_feedback else "none",
             divides="after",
             moves_tables=TableMoves(self._read_tables, self._write_tables),
-            drains_residual=False,  # of tensors that travel as they are nothing is kept
         )
 
     # ---- layout ----
@@ -134,7 +131,7 @@ class PowerSgd(Codec):
         share: Share = work.memo["shares"][position]
         grad, residual = work.grad(position), work.residual_of(position)
         if not share.rank:
-            return ops.dense_offer(grad, None, work.regions["values"][share.values])
+            return ops.dense_offer_all([grad], None, [work.regions["values"][share.values]])[0]
         start = work.local["start"][share.right]
         drawn = key.at(rank=0, purpose=FACTOR)
         ops.lowrank_start(work.tables["factor"][share.right], start, share.rank, drawn, offset=share.right.start)
@@ -167,7 +164,7 @@ class PowerSgd(Codec):
                 self._decode_matrix(work, position, share, result_scale)
             else:
                 values = work.regions["values"][share.values]
-                ops.dense_decode(values, work.grad(position), scale=result_scale / work.world)
+                ops.dense_decode_all([values], [work.grad(position)], scale=result_scale / work.world)
 
     def _decode_matrix(self, work: Work, position: int, share: Share, result_scale: float) -> None:
         left, right = work.shared["left"][share.left], work.regions["right"][share.right]

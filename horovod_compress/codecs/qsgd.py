@@ -25,23 +25,19 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import DITHER, Key
-from ..ops.quantise import BLOCK_UNIT, MOST_BLOCK
+from ..ops.sizes import BLOCK_UNIT, MOST_BLOCK
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Divides, Piece, Properties
-from .law import Law
-from .layout import Cutting, Layout
+from .base import Algebra, ByForm, Codec, Divides, Law, Piece, Properties, check_choice, whole
 from .registry import register
-from .shared.forms import ByForm
-from .shared.options import check_choice, whole
 from .shared.sections import LENGTH_BYTES, cut, malformed
-from .work import Counts, Part, Work, slices
+from .work import Counts, Cutting, Layout, Part, Work, slices
 
 #: Codes of fewer bits are so coarse that their noise counts in Adam's second moment.
 COARSE = 8
 
 
 @dataclass(frozen=True)
-class _Form(Codec):
+class _Quantised(Codec):
     """What both codings share: the blocks, and the error of one quantisation."""
 
     bits: int
@@ -70,7 +66,7 @@ class _Form(Codec):
         law = Law(unbiased=True, bound=bound, error=self._error, zeros=True)
         # With 8 bits the optimizer's own second moment hardly notices.
         divides: Divides = "before" if self.bits < COARSE else "never"
-        return Properties(law, divides=divides, batched=self.algebra is Algebra.FOLD)
+        return Properties(law, divides=divides)
 
     def _error(self, x: Sequence[Tensor]) -> float:
         raise NotImplementedError
@@ -96,11 +92,12 @@ class _Form(Codec):
 
 
 @dataclass(frozen=True)
-class Packed(_Form):
+class Packed(_Quantised):
     """Codes of a fixed width in records, which the owner of a chunk averages and rounds again."""
 
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "integers on each rank's own scale, averaged and rounded again"
+    batched: ClassVar[bool] = True
 
     def _record(self) -> int:
         return ops.qsgd_record_bytes(self.bits, self.block)
@@ -114,7 +111,7 @@ class Packed(_Form):
         """Write the records at once: nothing of other ranks has to be known."""
         size, blocks = self._record(), work.memo["blocks"]
         spans = [slice(blocks[p].start * size, blocks[p].stop * size) for p in positions]
-        return ops.qsgd_encode_all.counts(
+        return ops.qsgd_encode_all(
             [work.grad(position) for position in positions],
             [work.regions["records"][span] for span in spans],
             key.at(purpose=DITHER),
@@ -161,7 +158,7 @@ class Packed(_Form):
 
 
 @dataclass(frozen=True)
-class Elias(_Form):
+class Elias(_Quantised):
     """Codes of variable length in sections, one for each tensor, which every rank decodes and adds."""
 
     algebra: ClassVar[Algebra] = Algebra.GATHER
@@ -275,6 +272,6 @@ class Qsgd(ByForm):
         check_choice("coding", self.coding, "packed", "elias")
 
     @cached_property
-    def form(self) -> _Form:
+    def form(self) -> _Quantised:
         kind = Packed if self.coding == "packed" else Elias
         return kind(self.bits, self.block, self.norm)

@@ -29,13 +29,10 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SAMPLE, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Piece, Properties
-from .law import Law
-from .layout import Layout, per_element
+from .base import Algebra, Codec, Law, Piece, Properties, check_choice
 from .registry import register
-from .shared.options import check_choice
 from .shared.sections import check_density, share
-from .work import Counts, Part, Work, clamped, slices, work_dtype
+from .work import Counts, Layout, Part, Work, clamped, per_element, slices, work_dtype
 
 
 @register

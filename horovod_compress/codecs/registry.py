@@ -1,4 +1,8 @@
-"""The codecs by name; the package fills it when it is imported."""
+"""The codecs by name: those of this package, which registers them when it is imported, and those of others.
+
+Another package offers a codec by an entry point of the group ``horovod_compress.methods``, whose name is the method's
+and whose object is the class. It is loaded when the method is asked for by its name, and not before.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,17 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, TypeVar, cast
 
+from ..errors import ConfigError
 from ..known import MethodName
-from ..options import check_own, unknown_method
+from ..options import check_own, installed, package_of, unknown_method
 from .base import Codec
 
 _CODECS: dict[str, type[Codec]] = {}
-_NO_CODECS = {"base", "by_step", "carry", "feedback", "law", "layout", "masked", "registry", "shared", "work"}
+_NO_CODECS = {"base", "by_step", "masked", "registry", "shared", "work"}
+_PACKAGE = __name__.rpartition(".")[0]
 
 C = TypeVar("C", bound=type[Codec])
 
@@ -26,20 +33,50 @@ def register(codec: C) -> C:
     return codec
 
 
+def built_in() -> list[MethodName]:
+    """Return the names of this package's own methods: plain numbers first, then by the alphabet."""
+    found = [codec for codec in _CODECS.values() if codec.__module__.startswith(f"{_PACKAGE}.")]
+    found.sort(key=lambda codec: "" if codec.__module__ == f"{_PACKAGE}.dense" else codec.name)
+    return cast(list[MethodName], [codec.name for codec in found])  # tools/make_types.py writes their names
+
+
 def available() -> list[MethodName]:
-    """Return the names of all methods."""
-    return cast(list[MethodName], list(_CODECS))  # tools/make_types.py writes their names
+    """Return the names of all methods, those of other installed packages last."""
+    return cast(list[MethodName], list(dict.fromkeys([*built_in(), *_CODECS, *installed()])))
 
 
 def codec_class(name: str) -> type[Codec]:
     """Return the codec of a name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or the package that offers it has none that can be used.
     """
-    if not isinstance(name, str) or name not in _CODECS:
-        raise unknown_method(name, _CODECS)
-    return _CODECS[name]
+    if isinstance(name, str):
+        if name in _CODECS:
+            return _CODECS[name]
+        if name in installed():
+            return _loaded(name)
+    raise unknown_method(name, available())
+
+
+@cache
+def _loaded(name: str) -> type[Codec]:
+    """Return the codec that another package offers under a name."""
+    point, *others = installed()[name]
+    if others:
+        packages = " and ".join(map(package_of, [point, *others]))
+        raise ConfigError(f"the method {name!r} is offered by {packages}; uninstall all but one of them")
+    start = f"the method {name!r} of the package {package_of(point)} cannot be used: "
+    end = "; update that package, or uninstall it"
+    try:
+        found = point.load()
+    except Exception as error:  # it is another package's, and may raise anything
+        raise ConfigError(f"{start}loading {point.value} raised {type(error).__name__}: {error}{end}") from error
+    if not (isinstance(found, type) and issubclass(found, Codec)):
+        raise ConfigError(f"{start}{point.value} should be a class derived from {Codec.__module__}.Codec{end}")
+    if getattr(found, "name", None) != name:
+        raise ConfigError(f"{start}{point.value} has the name {getattr(found, 'name', None)!r}{end}")
+    return found
 
 
 def option_names(name: str) -> list[str]:

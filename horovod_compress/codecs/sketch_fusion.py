@@ -38,14 +38,10 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SKETCH, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Held, Piece, Properties, TableMoves
+from .base import Algebra, ByForm, Codec, Held, Law, Piece, Properties, TableMoves, check_choice
 from .dense import Momentum
-from .law import Law
-from .layout import Layout, per_element
 from .registry import register
-from .shared.forms import ByForm
-from .shared.options import check_choice
-from .work import Counts, Part, Regions, Work, clamped, work_dtype
+from .work import Counts, Layout, Part, Regions, Work, clamped, per_element, work_dtype
 
 #: Elements of one tensor among sorted positions of the bucket.
 Places = tuple[int, slice, Tensor]
@@ -64,10 +60,11 @@ class _Sketching(Codec):
     name: ClassVar[str] = "sketch_fusion"
     algebra: ClassVar[Algebra] = Algebra.SUM
     summary: ClassVar[str] = "sums of count sketches"
+    counts_late: ClassVar[bool] = True
 
     def properties(self) -> Properties:
         plain = Momentum(float(self.momentum)) if self.momentum else None
-        return Properties(small_tensors=plain, counts_late=True)
+        return Properties(small_tensors=plain)
 
     def most(self, bucket: Bucket) -> int:
         """Return k: how many elements of a bucket the result holds at most."""

@@ -25,10 +25,8 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Properties
-from .law import Law
+from .base import Law, Properties, check_choice
 from .registry import register
-from .shared.options import check_choice
 from .shared.sections import Sections, check_density, cut, parameter
 from .work import Regions, Work, work_dtype
 

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from .. import ops
 from ..schedule.plan import Bucket
-from .base import Properties
-from .law import Law
+from .base import Law, Properties
 from .registry import register
 from .shared.sections import Sections, share
 from .work import Regions, Work, work_dtype
@@ -67,7 +66,7 @@ class Stc(Sections):
         sums, means = (work.local[name][position : position + 1] for name in ("sums", "means"))
         means.zero_()
         if kept:
-            ops.norm_offer(work.local["values"][own][:kept], sums, kept, power=1)
+            ops.norm_offer_all([work.local["values"][own][:kept]], [sums], [kept], power=1)
             means.copy_(sums / kept)
             means.clamp_(max=work.limit())  # the residual keeps the rest
         return means

@@ -26,13 +26,10 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Properties
-from .law import Law
-from .layout import Layout
+from .base import Algebra, Law, Properties, check_choice
 from .registry import register
 from .shared.dithering import Dithering, Rows, Scaled
-from .shared.options import check_choice
-from .work import Counts, Work, work_dtype
+from .work import Counts, Layout, Work, work_dtype
 
 #: A sum of squares below this may lack some that vanished: then nothing is cut off.
 _SMALL = 2.0**-900
@@ -128,7 +125,7 @@ class TernGrad(Dithering):
             return super().submit(work, positions, key)
         largest, squares = (self._rows_of(name, work, positions) for name in ("parts", "squares"))
         rows = [work.memo["lengths"][position] for position in positions]
-        return ops.moments_offer_all.counts([work.grad(position) for position in positions], largest, squares, rows)
+        return ops.moments_offer_all([work.grad(position) for position in positions], largest, squares, rows)
 
     def before(self, number: int, work: Work, key: Key) -> None:
         if self.clip and number == 0:

@@ -22,10 +22,8 @@ import torch
 from torch import Tensor
 
 from ..schedule.plan import Bucket
-from .base import Properties
-from .law import Law
+from .base import Law, Properties, check_choice
 from .registry import register
-from .shared.options import check_choice
 from .shared.sections import Sections, share
 from .work import Work
 

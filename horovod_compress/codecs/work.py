@@ -1,9 +1,9 @@
-"""What a codec works with in one bucket, and the types of its arrays."""
+"""What a method needs of memory in one bucket, and what it works with there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,63 @@ import torch
 from torch import Tensor
 
 from ..schedule.plan import Bucket
-from .carry import Carry, again
+
+# ---- what merging leaves for the next round -----------------------------------------------------
+
+
+class Carry:
+    """Rows of one region's type that a rank keeps for the elements which it merges.
+
+    A round reads ``kept`` and writes ``next``; only when its result is good on every rank does one become the other.
+    So a round that is not finite leaves no trace, although ranks merge before they know.
+
+    Args:
+        first: the first element of the region that has a place here.
+        kept: one row behind the other, empty at first.
+    """
+
+    def __init__(self, first: int, kept: Tensor) -> None:
+        self.first, self.kept, self.next = first, kept, torch.zeros_like(kept)
+
+    def rows(self, start: int, stop: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the rows that were kept for some elements of the region, and those to be written."""
+        here = slice(start - self.first, stop - self.first)
+        return [row[here] for row in self.kept], [row[here] for row in self.next]
+
+    def keep(self) -> None:
+        """Take what the round wrote for what is kept."""
+        self.kept, self.next = self.next, self.kept
+
+
+def again(region: str) -> str:
+    """Return the name of what merging keeps for elements of a region that it has merged before in the same round."""
+    return f"{region} again"
+
+
+def carries(
+    rows: Mapping[str, int],
+    regions: Mapping[str, Tensor],
+    spans: Sequence[Mapping[str, tuple[int, int]]],
+    device: torch.device,
+) -> dict[str, Carry]:
+    """Return an empty carry for every region that has rows.
+
+    Args:
+        rows: how many, by region.
+        spans: the first element that this rank merges, and the end, by region; then of those that it merges again.
+        device: where payloads are merged.
+    """
+    found = {}
+    for name, number in rows.items():
+        if not number:
+            continue
+        for key, (first, last) in zip((name, again(name)), (span[name] for span in spans), strict=False):
+            found[key] = Carry(first, torch.zeros(number, last - first, dtype=regions[name].dtype, device=device))
+    return found
+
+
+# ---- one bucket ---------------------------------------------------------------------------------
+
 
 #: Name, dtype and length of the arrays of a payload.
 Regions = dict[str, tuple[torch.dtype, int]]
@@ -170,3 +226,73 @@ class Work:
         """Let a sum over ranks that float16 cannot hold be its largest number; means of clamped values fit."""
         if self.bucket.dtype == "float16" and result_scale > 1:
             self.grad(position).clamp_(-self.limit(), self.limit())
+
+
+# ---- what is needed of memory -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How tensors may be cut, to be decoded or encoded while other chunks are on their way.
+
+    Attributes:
+        granules: by position, of how many elements parts are multiples; the last one of a tensor may be shorter.
+        needs: returns what a part needs of the payload: for each region, the first index and the end.
+        encoding: parts may be encoded one by one too, else they are only decoded so.
+    """
+
+    granules: Sequence[int]
+    needs: Callable[[Work, Part], dict[str, tuple[int, int]]]
+    encoding: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The arrays of one bucket: names, dtypes and lengths. The engine allocates them and puts them into ``Work``.
+
+    Attributes:
+        regions: the payload. Where payloads are gathered there is one array, "payload", of as many bytes as a payload
+            may take.
+        records: for regions that consist of records, how many elements make one. A record is handed to merging
+            whole: a scale and its codes, for example.
+        results: by region, the array that the owner of a chunk passes on in its place, if it does: payloads then merge
+            better where one rank sees all of them. What becomes of a record lies at its place: the array is as many
+            times as long as the region everywhere. ``fold`` writes it, and every rank finds all of it in
+            ``Work.results``.
+        carries: by region, how many rows of its type merging keeps for the next round. They belong to the places that
+            this rank merges, not to parameters: other buckets, another number of ranks or another collective begin with
+            zeros. See :class:`Carry`.
+        preludes: the arrays of each exchange before the payload's; names differ from the payload's. They are merged
+            like the payload, with a key of rank 0: in rank order where they are small, else each chunk in its owner's
+            order. If a gradient is not finite the rest of the round is left out on every rank.
+
+        state: what is kept for every element from step to step. It is saved by parameter and follows the parameters to
+            other buckets. A bucket that is not finite leaves it as it was.
+        tables: what is kept from step to step for the bucket as a whole.
+        local: what the codec needs beside the payload.
+        scratch: likewise, where nothing is kept from one round to the next, so that other kinds of rounds may use the
+            same memory; both are in ``Work.local``.
+        cutting: how tensors may be cut; None where a bucket is encoded and decoded in one go.
+        zero_groups: by position, of how many consecutive elements the result is 0 where all of them are, on every rank.
+            1 where every exact zero stays one, and 0 where none does; that is so where nothing is said, but for methods
+            that promise it, see ``Law.zeros``. Elements that have had no gradient yet are left out where some group has
+            them among others.
+    """
+
+    regions: Regions = field(default_factory=dict)
+    records: Mapping[str, int] = field(default_factory=dict)
+    results: Regions = field(default_factory=dict)
+    carries: Mapping[str, int] = field(default_factory=dict)
+    preludes: tuple[Regions, ...] = ()
+
+    state: Mapping[str, torch.dtype] = field(default_factory=dict)
+    tables: Regions = field(default_factory=dict)
+    local: Regions = field(default_factory=dict)
+    scratch: Regions = field(default_factory=dict)
+    cutting: Cutting | None = None
+    zero_groups: Sequence[int] = ()
+
+
+def per_element(bucket: Bucket, *names: str) -> dict[str, torch.dtype]:
+    """Return state of the dtype of the bucket's arithmetic, such as "residual"."""
+    return {name: work_dtype(bucket) for name in names}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..codecs.base import Codec, Divides, Held, TableMoves, tables_that_stay, variants_of, zero_groups_of
-from ..codecs.dense import BFloat, Dense, Uncompressed
-from ..codecs.left_plain import LeftPlain
+from ..codecs.by_step import ByStep
+from ..codecs.dense import BFloat, Dense, LeftPlain, Uncompressed
 from ..codecs.work import Work, work_dtype
 from ..errors import ConfigError
 from ..exchange.choose import Choose
@@ -315,7 +315,7 @@ class Buckets:
 
     def exact_until(self) -> int:
         """Return the step at which the last method begins to compress."""
-        return max((codec.properties().exact_until for codec in self._codecs), default=0)
+        return max((codec.exact_until() for codec in self._codecs if isinstance(codec, ByStep)), default=0)
 
     def needs_few_exact(self) -> bool:
         """Return whether no method that divides by a second moment needs many exact rounds for it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import DigestError, MismatchError
 from ..exchange import everywhere
 from ..exchange.wire import NonFiniteCount
-from ..ops.hashing import hash_of, hash_of_text, signed
+from ..ops.checksums import hash_of, hash_of_text, signed
 from .agreement.differences import by_value, minority
 from .buckets import Buckets, BucketState
 from .context import Context

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..codecs.base import Held
 from ..errors import ConfigError, StateError
-from ..ops.hashing import hash_of, signed
+from ..ops.checksums import hash_of, signed
 from ..schedule.plan import Plan
 from .agreement.differences import TABLES
 from .bucket.withheld import Withheld

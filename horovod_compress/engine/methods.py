@@ -158,7 +158,7 @@ class Methods:
     def folded(self) -> set[str]:
         """Return the names of the state that owners of chunks keep of what they merge."""
         variants = (variant for codec in self.codecs for variant in variants_of(codec))
-        return {name for variant in variants for name in variant.properties().folded}
+        return {name for variant in variants for name in variant.folded}
 
     def communication_delay(self) -> int:
         """Return after how many local steps these settings exchange updates.

@@ -136,7 +136,7 @@ class Turn:
         """Hand a gradient over, again where something of it or of what is kept for it was found to be spoilt."""
         round_, flat, key = self.round, self.round.work.grad(position), self.key
         zeroes, set_zero = self._context.options.nonfinite == "zero", self.nonfinite.set_zero
-        if zeroes and round_.properties.counts_late and ops.count_nonfinite(flat):
+        if zeroes and round_.codec.counts_late and ops.count_nonfinite(flat):
             set_zero(position, flat, ~flat.isfinite())
         count = round_.submit(position, key)
         if not self.state.device.is_accelerator and count and self.state.drop_spoilt(position):

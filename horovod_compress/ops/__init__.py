@@ -1,8 +1,8 @@
 """Operations on arrays: each checks its arguments once, then runs compiled code.
 
-What a codec or a frame does with memory belongs here. An operation on the tensors of a bucket is a row of
-:mod:`.table`, and one tensor is a batch of one; the functions whose names end in ``_all`` take several. Its readable
-version is in :mod:`.reference`, the compiled one in csrc, where :mod:`.loader` finds it. Nothing here knows of buckets,
+What a codec or a frame does with memory belongs here. Each operation is a row of :mod:`.table`; those whose names end
+in ``_all`` take all tensors of a bucket, and one tensor is a batch of one. Its readable version is in
+:mod:`.reference`, the compiled one in csrc, where :mod:`.loader` finds it. Nothing here knows of buckets,
 transports or methods.
 
 All tensors are one-dimensional and contiguous. "Bits" are ``torch.int64`` words: bit ``j`` of word
@@ -15,18 +15,11 @@ elements is then a one-element tensor on the device, and only ``int()`` of it wa
 ``HVC_KERNELS=reference`` runs the readable NumPy kernels of :mod:`.reference` instead.
 """
 
-from .adam import *
-from .checks import *
+from .checksums import *
 from .dense import *
-from .dithering import *
 from .legality import *
-from .lowrank import *
+from .linear import *
 from .quantise import *
-from .records import *
-from .shaped import *
 from .signs import *
-from .sketch import *
+from .sizes import *
 from .sparse import *
-from .ternary import *
-from .two_value import *
-from .values import *

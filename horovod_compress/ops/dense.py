@@ -1,63 +1,97 @@
-"""The operations on plain numbers."""
+"""The operations on plain numbers, and on what an optimizer keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from .dispatch import Counted, Counts, batch
-from .legality import REFERENCE, backend, check_apart, checked, dtype_code
+from .dispatch import Counts, run
+from .legality import check_factor
 
-__all__ = ["dense_add", "dense_decode", "dense_decode_all", "dense_offer", "dense_offer_all", "triad"]
+__all__ = [
+    "absorb",
+    "adam_hold_all",
+    "dense_add",
+    "dense_decode_all",
+    "dense_offer_all",
+    "triad",
+]
 
-_OFFER, _DECODE = batch("dense_offer"), batch("dense_decode")
 
-
-@Counted
 def dense_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, outs: Sequence[Tensor]) -> Counts:
     """Write ``grad + residual`` in the dtype of the outputs, all of one; return how many of these are not finite."""
-    return _OFFER((grads, residuals, outs))
-
-
-def dense_offer(grad: Tensor, residual: Tensor | None, out: Tensor) -> int | Tensor:
-    """Do :func:`dense_offer_all` for one tensor."""
-    return dense_offer_all.counts([grad], None if residual is None else [residual], [out])[0]
+    return run.dense_offer(grads, residuals, outs)
 
 
 def dense_decode_all(
     payloads: Sequence[Tensor], grads: Sequence[Tensor], *, scale: float, residuals: Sequence[Tensor] | None = None
 ) -> None:
     """Write ``payload * scale`` over the gradients; residuals, if given, become 0. The payloads are of one dtype."""
-    _DECODE((payloads, grads, residuals), (scale,), {"scale": scale})
-
-
-def dense_decode(payload: Tensor, grad: Tensor, *, scale: float, residual: Tensor | None = None) -> None:
-    """Do :func:`dense_decode_all` for one tensor."""
-    dense_decode_all([payload], [grad], scale=scale, residuals=None if residual is None else [residual])
+    run.dense_decode(payloads, grads, residuals, scale=scale)
 
 
 def dense_add(into: Tensor, other: Tensor) -> None:
     """Add ``other`` to ``into``; 16-bit types add in float32 and round to nearest even."""
-    native, device, launch = backend(into)
-    count = into.numel()
-    code = dtype_code("into", into)
-    into_at = checked("into", into, into.dtype, count, device)
-    other_at = checked("other", other, into.dtype, count, device)
-    check_apart("into", into, "other", other)
-    if REFERENCE:
-        REFERENCE.dense_add(into, other)
-    else:
-        native.dense_add(into_at, other_at, code, count, launch)
+    run.dense_add(into, other)
+
+
+def absorb(grad: Tensor, residual: Tensor, momentum: Tensor | None = None, factor: float = 0.0) -> None:
+    """Add a gradient to the residual and set it to zero, all in place.
+
+    With momentum, ``momentum = factor * momentum + grad`` first, and that is what is added: in the
+    end the residual holds the ``x`` of :func:`sketch_encode`.
+
+    Args:
+        residual: float32 (float64 for float64 gradients), and so is momentum.
+    """
+    check_factor(momentum, factor)
+    run.absorb(grad, residual, momentum, factor)
 
 
 def triad(a: Tensor, b: Tensor, c: Tensor, s: float) -> None:
     """Write ``b + s * c``, float32: the yardstick for memory bandwidth."""
-    native, device, launch = backend(a)
-    count = a.numel()
-    at = [checked(n, t, torch.float32, count, device) for n, t in (("a", a), ("b", b), ("c", c))]
-    if REFERENCE:
-        REFERENCE.triad(a, b, c, s)
-    else:
-        native.triad(*at, s, count, launch)
+    run.triad(a, b, c, s)
+
+
+def adam_hold_all(
+    seconds: Sequence[Tensor],
+    firsts: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    floors: Sequence[Tensor] | None,
+    *,
+    betas: tuple[float, float],
+    step: float,
+    bound: float,
+    left: float,
+) -> None:
+    """Set the second moments of Adam so that its coming step divides by the root of ``squares``, plus eps.
+
+    Or by more, where its first moment would move an element by more than ``bound`` learning rates. Adam adds the square
+    of this gradient to what it is given, so that may be less than 0 until it has.
+
+    Args:
+        seconds: exp_avg_sq of the tensors, which are written, whatever they held.
+        firsts: exp_avg, of their dtype and size.
+        grads: as Adam's moments take them in, of the same dtype.
+        squares: of the arithmetic type: float64 for float64, else float32.
+        floors: what the squares of a row count for at least, of the same type; as many for each tensor as it has
+            rows. None for 0.
+        step: the number of the coming step, from 1 on.
+        left: at least this part of that square stays, from 0 to 1.
+    """
+    beta1, beta2 = betas
+    if not (0 <= beta1 < 1 and 0 < beta2 < 1 and step >= 1 and bound > 0 and 0 <= left <= 1):
+        raise ValueError(
+            f"betas must be in [0, 1) and (0, 1), step from 1, bound above 0, left in [0, 1]; got {betas}, {step}, "
+            f"{bound}, {left}"
+        )
+    row_lengths = []
+    for i, second in enumerate(seconds):
+        count, rows = second.numel(), floors[i].numel() if floors else 1
+        if rows and count % rows:
+            raise ValueError(f"{count} elements cannot be in {rows} equal rows")
+        row_lengths.append(max(1, count // max(1, rows)))
+    columns = (seconds, firsts, grads, squares, floors, row_lengths)
+    run.adam_hold(*columns, betas=betas, step=step, bound=bound, left=left)

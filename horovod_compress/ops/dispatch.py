@@ -1,101 +1,124 @@
-"""Runs rows of :mod:`.table`: checks all tensors of a batch, then calls the kernel of their device, or the reference.
+"""Runs rows of :mod:`.table`: checks all arrays, then calls the kernel of their device, or the reference.
 
-A batch costs one call, and on CUDA one launch of each kernel, whatever the number of its tensors. They are of one dtype
-and on one device, and share no memory. One tensor is a batch of one. Counts are numbers on the CPU, and an array on
-CUDA: nothing waits for them.
+``run.<name>`` takes the members of a row in their order, then its arrays and its options. A batch costs one call, and
+on CUDA one launch of each kernel, whatever the number of its tensors. They are of one dtype and on one device, and
+share no memory. One tensor is a batch of one. Counts are numbers on the CPU, and an array on CUDA: nothing waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import update_wrapper
-from typing import Any, Generic, NoReturn, ParamSpec, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import legality
-from .table import BY_NAME, COUNT, Array, Kind, Number, Operation, Size
-
-P = ParamSpec("P")
+from . import legality, sizes
+from .table import ANY_LENGTH, BY_NAME, COUNT, Array, Dtype, Number, Operation
 
 #: A member of all tensors of a batch; None for none, or for zeros.
 Column = Sequence[Any] | None
+#: A number for each tensor of a batch.
 Counts = Tensor | list[int]
 
 
-class Batch(Protocol):
-    """Checks a batch and runs an operation on it; returns the counts, if it has any."""
+class _Runners:
+    """What runs each row, made when it is asked for first.
 
-    def __call__(
-        self,
-        columns: Sequence[Column],
-        common: Sequence[object] = (),
-        options: Mapping[str, Any] = ...,
-        given: torch.dtype | None = None,
-        packed: Callable[[int], int] | None = None,
-    ) -> Counts:
-        """Run the operation.
-
-        Args:
-            columns: of the members in their order, but for ``count``.
-            common: what else the kernel takes, behind the dtypes.
-            options: the same, by the names that the reference has for it.
-            given: the dtype of the array that has it from an option.
-            packed: the length of the array that has it from an option.
-        """
-
-
-def batch(name: str) -> Batch:
-    """Return what runs an operation.
-
-    Its text is made of the operation's row, as that of a dataclass is made of its fields: to walk through the row for
-    each tensor takes longer than a kernel does on a small one.
+    Its text is made of the row, as that of a dataclass is made of its fields: to walk through the row in each call, and
+    for each tensor, takes longer than a kernel does on a small one.
     """
-    row = BY_NAME[name]
-    beside = {"torch": torch, "legality": legality, "ROW": row}
-    functions = {"refuse_lengths": _refuse_lengths, "by_reference": _by_reference}
-    space: dict[str, Any] = {**vars(legality), **beside, **functions}
-    exec(compile("\n".join(_text(row)), f"<batch of {name}>", "exec"), space)  # noqa: S102  text of this package
-    made: Batch = space[name]
-    return made
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in BY_NAME:
+            raise AttributeError(f"no kernel is named {name!r}")
+        row = BY_NAME[name]
+        functions = {"refuse_lengths": _refuse_lengths, "by_reference": _by_reference}
+        space: dict[str, Any] = {**vars(legality), **vars(sizes), **functions, "legality": legality, "ROW": row}
+        text = "\n".join(_batch_text(row) if row.members else _text(row))
+        exec(compile(text, f"<call of {name}>", "exec"), space)  # noqa: S102  text of this package
+        made: Callable[..., Any] = space[name]
+        setattr(self, name, made)
+        return made
+
+
+run = _Runners()
 
 
 # ---- text ---------------------------------------------------------------------------------------
 
 
-def _text(row: Operation) -> list[str]:
+def _batch_text(row: Operation) -> list[str]:
+    """Return the function of a row whose kernel takes batches: ``x_`` is the column of a member x."""
     arrays = [member for member in row.members if isinstance(member, Array)]
-    compared = {name for member in arrays if member.disjoint for name in (member.name, *member.disjoint)}
-    numbers = [line for member in row.given if isinstance(member, Number) for line in _number(member)]
-    checks = [*numbers, *[line for member in arrays for line in _array(member, row, compared)]]
+    columns = [f"{member.name}_" for member in row.given]
+    more = [*(array.name for array in row.arrays), *row.options.split()]
+    checks = [line for member in row.given if isinstance(member, Number) for line in _number(member)]
+    checks += [line for array in arrays for line in _checked(array, f"{array.name}_", row, _compared(arrays))]
+    checks += [line for array in arrays for line in _disjoint(array, arrays)]
     members = ", ".join("n" if m is COUNT else f"{m.name}_at" if isinstance(m, Array) else m.name for m in row.members)
-    codes = "".join(f"_DTYPES[{name}_kind], " for name in row.typed)
-    call = f"native.{row.name}(rows, {codes}*common, "
     return [
-        f"def {row.name}(columns, common=(), options={{}}, given=None, packed=None):",
-        f"    {', '.join(f'{member.name}_' for member in row.given)} = columns",
+        f"def {row.name}({', '.join([*columns, *more])}):",
         f"    number = len({row.of}_)",
         f"    if {' or '.join(_differs(member) for member in row.given)}:",
-        "        refuse_lengths(ROW, columns, number)",
+        f"        refuse_lengths(ROW, ({', '.join(columns)},), number)",
         "    if not number:",
-        "        return []",
+        f"        return {[] if row.counts else None}",
         f"    native, device, launch = backend({row.of}_[0])",
-        *[f"    {member.name}_kind = {_kind(member, row)}" for member in sorted(arrays, key=_after_others)],
+        *[f"    {line}" for array in _in_order(arrays) for line in _kind(array, f"{array.name}_[0]", row)],
+        *[f"    {line}" for line in row.first],
+        *[f"    {line}" for array in row.arrays for line in [*_kind(array, array.name, row), *_addresses(array)]],
         "    rows = []",
         f"    for i, array in enumerate({row.of}_):",
         "        n = array.numel()",
         *[f"        {line}" for line in checks],
         f"        rows.append(({members}))",
         "    if legality.REFERENCE:",
-        "        return by_reference(ROW, columns, number, options)",
-        *([] if row.counts else [f"    {call}launch)", "    return []"]),
-        "    if device < 0:",
-        f"        return {call}0, launch)",
-        "    counts = torch.empty(number, dtype=torch.int64, device=f'cuda:{device}')",
-        f"    {call}counts.data_ptr(), launch)",
-        "    return counts",
+        f"        return by_reference(ROW, ({', '.join(columns)},), number, {_named(more)})",
+        *[f"    {line}" for line in _call(row, "number", "counts")],
+    ]
+
+
+def _text(row: Operation) -> list[str]:
+    """Return the function of a row whose kernel takes its arrays once."""
+    names = [array.name for array in row.arrays]
+    arguments = [*names, *row.options.split()]
+    of, compared = row.of, _compared(row.arrays)
+    found = "legality.REFERENCE or legality.CPU, -1, None" if row.on_host else f"backend({of})"
+    checks = [line for array in row.arrays if not array.by_rank for line in _checked(array, array.name, row, compared)]
+    checks += [line for array in row.arrays if array.by_rank for line in _addresses(array)]
+    checks += [line for array in row.arrays for line in _disjoint(array, row.arrays)]
+    return [
+        f"def {row.name}({', '.join(arguments)}):",
+        f"    native, device, launch = {found}",
+        f"    n = {of}.numel()",
+        *[f"    {line}" for array in _in_order(row.arrays) for line in _kind(array, array.name, row)],
+        *[f"    {line}" for line in [*row.first, *checks]],
+        "    if legality.REFERENCE:",
+        f"        return legality.REFERENCE.{row.name}(**{_named(arguments)})",
+        *[f"    {line}" for line in _call(row, "1", "counter")],
+    ]
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"dict({', '.join(f'{name}={name}' for name in names)})"
+
+
+def _call(row: Operation, number: str, counts: str) -> list[str]:
+    """Return the lines that call the kernel."""
+    call = f"native.{row.name}({row.call}, "
+    if row.on_host:
+        return [f"return {call[:-2]})"]
+    if not row.counts:
+        return [f"return {call}launch)"]
+    return [
+        "if device < 0:",
+        f"    return {call}0, launch)",
+        f"{counts} = torch.empty({number}, dtype=torch.int64, device=f'cuda:{{device}}')",
+        f"{call}{counts}.data_ptr(), launch)",
+        f"return {counts}",
     ]
 
 
@@ -105,17 +128,22 @@ def _differs(member: Array | Number) -> str:
     return f"{member.name}_ is not None and " * may_lack + f"len({member.name}_) != number"
 
 
-def _after_others(member: Array) -> bool:
-    return member.kind is Kind.WORK  # it is that of another one
+def _in_order(arrays: Sequence[Array]) -> list[Array]:
+    """Return arrays, with those behind others whose dtype depends on theirs."""
+    return sorted(arrays, key=lambda array: array.kind is Dtype.WORK or isinstance(array.kind, str))
 
 
-def _kind(array: Array, row: Operation) -> str:
-    """Return the expression of an array's dtype."""
-    if array.kind is Kind.ANY:
-        return f"floating({array.name!r}, {array.name}_[0])"
-    if array.kind is Kind.WORK:
-        return f"work_dtype({row.of}_kind)"
-    return "given" if array.kind is Kind.GIVEN else str(array.kind)
+def _kind(array: Array, first: str, row: Operation) -> list[str]:
+    """Return the lines that find the dtype of an array."""
+    name, kind = array.name, array.kind
+    if kind is Dtype.ANY:
+        lines = [f"{name}_kind = {first}.dtype", f"if {name}_kind not in _DTYPES: dtype_code({name!r}, {first})"]
+    else:
+        work, wide = f"WORK_DTYPES[{row.of}_kind]", f"wide({name!r}, {first})"
+        found = work if kind is Dtype.WORK else wide if kind is Dtype.WIDE else str(kind)
+        lines = [f"{name}_kind = {found}"]
+    code = f"{name}_code"
+    return [*lines, f"{code} = _DTYPES[{name}_kind]"] if code in row.call else lines
 
 
 def _number(member: Number) -> list[str]:
@@ -124,25 +152,49 @@ def _number(member: Number) -> list[str]:
     return [value, member.check] if member.check else [value]
 
 
-def _array(member: Array, row: Operation, compared: Collection[str]) -> list[str]:
-    """Return the lines that check an array of a tensor and take its address."""
-    name, size = member.name, member.size.value
-    differs = "" if member.size is Size.OTHER or name == row.of else f" or array.numel() != {size}"
+def _addresses(array: Array) -> list[str]:
+    """Return the line that checks an array of each rank and takes their addresses."""
+    name = array.name
+    given = f"{name} or ()" if array.optional else name
+    if array.size == ANY_LENGTH:
+        return [f"{name}_at = checked_sections({given}, device)"]
+    return [f"{name}_at = checked_each({name!r}, {given}, {name}_kind, {array.size}, device)"]
+
+
+def _checked(array: Array, given: str, row: Operation, compared: Collection[str]) -> list[str]:
+    """Return the lines that check an array and take its address."""
+    name, x = array.name, "array" if row.members else array.name
+    size = array.size or f"{x}.numel()"
+    differs = "" if array.size == ANY_LENGTH or (name == row.of and size == "n") else f" or {x}.numel() != {size}"
     lines = [
-        f"array = {name}_[i]",
+        *[f"{x} = {given}[i]" for _ in row.members[:1]],
         # Where it is as it should be on the CPU, it need not be asked how.
-        f"if device >= 0 or array.dtype is not {name}_kind{differs} or not array.is_contiguous() or not array.is_cpu:",
-        f"    checked({name!r}, array, {name}_kind, {size}, device)",
-        f"{name}_at = array.data_ptr()",
-        *[f"{name}_end = {name}_at + array.nbytes" for _ in {name}.intersection(compared)],
-        *[
-            f"if {name}_at < {other}_end and {other}_at < {name}_end: refuse_overlap({name!r}, {other!r})"
-            for other in member.disjoint
-        ],
+        f"if device >= 0 or {x}.dtype is not {name}_kind{differs} or not {x}.is_contiguous() or not {x}.is_cpu:",
+        f"    checked({name!r}, {x}, {name}_kind, {size}, device)",
+        f"{name}_at = {x}.data_ptr()",
+        *[f"{name}_end = {name}_at + {x}.nbytes" for _ in {name}.intersection(compared)],
     ]
-    if not member.optional:
+    if not array.optional:
         return lines
-    return [f"{name}_at = {name}_end = 0", f"if {name}_ is not None:", *[f"    {line}" for line in lines]]
+    return [f"{name}_at = {name}_end = 0", f"if {given} is not None:", *[f"    {line}" for line in lines]]
+
+
+def _compared(arrays: Sequence[Array]) -> set[str]:
+    """Return the arrays that are compared with others."""
+    return {name for array in arrays if array.disjoint for name in (array.name, *array.disjoint.split())}
+
+
+def _disjoint(array: Array, arrays: Sequence[Array]) -> list[str]:
+    """Return the lines that refuse what an array shares with those that it may not."""
+    mine, lines = array.name, []
+    for other in array.disjoint.split():
+        if next(each for each in arrays if each.name == other).by_rank:
+            given = f"if {mine} is not None: " * array.optional
+            lines.append(f"{given}check_apart_from_each({mine!r}, {mine}, {other!r}, {other})")
+        else:
+            shared = f"{mine}_at < {other}_end and {other}_at < {mine}_end"
+            lines.append(f"if {shared}: refuse_overlap({mine!r}, {other!r})")
+    return lines
 
 
 # ---- beside the text ----------------------------------------------------------------------------
@@ -155,7 +207,7 @@ def _refuse_lengths(row: Operation, columns: Sequence[Column], number: int) -> N
     raise AssertionError("the columns are as long as they should be")
 
 
-def _by_reference(row: Operation, columns: Sequence[Column], number: int, options: Mapping[str, Any]) -> list[int]:
+def _by_reference(row: Operation, columns: Sequence[Column], number: int, options: Mapping[str, Any]) -> Any:
     """Run the reference tensor by tensor: it takes the members by their names."""
     rule: Callable[..., Any] = getattr(legality.REFERENCE, row.name)
     named = [
@@ -163,24 +215,22 @@ def _by_reference(row: Operation, columns: Sequence[Column], number: int, option
         for member, column in zip(row.given, columns, strict=True)
         if column is not None or isinstance(member, Array)
     ]
-    return [rule(**{name: column[i] for name, column in named}, **options) for i in range(number)]
+    found = [rule(**{name: column[i] for name, column in named}, **options) for i in range(number)]
+    return found if row.counts else None
 
 
-# ---- counts -------------------------------------------------------------------------------------
+@contextmanager
+def by_reference() -> Iterator[None]:
+    """Run references instead of kernels in a block, as ``HVC_KERNELS=reference`` does everywhere."""
+    from . import reference
+
+    before, legality.REFERENCE = legality.REFERENCE, reference
+    try:
+        yield
+    finally:
+        legality.REFERENCE = before
 
 
 def as_tensor(counts: Counts) -> Tensor:
     """Return counts as an array."""
     return counts if isinstance(counts, Tensor) else torch.from_numpy(np.array(counts, dtype=np.int64))
-
-
-class Counted(Generic[P]):
-    """A function for batches that counts: called, it returns an array of counts."""
-
-    def __init__(self, function: Callable[P, Counts]) -> None:
-        self.counts = function
-        update_wrapper(self, function)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
-        """Return a count for each tensor."""
-        return as_tensor(self.counts(*args, **kwargs))

@@ -1,66 +1,228 @@
-"""The operations of QSGD: records, and sections of Elias codes.
+"""The operations of rounding at random: norms of rows, codes on a scale, records and sections of QSGD.
 
-Records and their codes are laid out as ``rules/qsgd.h`` says, sections as ``rules/elias.h`` says. Random
-bits are drawn for elements as in :func:`.uniform_encode_all`. A block's norm is the largest ``|x|``
-(``norm`` 0) or the root of the sum of squares (``norm`` 2), in float32 whatever the gradient is.
+Norms are float32, float64 for float64 gradients, one for each ``row_length`` elements, no less than any magnitude
+there; 0 gives codes 0. 16 random bits decide how an element is rounded: the probability is right to 2**-17. Offsets say
+which element of the key's stream the first one of a tensor is; None for 0.
+
+QSGD's records and their codes are laid out as ``rules/qsgd.h`` says, sections as ``rules/elias.h`` says. A block's norm
+is the largest ``|x|`` (``norm`` 0) or the root of the sum of squares (``norm`` 2), in float32 whatever the gradient is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from .dispatch import Counted, Counts, batch
+from .dispatch import Counts, run
 from .keys import Key
-from .legality import (
-    REFERENCE,
-    backend,
-    check_apart,
-    check_draws,
-    check_one_of,
-    check_parts,
-    checked,
-    checked_each,
-    checked_room,
-    checked_sections,
-    counted,
-    draw_stream,
-    dtype_code,
-    row_count,
-)
+from .legality import CODE_BITS, POWERS, WORK_DTYPES, check_headroom, check_levels, check_one_of
+from .sizes import check_blocks
 
 __all__ = [
-    "elias_bound",
+    "count_nonfinite",
     "elias_decode",
     "elias_encode",
-    "qsgd_decode",
+    "exponential_decode_all",
+    "exponential_encode_all",
+    "exponential_fold",
+    "exponential_merge",
+    "moments_offer_all",
+    "norm_offer_all",
     "qsgd_decode_all",
-    "qsgd_encode",
     "qsgd_encode_all",
     "qsgd_fold",
-    "qsgd_record_bytes",
+    "uniform_add",
+    "uniform_decode_all",
+    "uniform_encode_all",
+    "uniform_fold",
 ]
 
-_ENCODE, _DECODE = batch("qsgd_encode"), batch("qsgd_decode")
 
-#: Elements that may share a norm: a multiple of BLOCK_UNIT, so that the codes of a block are whole words.
-BLOCK_UNIT, MOST_BLOCK = 64, 8192
-#: Elements whose Elias codes share a stream.
-ELIAS_RANGE = 8192
-NORM_BYTES = 4
+# ---- norms --------------------------------------------------------------------------------------
+
+
+def norm_offer_all(
+    grads: Sequence[Tensor], norms: Sequence[Tensor], row_lengths: Sequence[int], *, power: int = 0
+) -> Counts:
+    """Write the norm of every ``row_length`` elements; return how many elements are not finite.
+
+    Those count as 0 in the norm.
+
+    Args:
+        norms: with ``power`` 0 the largest ``|x|``, float32 (float64 for float64 gradients); with
+            1, 2 or 4 the sum of ``|x| ** power``, float64, summed in one fixed order.
+    """
+    check_one_of("power", power, POWERS)
+    return run.norm_offer(grads, row_lengths, norms, power=power)
+
+
+def moments_offer_all(
+    grads: Sequence[Tensor], largest: Sequence[Tensor], squares: Sequence[Tensor], row_lengths: Sequence[int]
+) -> Counts:
+    """Write the largest ``|x|`` and the sum of squares of every row; return how many elements are not finite.
+
+    It is :func:`norm_offer_all` with powers 0 and 2 in one pass.
+    """
+    return run.moments_offer(grads, row_lengths, largest, squares)
+
+
+def count_nonfinite(grad: Tensor) -> int | Tensor:
+    """Return how many elements are not finite."""
+    rows = max(grad.numel(), 1)
+    norms = grad.new_empty(min(grad.numel(), 1), dtype=WORK_DTYPES.get(grad.dtype, grad.dtype))
+    return norm_offer_all([grad], [norms], [rows])[0]
+
+
+# ---- levels -------------------------------------------------------------------------------------
+
+
+def uniform_encode_all(
+    grads: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    codes: Sequence[Tensor],
+    key: Key,
+    *,
+    bits: int,
+    levels: int,
+    offsets: Sequence[int] | None = None,
+    bounds: Sequence[Tensor] | None = None,
+) -> None:
+    """Round ``grad / norm * levels`` to a whole number, up or down at random, without bias.
+
+    A whole number stays what it is.
+
+    Args:
+        codes: see :func:`.code_layout`.
+        levels: the code of the norm, below ``2 ** (bits - 1)``.
+        bounds: like norms: a larger magnitude than this counts as this. None for no bounds.
+    """
+    check_levels(bits, levels)
+    _check_rows(grads, row_lengths, bits)
+    run.uniform_encode(grads, norms, row_lengths, offsets, codes, bounds, key=key, bits=bits, levels=levels)
+
+
+def uniform_decode_all(
+    codes: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    grads: Sequence[Tensor],
+    *,
+    bits: int,
+    scale: float,
+) -> None:
+    """Write ``(code * scale) * norm`` over the gradients."""
+    check_one_of("bits", bits, CODE_BITS)
+    _check_rows(grads, row_lengths, bits)
+    run.uniform_decode(codes, norms, row_lengths, grads, bits=bits, scale=scale)
+
+
+def uniform_add(into: Tensor, other: Tensor, *, bits: int) -> None:
+    """Add codes of :func:`uniform_encode`, each modulo ``2 ** bits``; none carries into its neighbour."""
+    check_one_of("bits", bits, (4, 8, 16))
+    run.uniform_add(into, other, bits)
+
+
+def uniform_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, sum_bits: int) -> None:
+    """Write the sums of some ranks' codes of :func:`uniform_encode`, in other widths.
+
+    Sums that do not fit into ``sum_bits`` are wrong.
+
+    Args:
+        parts: codes of ``bits`` bits, 2 to 8; see :func:`.code_layout`.
+        out: codes of ``sum_bits`` bits, 2 to 8; apart from the parts.
+        count: how many codes there are.
+    """
+    check_one_of("bits", bits, CODE_BITS[:-1])
+    check_one_of("sum_bits", sum_bits, CODE_BITS[:-1])
+    run.uniform_fold(parts, out, count, bits, sum_bits)
+
+
+# ---- powers of two ------------------------------------------------------------------------------
+
+
+def exponential_encode_all(
+    grads: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    codes: Sequence[Tensor],
+    key: Key,
+    *,
+    bits: int,
+    headroom: int,
+    offsets: Sequence[int] | None = None,
+) -> None:
+    """Round ``grad / norm`` to a power of two, up or down at random, without bias.
+
+    A code is a sign (the top bit) and an exponent ``e``, for ``norm * 2 ** (headroom - e)``; 0 is
+    zero.
+
+    Args:
+        bits: 8, or 4 with two codes to a byte.
+        headroom: the exponent of the norm itself; sums may come down to 1.
+    """
+    check_headroom(bits, headroom)
+    _check_rows(grads, row_lengths, bits)
+    run.exponential_encode(grads, norms, row_lengths, offsets, codes, key=key, bits=bits, headroom=headroom)
+
+
+def exponential_decode_all(
+    codes: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    grads: Sequence[Tensor],
+    *,
+    bits: int,
+    headroom: int,
+    scale: float,
+) -> None:
+    """Write ``(+-2 ** (headroom - e) * scale) * norm`` over the gradients."""
+    check_headroom(bits, headroom)
+    _check_rows(grads, row_lengths, bits)
+    run.exponential_decode(codes, norms, row_lengths, grads, bits=bits, headroom=headroom, scale=scale)
+
+
+def exponential_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: int = 0) -> None:
+    """Replace codes by codes of the sums, at random, without bias; see ``rules/exponential.h``.
+
+    A number that is 2**16 or more times smaller than the other is dropped.
+
+    Args:
+        offset: which element of the stream the first code is.
+    """
+    check_one_of("bits", bits, (4, 8))
+    run.exponential_merge(into, other, key, bits, offset)
+
+
+def exponential_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
+    """Write codes of the mean of some ranks' codes of :func:`.exponential_encode`, rounded again without bias.
+
+    Codes have 8 bits; numbers are added in the order of the list, in float32.
+
+    Args:
+        out: uint8; may be one of the parts.
+        offset: which element of the stream the first one is.
+    """
+    if not 1 <= headroom <= 31:
+        raise ValueError(f"headroom must be in [1, 31], got {headroom}")
+    run.exponential_fold(parts, out, key, headroom, offset)
+
+
+def _check_rows(grads: Sequence[Tensor], row_lengths: Sequence[int], bits: int) -> None:
+    """Refuse rows that would share a byte."""
+    unit = 8 // math.gcd(bits, 8)
+    if unit == 1:
+        return
+    for grad, row_length in zip(grads, row_lengths, strict=True):
+        if row_length % unit and row_length < grad.numel():
+            raise ValueError(f"row_length must be a multiple of {unit} where codes share bytes, got {row_length}")
+
 
 # ---- records ------------------------------------------------------------------------------------
 
 
-def qsgd_record_bytes(bits: int, block: int) -> int:
-    """Return the bytes of a record: the norm and the codes of a block."""
-    check_shape(bits, block, 0)
-    return NORM_BYTES + block * bits // 8
-
-
-@Counted
 def qsgd_encode_all(
     grads: Sequence[Tensor],
     records: Sequence[Tensor],
@@ -79,21 +241,8 @@ def qsgd_encode_all(
         block: how many elements share a norm.
         offsets: which element of the stream the first one of each tensor is; None for 0.
     """
-    check_shape(bits, block, norm)
-    size = qsgd_record_bytes(bits, block)
-    for grad, offset in zip(grads, offsets or (), strict=False):
-        check_draws(offset, row_count(grad.numel(), block) * block)
-    options = {"key": key, "bits": bits, "block": block, "norm": norm}
-    return _ENCODE(
-        (grads, offsets, records), ((bits, block, norm), key.words()), options, None, lambda n: -(-n // block) * size
-    )
-
-
-def qsgd_encode(
-    grad: Tensor, records: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
-) -> int | Tensor:
-    """Do :func:`qsgd_encode_all` for one tensor."""
-    return qsgd_encode_all.counts([grad], [records], key, bits=bits, block=block, norm=norm, offsets=[offset])[0]
+    check_blocks(bits, block, norm)
+    return run.qsgd_encode(grads, offsets, records, key=key, bits=bits, block=block, norm=norm)
 
 
 def qsgd_fold(
@@ -114,43 +263,16 @@ def qsgd_fold(
         out: may be one of the parts.
         offset: which element of the stream the first one is.
     """
-    native, device, launch = backend(out)
-    check_shape(bits, block, norm)
-    check_parts(parts)
-    size, rest = divmod(out.numel(), qsgd_record_bytes(bits, block))
-    if rest:
-        raise ValueError(f"out must hold whole records of {qsgd_record_bytes(bits, block)} bytes, {rest} are left")
-    out_at = checked("out", out, torch.uint8, out.numel(), device)
-    parts_at = checked_each("parts", parts, torch.uint8, out.numel(), device)
-    stream = draw_stream(key, offset, size * block)
-    if REFERENCE:
-        REFERENCE.qsgd_fold(parts, out, key, bits=bits, block=block, norm=norm, offset=offset)
-    else:
-        native.qsgd_fold(parts_at, len(parts), size, (bits, block, norm), stream, offset, out_at, launch)
+    check_blocks(bits, block, norm)
+    run.qsgd_fold(parts, out, key, bits, block, norm, offset)
 
 
 def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float) -> None:
     """Write ``(code * scale) * norm`` over the gradients."""
-    size = qsgd_record_bytes(bits, block)
-    options = {"bits": bits, "block": block, "scale": scale}
-    _DECODE((records, grads), ((bits, block, 0), scale), options, None, lambda n: -(-n // block) * size)
-
-
-def qsgd_decode(records: Tensor, grad: Tensor, *, bits: int, block: int, scale: float) -> None:
-    """Do :func:`qsgd_decode_all` for one tensor."""
-    qsgd_decode_all([records], [grad], bits=bits, block=block, scale=scale)
+    run.qsgd_decode(records, grads, bits=bits, block=block, scale=scale)
 
 
 # ---- Elias codes --------------------------------------------------------------------------------
-
-
-def elias_bound(count: int, *, bits: int, block: int) -> int:
-    """Return the most bytes that the section of a tensor takes: ``2 * bits - 1`` bits for each element."""
-    check_shape(bits, block, 0)
-    length = max(1, ELIAS_RANGE // block) * block
-    ranges, rest = divmod(count, length)
-    streams = ranges * -(-(2 * bits - 1) * length // 8) + -(-(2 * bits - 1) * rest // 8)
-    return 4 * row_count(count, length) + NORM_BYTES * row_count(count, block) + streams
 
 
 def elias_encode(
@@ -161,18 +283,8 @@ def elias_encode(
     Args:
         out: uint8, at least :func:`elias_bound` of them.
     """
-    native, device, launch = backend(grad)
-    count, code = grad.numel(), dtype_code("grad", grad)
-    check_shape(bits, block, norm)
-    grad_at = checked("grad", grad, grad.dtype, count, device)
-    out_at = checked_room("out", out, elias_bound(count, bits=bits, block=block), device)
-    check_apart("out", out, "grad", grad)
-    stream = draw_stream(key, offset, row_count(count, block) * block)
-    if REFERENCE:
-        used, bad = REFERENCE.elias_encode(grad, out, key, bits=bits, block=block, norm=norm, offset=offset)
-    else:
-        used, bad = native.elias_encode(grad_at, code, count, (bits, block, norm), stream, offset, out_at, 0, launch)
-    return int(used), int(bad)
+    check_blocks(bits, block, norm)
+    return run.elias_encode(grad, out, key, bits, block, norm, offset)
 
 
 def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: int, scale: float) -> int | Tensor:
@@ -181,24 +293,5 @@ def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: 
     Returns:
         The number of malformed ranges of all sections, a tensor on CUDA. If it is not 0, ``grad`` holds anything.
     """
-    native, device, launch = backend(grad)
-    count, code = grad.numel(), dtype_code("grad", grad)
-    check_shape(bits, block, 0)
-    grad_at = checked("grad", grad, grad.dtype, count, device)
-    sections_at = checked_sections(sections, device)
-    if REFERENCE:
-        return int(REFERENCE.elias_decode(sections, grad, bits=bits, block=block, scale=scale))
-    arguments = (sections_at, len(sections_at), code, count, (bits, block, 0), scale, grad_at)
-    return counted(native.elias_decode, arguments, device, launch)
-
-
-# ---- legality -----------------------------------------------------------------------------------
-
-
-def check_shape(bits: int, block: int, norm: int) -> None:
-    """Refuse a form of QSGD's records that no kernel has."""
-    if not 2 <= bits <= 8:
-        raise ValueError(f"bits must be in [2, 8], got {bits}")
-    if not BLOCK_UNIT <= block <= MOST_BLOCK or block % BLOCK_UNIT:
-        raise ValueError(f"block must be a multiple of {BLOCK_UNIT}, at most {MOST_BLOCK}, got {block}")
-    check_one_of("norm", norm, (0, 2))
+    check_blocks(bits, block, 0)
+    return run.elias_decode(sections, grad, bits, block, scale)

@@ -1,38 +1,38 @@
-"""One row for each operation on the tensors of a batch: what each array is, and where kernels may not write.
+"""One row for each kernel: what its arrays are, where it may not write, and how it is called.
 
 From a row come, in :mod:`.dispatch`, the checks of the arguments and the call of the compiled kernel or its reference,
-and the cases of the kernel's tests. Members stand in the order of the structs in csrc/kernels.h.
+and the cases of the kernel's tests. A kernel of batches takes members of each tensor, in the order of the structs in
+csrc/kernels.h; others take their arrays once.
+
+What depends on a call is an expression: of the sizes and lengths of arrays, of the options, of ``n``, the elements of
+the array ``of``, and of the functions of :mod:`.sizes` and :mod:`.legality`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import torch
 
-
-class Size(Enum):
-    """How many elements an array of a tensor of ``n`` elements has."""
-
-    COUNT = "n"
-    ROWS = "-(-n // row_length)"
-    WORDS = "(n + 63) >> 6"
-    PACKED = "packed(n)"  # the call says how many codes or records take
-    OTHER = "array.numel()"  # checked elsewhere
+#: How many elements an array has, for a tensor of ``n`` elements.
+ROWS, WORDS = "-(-n // row_length)", "(n + 63) >> 6"
+#: Whatever an array has: its length is checked elsewhere, if at all.
+ANY_LENGTH = ""
 
 
-class Kind(Enum):
-    """A dtype that depends on the tensors; a ``torch.dtype`` stands for itself."""
+class Dtype(Enum):
+    """A dtype that depends on the tensors; a ``torch.dtype`` stands for itself, a text for the dtype that it gives."""
 
-    ANY = "any"  # floating, the same in all of the batch
+    ANY = "any"  # floating, the same in all of a batch
     WORK = "work"  # of the arithmetic for `Operation.of`: float64 for float64, else float32
-    GIVEN = "given"  # by the call
+    WIDE = "wide"  # float32 or float64
 
 
 @dataclass(frozen=True)
 class Member:
-    """What a kernel takes of each tensor."""
+    """What a kernel takes, of each tensor or once."""
 
     name: str
 
@@ -44,13 +44,21 @@ class Member:
 
 @dataclass(frozen=True)
 class Array(Member):
-    """An array of each tensor."""
+    """An array.
 
-    kind: Kind | torch.dtype
-    size: Size = Size.COUNT
+    Attributes:
+        size: how many elements it has.
+        disjoint: arrays that it may not share memory with.
+        by_rank: it is a list, with one array for each rank, or for each row of what is kept. Their addresses are what
+            the kernel takes; where they are of any length, pairs of addresses and lengths.
+    """
+
+    kind: Dtype | torch.dtype | str
+    size: str = "n"
     optional: bool = False
     written: bool = False
-    disjoint: tuple[str, ...] = ()  # earlier arrays that it may not share memory with
+    disjoint: str = ""
+    by_rank: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,19 +70,29 @@ class Number(Member):
 
 @dataclass(frozen=True)
 class Operation:
-    """What is known of one operation.
+    """What is known of one kernel.
 
-    Args:
+    Attributes:
+        call: what the kernel takes, but for the counter and how to launch it: ``rows`` are the members of all tensors,
+            ``x_at`` and ``x_code`` are the address and the dtype of an array x.
+        members: what it takes of each tensor of a batch; none where it takes no batches.
+        arrays: what it takes once.
+        options: what else a call gives, by the names that the reference has for it.
+        first: statements that go before the checks of arrays.
         of: the array whose elements are counted, and whose dtype is that of the work.
-        typed: arrays whose dtypes are passed to the kernel.
-        counts: whether it returns a number for each tensor.
+        counts: whether it counts something, of each tensor of a batch or in all.
+        on_host: whether arrays have to be in host memory, whatever the device of the step.
     """
 
     name: str
-    members: tuple[Array | Number, ...]
+    call: str
+    members: tuple[Array | Number, ...] = ()
+    arrays: tuple[Array, ...] = ()
+    options: str = ""
+    first: tuple[str, ...] = ()
     of: str = "grad"
-    typed: tuple[str, ...] = ("grad",)
     counts: bool = False
+    on_host: bool = False
 
     @property
     def given(self) -> tuple[Array | Number, ...]:
@@ -82,88 +100,223 @@ class Operation:
         return tuple(member for member in self.members if member is not COUNT)
 
 
-def new(
-    name: str, kind: Kind | torch.dtype, size: Size = Size.COUNT, *, optional: bool = False, disjoint: str = ""
-) -> Array:
-    """Return an array that is written."""
-    return Array(name, kind, size, optional, written=True, disjoint=tuple(disjoint.split()))
-
-
-ROWS, WORDS, PACKED = Size.ROWS, Size.WORDS, Size.PACKED
+new, maybe, each = partial(Array, written=True), partial(Array, optional=True), partial(Array, by_rank=True)
+ANY, WORK, WIDE = Dtype.ANY, Dtype.WORK, Dtype.WIDE
+U8, I32, I64, F32, F64 = torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64
 COUNT, ROW_LENGTH = Number("count"), Number("row_length", "row_count(n, row_length)")
 OFFSET, WORD_OFFSET = Number("offset", "check_draws(offset, n)"), Number("word_offset", "check_words(word_offset, n)")
-GRAD, RESIDUAL = Array("grad", Kind.ANY), Array("residual", Kind.WORK, optional=True)
-DIVISOR = Array("divisor", Kind.WORK, optional=True)
-NORMS, CODES = Array("norms", Kind.WORK, ROWS), Array("codes", Kind.GIVEN, PACKED)
-NEW_BITS, NEW_CODES = new("bits", torch.int64, WORDS), new("codes", Kind.GIVEN, PACKED, disjoint="grad")
-DECODED = new("grad", Kind.ANY, disjoint="codes")
+GRAD, RESIDUAL, DIVISOR = Array("grad", ANY), maybe("residual", WORK), maybe("divisor", WORK)
+INTO = new("into", I64, disjoint="other")
+CODES = ("code_layout(bits, 0)[0]", "code_layout(bits, n)[1]")
+NORMS, NEW_CODES = Array("norms", WORK, ROWS), new("codes", *CODES, disjoint="grad")
+CODED = (Array("codes", *CODES), NORMS, COUNT, ROW_LENGTH, new("grad", ANY, disjoint="codes"))
+PARTS = ("check_parts(parts)",)
+KEPT_ROWS = (each("before", I64, "words"), each("after", I64, "words", written=True))
+SHAPED = "before = kept_rows('before', before, states)", "after = kept_rows('after', after, states)"
+SECTIONS = each("sections", U8, ANY_LENGTH)
+RECORDS = "record_bytes(block) * -(-n // block)"
+TABLE_OF = "places = table_places(table, rows)"
+MATRIX = ("columns, rank = matrix_shape(n, rows, right)",)
+LEFT, RIGHT = ("left", WORK, "rank * rows"), ("right", WORK, "rank * columns")
 
 TABLE = (
+    # ---- signs
+    Operation("sign_pack", "x_at, x_code, n, bits_at", arrays=(Array("x", ANY), new("bits", I64, WORDS)), of="x"),
+    Operation("sign_offer", "rows, grad_code, ranks, key and key.words()",
+        (GRAD, RESIDUAL, DIVISOR, COUNT, ROW_LENGTH, WORD_OFFSET, new("bits", I64, WORDS),
+         new("steps", F32, ROWS, optional=True), new("sums", F64, ROWS, optional=True)),
+        options="ranks key", counts=True),
+    Operation("sign_decode", "rows, grad_code, FEEDBACK[feedback], decay, scale, key and key.words()",
+        (Array("bits", I64, WORDS), maybe("zeros", I64, WORDS), Array("steps", F32, ROWS), DIVISOR, COUNT, ROW_LENGTH,
+         WORD_OFFSET, new("grad", ANY, disjoint="divisor"),
+         new("residual", WORK, optional=True, disjoint="grad divisor")),
+        options="feedback decay scale key"),
+    Operation("two_value_offer", "rows, grad_code",
+        (GRAD, RESIDUAL, COUNT, ROW_LENGTH, new("bits", I64, WORDS), new("highs", F64, ROWS),
+         new("lows", F64, ROWS, disjoint="highs"), new("ones", I64, ROWS)),
+        counts=True),
+    Operation("two_value_decode", "rows, grad_code, bits_at, highs_at, lows_at, len(bits), own, scale",
+        (COUNT, ROW_LENGTH, Number("first_word", "check_inside('words', first_word, word_count(n), words)"),
+         Number("first_row", "check_inside('rows', first_row, row_count(n, row_length), number_of_rows)"),
+         new("grad", ANY), new("residual", WORK, disjoint="grad")),
+        (each("bits", I64, "words"), each("highs", F32, "number_of_rows"),
+         Array("lows", F32, "number_of_rows", optional=True, by_rank=True)),
+        options="own scale", first=("words, number_of_rows = bits[0].numel(), highs[0].numel()",)),
+    Operation("merge_bits", "into_at, other_at, n, weight_other, weight_into + weight_other, key.words(), word_offset",
+        arrays=(INTO, Array("other", I64)), options="weight_into weight_other key word_offset", of="into",
+        first=("check_odds(weight_other, weight_into + weight_other)", "check_words(word_offset, 64 * n)")),
     Operation(
-        "sign_offer",
-        (GRAD, RESIDUAL, DIVISOR, COUNT, ROW_LENGTH, WORD_OFFSET, NEW_BITS,
-         new("steps", torch.float32, ROWS, optional=True), new("sums", torch.float64, ROWS, optional=True)),
-        counts=True,
-    ),
+        "bernoulli_words", "out_at, n, numerator, denominator, key.words(), word_offset", arrays=(new("out", I64),),
+        options="numerator denominator key word_offset", of="out",
+        first=("check_odds(numerator, denominator)", "check_words(word_offset, 64 * n)")),
+    Operation("majority_fold", "parts_at, len(parts), count, out_at", options="count", of="out", first=PARTS,
+        arrays=(each("parts", I64, "word_count(count)"), new("out", I64, "word_count(count)"))),
+    Operation("shaped_merge", "into_at, other_at, n, ranks, before_at, after_at", of="into", options="ranks",
+        arrays=(INTO, Array("other", I64), *KEPT_ROWS), first=("words, states = n, ranks", *SHAPED)),
+    Operation("shaped_fold", "parts_at, states, n, out_at, before_at, after_at", of="out",
+        arrays=(each("parts", I64), new("out", I64), *KEPT_ROWS), first=("words, states = n, len(parts)", *SHAPED)),
+    Operation("ternary_fold", "parts_at, len(parts), words, out_at, before_at, after_at", of="out",
+        arrays=(each("parts", I64, "words"), new("out", I64), *KEPT_ROWS),
+        first=("words, states = unpacked_words(n), ternary_states(len(parts))", *SHAPED)),
     Operation(
-        "sign_decode",
-        (Array("bits", torch.int64, WORDS), Array("zeros", torch.int64, WORDS, optional=True),
-         Array("steps", torch.float32, ROWS), DIVISOR, COUNT, ROW_LENGTH, WORD_OFFSET,
-         new("grad", Kind.ANY, disjoint="divisor"), new("residual", Kind.WORK, optional=True, disjoint="grad divisor")),
-    ),
+        "ternary_unpack", "packed_at, words, bits_at, zeros_at", of="packed", first=("words = unpacked_words(n)",),
+        arrays=(Array("packed", I64), new("bits", I64, "words", disjoint="zeros"), new("zeros", I64, "words"))),
+    Operation("record_offer", "grad_at, residual_at, grad_code, n, block, RECORD_RULES[rule], records_at",
+        arrays=(GRAD, RESIDUAL, new("records", U8, RECORDS, disjoint="grad residual")), options="block rule",
+        first=("check_rule(rule, 'l1', 'l2')",), counts=True),
+    Operation("record_fold",
+        "parts_at, len(parts), kept_code, n, block, RECORD_RULES[rule], kept_at, left_at, out_at", of="kept",
+        arrays=(each("parts", U8, RECORDS), Array("kept", WIDE), new("left", "kept_kind", disjoint="kept"),
+                new("out", U8, RECORDS)),
+        options="block rule", first=("check_rule(rule, *RECORD_RULES)", *PARTS)),
+    Operation("record_decode", "records_at, scales_at, grad_code, n, block, float(scale), grad_at, residual_at",
+        arrays=(Array("records", U8, RECORDS), Array("scales", F32, "-(-n // block)"), new("grad", ANY),
+                new("residual", WORK, disjoint="grad")),
+        options="block scale"),
+    # ---- plain numbers
     Operation(
-        "two_value_offer",
-        (GRAD, RESIDUAL, COUNT, ROW_LENGTH, NEW_BITS, new("highs", torch.float64, ROWS),
-         new("lows", torch.float64, ROWS, disjoint="highs"), new("ones", torch.int64, ROWS)),
-        counts=True,
-    ),
+        "dense_offer", "rows, grad_code, out_code", (GRAD, RESIDUAL, COUNT, new("out", ANY, disjoint="grad residual")),
+        counts=True),
+    Operation("dense_add", "into_at, other_at, into_code, n", of="into",
+        arrays=(new("into", ANY, disjoint="other"), Array("other", "into_kind"))),
+    Operation("dense_decode", "rows, payload_code, grad_code, scale",
+        (Array("payload", ANY), COUNT, new("grad", ANY, disjoint="payload"),
+         new("residual", WORK, optional=True, disjoint="payload grad")),
+        options="scale"),
+    Operation("absorb", "grad_at, residual_at, momentum_at, float(factor), grad_code, n", options="factor",
+        arrays=(new("grad", ANY), new("residual", WORK, disjoint="grad"),
+                new("momentum", WORK, optional=True, disjoint="grad residual"))),
+    Operation("triad", "a_at, b_at, c_at, s, n", options="s", of="a",
+        arrays=(new("a", F32), Array("b", F32), Array("c", F32))),
+    Operation("adam_hold", "rows, second_code, adam_scales(betas, step, bound, left)",
+        (new("second", ANY), Array("first", ANY, disjoint="second"), Array("grad", ANY, disjoint="second"),
+         Array("square", WORK, disjoint="second"), maybe("floors", WORK, ANY_LENGTH), COUNT, ROW_LENGTH),
+        options="betas step bound left", of="second"),
+    # ---- codes on a scale
+    Operation("norm_offer", "rows, grad_code, power",
+        (GRAD, COUNT, ROW_LENGTH,
+         new("norms", "torch.float64 if power else WORK_DTYPES[grad_kind]", ROWS, disjoint="grad")),
+        options="power", counts=True),
+    Operation("moments_offer", "rows, grad_code",
+        (GRAD, COUNT, ROW_LENGTH, new("largest", WORK, ROWS, disjoint="grad"),
+         new("squares", F64, ROWS, disjoint="grad")),
+        counts=True),
+    Operation("uniform_encode", "rows, grad_code, bits, levels, key.words()",
+        (GRAD, NORMS, COUNT, ROW_LENGTH, OFFSET, NEW_CODES, maybe("bounds", WORK, ROWS)), options="key bits levels"),
+    Operation("uniform_add", "into_at, other_at, n, bits", options="bits", of="into",
+        arrays=(new("into", "code_layout(max(bits, 8), 0)[0]", disjoint="other"), Array("other", "into_kind"))),
     Operation(
-        "two_value_decode",
-        (COUNT, ROW_LENGTH, Number("first_word"), Number("first_row"),
-         new("grad", Kind.ANY), new("residual", Kind.WORK, disjoint="grad")),
-    ),
+        "uniform_fold", "parts_at, len(parts), count, bits, sum_bits, out_at", options="count bits sum_bits", of="out",
+        arrays=(each("parts", U8, "code_layout(bits, count)[1]"),
+                new("out", U8, "code_layout(sum_bits, count)[1]", disjoint="parts")),
+        first=PARTS),
+    Operation("uniform_decode", "rows, grad_code, bits, scale", CODED, options="bits scale"),
+    Operation("exponential_encode", "rows, grad_code, bits, headroom, key.words()",
+        (GRAD, NORMS, COUNT, ROW_LENGTH, OFFSET, NEW_CODES), options="key bits headroom"),
     Operation(
-        "dense_offer",
-        (GRAD, RESIDUAL, COUNT, new("out", Kind.ANY, disjoint="grad residual")),
-        typed=("grad", "out"),
-        counts=True,
-    ),
+        "exponential_merge", "into_at, other_at, n, bits, key.words(), offset", options="key bits offset", of="into",
+        arrays=(new("into", U8, disjoint="other"), Array("other", U8)), first=("check_draws(offset, n * 8 // bits)",)),
+    Operation("exponential_fold", "parts_at, len(parts), n, headroom, key.words(), offset, out_at",
+        arrays=(each("parts", U8), new("out", U8)), options="key headroom offset", of="out",
+        first=(*PARTS, "check_draws(offset, n)")),
+    Operation("exponential_decode", "rows, grad_code, bits, headroom, scale", CODED, options="bits headroom scale"),
+    Operation("qsgd_encode", "rows, grad_code, (bits, block, norm), key.words()",
+        (GRAD, COUNT, Number("offset", "check_draws(offset, -(-n // block) * block)"),
+         new("records", U8, "-(-n // block) * size", disjoint="grad")),
+        options="key bits block norm", first=("size = qsgd_record_bytes(bits, block)",), counts=True),
+    Operation("qsgd_fold", "parts_at, len(parts), records, (bits, block, norm), key.words(), offset, out_at",
+        arrays=(each("parts", U8), new("out", U8)), options="key bits block norm offset", of="out",
+        first=(*PARTS, "records = whole_records(n, bits, block)", "check_draws(offset, records * block)")),
+    Operation("qsgd_decode", "rows, grad_code, (bits, block, 0), scale",
+        (Array("records", U8, "-(-n // block) * size"), COUNT, new("grad", ANY, disjoint="records")),
+        options="bits block scale", first=("size = qsgd_record_bytes(bits, block)",)),
+    Operation("elias_encode", "grad_at, grad_code, n, (bits, block, norm), key.words(), offset, out_at, 0",
+        arrays=(GRAD, new("out", U8, ANY_LENGTH, disjoint="grad")), options="key bits block norm offset",
+        first=("check_room('out', out, elias_bound(n, bits=bits, block=block))",
+               "check_draws(offset, -(-n // block) * block)")),
+    Operation("elias_decode", "sections_at, len(sections), grad_code, n, (bits, block, 0), scale, grad_at",
+        arrays=(SECTIONS, new("grad", ANY)), options="bits block scale", counts=True),
+    # ---- count sketches
+    Operation("sketch_encode",
+        "grad_at, residual_at, momentum_at, float(factor), grad_code, n, offset, rows, places, key.words(), table_at",
+        arrays=(GRAD, RESIDUAL, maybe("momentum", WORK),
+                new("table", WORK, ANY_LENGTH, disjoint="grad residual momentum")),
+        options="rows key offset factor", first=(TABLE_OF, "check_sketched(offset, n)"), counts=True),
+    Operation("sketch_top",
+        "table_at, table_code, rows, places, key.words(), spans, len(spans), k, positions_at, estimates_at", of="table",
+        arrays=(Array("table", WIDE), new("positions", I64, "k", disjoint="table"),
+                new("estimates", "table_kind", "k", disjoint="table positions")),
+        options="rows key spans k", first=(TABLE_OF,)),
     Operation(
-        "dense_decode",
-        (Array("payload", Kind.ANY), COUNT, new("grad", Kind.ANY, disjoint="payload"),
-         new("residual", Kind.WORK, optional=True, disjoint="payload grad")),
-        typed=("payload", "grad"),
+        "sketch_clear", "table_at, table_code, rows, places, key.words(), positions_at, positions.numel()", of="table",
+        arrays=(new("table", WIDE), Array("positions", I64, ANY_LENGTH, disjoint="table")), options="rows key",
+        first=(TABLE_OF,)),
+    # ---- positions and values
+    Operation("top_select", "grad_at, residual_at, grad_code, n, k, positions_at, values_at", options="k",
+        arrays=(GRAD, RESIDUAL, new("positions", I32, "k", disjoint="grad residual"),
+                new("values", WORK, "k", disjoint="grad residual positions")),
+        first=("check_positions(n)", "check_chosen(k, n)")),
+    Operation("binary_select", "grad_at, residual_at, grad_code, n, k, positions_at, mean_at", options="k",
+        arrays=(GRAD, RESIDUAL, new("positions", I32, "k", disjoint="grad residual"),
+                new("mean", WORK, "1", disjoint="grad residual positions")),
+        first=("check_positions(n)", "check_chosen(k, n)")),
+    Operation("binary_encode", "positions_at, kept, mean_at, mean.element_size(), elements, b, out_at", of="positions",
+        arrays=(Array("positions", I32), Array("mean", WIDE, "1"),
+                new("out", U8, ANY_LENGTH, disjoint="positions mean")),
+        options="kept b elements",
+        first=("check_kept(n, kept, b, elements)", "check_stream(kept, b)",
+               "check_room('out', out, golomb_bound(kept, elements, b, mean.element_size()))")),
+    Operation("binary_decode", "sections_at, len(sections), own, b, grad_code, n, scale, grad_at, residual_at",
+        arrays=(SECTIONS, new("grad", ANY, disjoint="sections"),
+                new("residual", WORK, optional=True, disjoint="sections grad")),
+        options="own b scale", first=("check_coded(n, b)", "check_own(own, sections)"), counts=True),
+    Operation("binary_clear", "[(section_at, section.numel())], b, tensor_code, n, tensor_at", options="b", of="tensor",
+        arrays=(Array("section", U8, ANY_LENGTH), new("tensor", ANY, disjoint="section")),
+        first=("check_coded(n, b)",), counts=True),
+    Operation("values_encode", "positions_at, kept, values_at, mean_at, values_code, FORMS[form], elements, b, out_at",
+        arrays=(Array("positions", I32), Array("values", WIDE), maybe("mean", "values_kind", "1"),
+                new("out", U8, ANY_LENGTH, disjoint="positions values mean")),
+        options="kept b elements form", of="positions",
+        first=("check_kept(n, kept, b, elements)",
+               "check_room('out', out, values_bound(kept, elements, b, values.element_size(), form=form))")),
+    Operation("values_decode",
+        "sections_at, len(sections), own, FORMS[form], b, grad_code, n, float(scale), grad_at, residual_at, "
+        "momentum_at, float(factor), bool(masking)",
+        arrays=(SECTIONS, new("grad", ANY), new("residual", WORK, optional=True, disjoint="grad"),
+                new("momentum", WORK, optional=True, disjoint="grad residual")),
+        options="own b scale form factor masking", first=("check_coded(n, b)", "check_own(own, sections)"), counts=True,
     ),
+    Operation("sample_offer", "grad_at, residual_at, grad_code, n, values.numel(), key.words(), first, values_at",
+        arrays=(GRAD, RESIDUAL, new("values", WORK, ANY_LENGTH, disjoint="grad residual")), options="key first",
+        first=("check_sample(n, values, first)",), counts=True),
+    Operation("sample_decode",
+        "values_at, grad_code, n, values.numel(), key.words(), first, float(scale), bool(weighted), grad_at, "
+        "residual_at",
+        arrays=(Array("values", WORK, ANY_LENGTH), new("grad", ANY, disjoint="values"),
+                new("residual", WORK, optional=True, disjoint="values grad")),
+        options="key scale first weighted", first=("check_sample(n, values, first)",)),
+    # ---- factors of low rank
     Operation(
-        "norm_offer",
-        (GRAD, COUNT, ROW_LENGTH, new("norms", Kind.GIVEN, ROWS, disjoint="grad")),
-        counts=True,
-    ),
+        "lowrank_start", "kept_at, kept_code, columns, rank, key.words(), offset, right_at", options="rank key offset",
+        arrays=(Array("kept", WIDE), new("right", "kept_kind", disjoint="kept")), of="kept",
+        first=("columns = line_length('kept', n, rank)", "check_draws(offset, n)")),
+    Operation("lowrank_left", "grad_at, residual_at, grad_code, rows, columns, rank, right_at, left_at", options="rows",
+        arrays=(GRAD, RESIDUAL, Array(*RIGHT), new(*LEFT, disjoint="grad residual right")), first=MATRIX, counts=True),
     Operation(
-        "moments_offer",
-        (GRAD, COUNT, ROW_LENGTH, new("largest", Kind.WORK, ROWS, disjoint="grad"),
-         new("squares", torch.float64, ROWS, disjoint="grad")),
-        counts=True,
-    ),
+        "lowrank_orthonormalise", "lines_at, lines_code, length, rank", arrays=(new("lines", WIDE),), options="rank",
+        of="lines", first=("length = line_length('lines', n, rank)",)),
     Operation(
-        "uniform_encode",
-        (GRAD, NORMS, COUNT, ROW_LENGTH, OFFSET, NEW_CODES, Array("bounds", Kind.WORK, ROWS, optional=True)),
-    ),
-    Operation("uniform_decode", (CODES, NORMS, COUNT, ROW_LENGTH, DECODED)),
-    Operation("exponential_encode", (GRAD, NORMS, COUNT, ROW_LENGTH, OFFSET, NEW_CODES)),
-    Operation("exponential_decode", (CODES, NORMS, COUNT, ROW_LENGTH, DECODED)),
-    Operation("qsgd_encode", (GRAD, COUNT, OFFSET, new("records", torch.uint8, PACKED, disjoint="grad")), counts=True),
-    Operation(
-        "qsgd_decode",
-        (Array("records", torch.uint8, PACKED), COUNT, new("grad", Kind.ANY, disjoint="records")),
-    ),
-    Operation(
-        "adam_hold",
-        (new("second", Kind.ANY), Array("first", Kind.ANY, disjoint=("second",)),
-         Array("grad", Kind.ANY, disjoint=("second",)), Array("square", Kind.WORK, disjoint=("second",)),
-         Array("floors", Kind.WORK, Size.OTHER, optional=True), COUNT, ROW_LENGTH),
-        of="second",
-        typed=("second",),
-    ),
+        "lowrank_right", "grad_at, residual_at, grad_code, rows, columns, rank, left_at, right_at", options="rows",
+        arrays=(GRAD, RESIDUAL, Array(*LEFT), new(*RIGHT, disjoint="grad residual left")), first=MATRIX),
+    Operation("lowrank_decode",
+        "left_at, right_at, grad_code, rows, columns, rank, float(scale), grad_at, residual_at",
+        arrays=(Array(*LEFT), Array(*RIGHT), new("grad", ANY, disjoint="left right"),
+                new("residual", WORK, optional=True, disjoint="left right grad")),
+        options="rows scale", first=MATRIX),
+    # ---- bytes
+    Operation("crc32c", "data_at, n, crc", arrays=(Array("data", U8),), options="crc", of="data", on_host=True),
+    Operation("crc32c_copy", "dst_at, src_at, n, crc", arrays=(new("dst", U8, disjoint="src"), Array("src", U8)),
+        options="crc", of="src", on_host=True),
+    Operation("hash64", "data_at, n, seed", arrays=(Array("data", U8),), options="seed", of="data"),
 )  # fmt: skip
 BY_NAME = {row.name: row for row in TABLE}

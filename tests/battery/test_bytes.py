@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Algebra, variants_of
-from horovod_compress.codecs.layout import Layout
-from horovod_compress.codecs.work import Regions
+from horovod_compress.codecs.work import Layout, Regions
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.exchange.transports.transport import Transport
 from tests.battery.cases import each_case

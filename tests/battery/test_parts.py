@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from horovod_compress.codecs.base import Algebra, Codec, variants_of
-from horovod_compress.codecs.layout import Layout
-from horovod_compress.codecs.work import Work
+from horovod_compress.codecs.work import Layout, Work
 from horovod_compress.engine.bucket import memory
 from horovod_compress.exchange import fold, ring
 from tests.battery.cases import each_case

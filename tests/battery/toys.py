@@ -12,10 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from horovod_compress.codecs.base import Algebra, Codec, Piece, Properties
-from horovod_compress.codecs.law import Law
-from horovod_compress.codecs.layout import Layout, per_element
-from horovod_compress.codecs.work import Counts, Part, Work, work_dtype
+from horovod_compress.codecs.base import Algebra, Codec, Law, Piece, Properties
+from horovod_compress.codecs.work import Counts, Layout, Part, Work, per_element, work_dtype
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horovod_compress import ops
+from benchmarks import single
 from horovod_compress.ops import legality
 
 from . import emulator
@@ -46,7 +46,7 @@ class Target:
         Nothing may differ, and no memory around the arguments may change.
         """
         shift = next(_shifts) % 9
-        given = [*arguments, *options.values()]
+        given, run = [*arguments, *options.values()], single.named(name)
         results, finals = [], []
         for device in ("cpu", self.device):
             placed: list[Placed] = []
@@ -54,9 +54,9 @@ class Target:
             named = dict(zip(options, mine[len(arguments) :], strict=True))
             if device == self.device and finals:
                 with self.chosen():
-                    result = getattr(ops, name)(*mine[: len(arguments)], **named)
+                    result = run(*mine[: len(arguments)], **named)
             else:
-                result = getattr(ops, name)(*mine[: len(arguments)], **named)
+                result = run(*mine[: len(arguments)], **named)
             results.append(integers(result))
             finals.append([value.cpu() for value in flat(mine) if isinstance(value, Tensor)])
             assert all(part.intact() for part in placed), f"{name} wrote outside its arguments on {device}"
@@ -91,6 +91,8 @@ def place(value: Any, device: str, shift: int, placed: list[Placed]) -> Any:
 
 
 def integers(result: Any) -> Any:
+    if isinstance(result, list):
+        return result[0] if len(result) == 1 else result
     if isinstance(result, Tensor) and result.dim() and result.numel() != 1:
         return result.tolist()
     if isinstance(result, tuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from math import inf, nan
 from typing import Any
 
@@ -11,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
-from horovod_compress.ops import legality, reference
+from horovod_compress.ops.dispatch import by_reference
 from horovod_compress.ops.keys import ZERO_SIGN, Key
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -108,24 +107,6 @@ def flat(values: list[Any]) -> list[Any]:
     return [part for value in values for part in (value if isinstance(value, list) else [value])]
 
 
-@contextmanager
-def by_reference() -> Iterator[None]:
-    """Let operations on several tensors run their references."""
-    before, legality.REFERENCE = legality.REFERENCE, reference
-    try:
-        yield
-    finally:
-        legality.REFERENCE = before
-
-
-def oracle(name: str) -> Callable[..., Any]:
-    """Return the reference of an operation."""
-    if name.endswith("_all"):
-        return by_reference()(getattr(ops, name))
-    rule: Callable[..., Any] = getattr(reference, name)
-    return rule
-
-
 def compare(name: str, *arguments: Any, shift: int = 0, **options: Any) -> None:
     """Run a kernel and its reference on equal arguments; nothing may differ, nor anything else change.
 
@@ -150,10 +131,10 @@ def compare(name: str, *arguments: Any, shift: int = 0, **options: Any) -> None:
     placed, plain = place(list(arguments)), clone(list(arguments))
     placed_options = {key: place(value) for key, value in options.items()}
     plain_options = {key: clone(value) for key, value in options.items()}
-    result = getattr(ops, name)(*placed, **placed_options)
-    expected = oracle(name)(*plain, **plain_options)
-    if isinstance(result, Tensor):
-        result, expected = result.tolist(), expected.tolist()
+    run = single.named(name)
+    result = run(*placed, **placed_options)
+    with by_reference():
+        expected = run(*plain, **plain_options)
     assert result == expected, f"{name} returned {result}, the reference {expected}"
     assert all(part.intact() for part in guarded), f"{name} wrote outside its arguments"
     pairs = [*zip(flat(placed), flat(plain), strict=True)]

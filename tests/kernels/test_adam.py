@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from horovod_compress import ops
-from horovod_compress.ops.adam import adam_hold_all
+from horovod_compress.ops.dense import adam_hold_all
 
 from .support import DTYPES, LENGTHS, compare, numbers, poison, tame, work
 

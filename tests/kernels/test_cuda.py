@@ -21,13 +21,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops import legality, loader
+from horovod_compress.ops.dispatch import by_reference
+from horovod_compress.ops.sizes import ternary_states
 from tests.support.marks import slow
 
 from . import emulator
 from .parity import Target
-from .support import DTYPES, KEY, LENGTHS as EVERY_LENGTH, bits, differences, numbers, oracle, poison, tame, words, work
+from .support import DTYPES, KEY, LENGTHS as EVERY_LENGTH, bits, differences, numbers, poison, tame, words, work
 
 Same = Callable[..., Any]
 
@@ -198,7 +201,7 @@ class TestNumbers:
                 rule = {"bits": bits, "levels": levels, "offset": count % 5 * 3}
                 same("uniform_encode", grad, norms, row_length, codes[0], KEY, **rule)
                 for rank, part in enumerate(codes):
-                    ops.uniform_encode(grad, norms, row_length, part, KEY.at(rank=rank), **rule)
+                    single.uniform_encode(grad, norms, row_length, part, KEY.at(rank=rank), **rule)
                 sums = poison(ops.code_layout(sum_bits, count)[1], torch.uint8)
                 same("uniform_fold", codes, sums, count, bits=bits, sum_bits=sum_bits)
                 same("uniform_decode", codes[0], norms, row_length, poison(count, dtype), bits=bits, scale=0.3)
@@ -212,7 +215,7 @@ class TestNumbers:
                     same("qsgd_encode", grad, poison(size, torch.uint8), KEY, **rule, norm=norm, offset=offset)
                 parts = [poison(size, torch.uint8) for _ in range(3)]
                 for rank, part in enumerate(parts):
-                    ops.qsgd_encode(tame(count, dtype, rank), part, KEY.at(rank=rank), **rule, norm=norm)
+                    single.qsgd_encode(tame(count, dtype, rank), part, KEY.at(rank=rank), **rule, norm=norm)
                 same("qsgd_fold", parts, poison(size, torch.uint8), KEY, **rule, norm=norm, offset=64)
                 same("qsgd_decode", parts[0], poison(count, dtype), **rule, scale=0.3)
             codes = [words(count, rank).to(torch.uint8) for rank in range(3)]
@@ -363,14 +366,14 @@ class TestNumbers:
         for values in (nan, negative):
             for width in (4, 8):
                 codes = torch.zeros(ops.code_layout(width, 16)[1], dtype=torch.uint8)
-                for encode in (ops.exponential_encode, oracle("exponential_encode")):
+                for encode in (single.exponential_encode, by_reference()(single.exponential_encode)):
                     encode(values, norms, 16, codes, KEY, bits=width, headroom=3)
                     assert codes.tolist() == [0x33 if width == 4 else 3] * codes.numel()
                 same("exponential_encode", values, norms, 16, codes, KEY, bits=width, headroom=3)
             for form, most in (("float16", 0x7BFF), ("bfloat16", 0x7F7F)):
                 section = poison(ops.values_bound(16, 16, 0, kind.itemsize, form=form), torch.uint8)
                 given = (positions, 16, values.to(kind), 0, 16)
-                for encode in (ops.values_encode, oracle("values_encode")):
+                for encode in (ops.values_encode, by_reference()(ops.values_encode)):
                     used = encode(*given, section, form=form)
                     assert section[used - 32 : used].clone().view(torch.int16).tolist() == [most] * 16
                 same("values_encode", *given, section, form=form)
@@ -537,7 +540,7 @@ class TestBits:
         for ranks in (2, 3, 4, 7, 65):
             for groups in (0, 1, 20, 201):
                 count, packed = groups * ops.GROUP_WORDS, poison(groups * ops.PACKED_WORDS, torch.int64)
-                rows = [words(count, 50 + row) for row in range(ops.count_rows(ops.ternary_states(ranks)))]
+                rows = [words(count, 50 + row) for row in range(ops.count_rows(ternary_states(ranks)))]
                 fresh = [poison(count, torch.int64) for _ in rows]
                 same("ternary_fold", [words(count, part) for part in range(ranks)], packed, rows, fresh)
                 every = torch.arange(8 * packed.numel()).to(torch.uint8).view(torch.int64)
@@ -633,10 +636,10 @@ def assert_counts_agree(same: Same, name: str, *arguments: Any, **options: Any) 
         moved = [[part.to(device) for part in value] if isinstance(value, list) else value for value in arguments]
         grad = [torch.zeros(value, device=device) if value == 20_000 else value for value in moved]
         if len(counts) == 0:
-            counts.append(int(getattr(ops, name)(*grad, **options)))
+            counts.append(int(single.named(name)(*grad, **options)))
             continue
         with target.chosen():
-            counts.append(int(getattr(ops, name)(*grad, **options)))
+            counts.append(int(single.named(name)(*grad, **options)))
     assert counts[0] == counts[1], name
 
 
@@ -712,10 +715,10 @@ class TestTogether:
             with target.chosen():
                 found = getattr(ops, f"{name}_all")(*together, **rule, **({"offsets": places} if drawn else {}))
                 each = [
-                    getattr(ops, name)(*one(alone, i), **rule, **({"offset": places[i]} if drawn else {}))
+                    single.named(name)(*one(alone, i), **rule, **({"offset": places[i]} if drawn else {}))
                     for i in range(len(counts))
                 ]
-            assert found is None or found.tolist() == list(map(int, each)), name
+            assert found is None or numbers_of(found) == list(map(int, each)), name
             assert not any(differences(a, b) for a, b in zip(parts(alone), parts(together), strict=True)), name
             assert any(differences(a, b) for a, b in zip(parts(given), parts(together), strict=True)), name
 
@@ -733,8 +736,8 @@ class TestTogether:
         sums, steps = there(offered.steps(torch.float64)), there(offered.steps())
         with target.chosen():
             found = ops.sign_offer_all(grads, residuals, together, steps, rows, ranks=3, key=KEY)
-            each = [ops.sign_offer(*one, key=KEY) for one in zip(grads, residuals, alone, sums, rows, strict=True)]
-        assert found.tolist() == list(map(int, each)) and any(found.tolist())
+            each = [single.sign_offer(*one, key=KEY) for one in zip(grads, residuals, alone, sums, rows, strict=True)]
+        assert numbers_of(found) == list(map(int, each)) and any(numbers_of(found))
         for i, (count, row) in enumerate(zip(counts, rows, strict=True)):
             sizes = torch.tensor([min(row, count - at) for at in range(0, count, row)], dtype=torch.float64)
             expected = (sums[i].cpu() / (3 * sizes)).float()
@@ -770,8 +773,12 @@ class TestTogether:
             codes = [memory[at : at + size] for at, size in zip(starts, sizes, strict=True)]
             getattr(ops, f"{name}_encode_all")(grads, near, rows, codes, KEY, bits=4, **options)
         for at, size, grad in zip(starts, sizes, offered.grads, strict=True):
-            getattr(ops, f"{name}_encode")(grad, norms[0], rows[0], expected[at : at + size], KEY, bits=4, **options)
+            single.named(f"{name}_encode")(grad, norms[0], rows[0], expected[at : at + size], KEY, bits=4, **options)
         assert torch.equal(memory.cpu(), expected)
+
+
+def numbers_of(counts: Any) -> list[int]:
+    return counts.tolist() if isinstance(counts, Tensor) else list(counts)
 
 
 def there(value: Any, device: str) -> Any:
@@ -871,9 +878,9 @@ def sign_step(pair: list[Tensor]) -> list[Tensor]:
     count = grad.numel()
     bits_of = torch.zeros(ops.word_count(count), dtype=torch.int64, device=grad.device)
     steps = torch.full((1,), 0.01, device=grad.device)
-    ops.sign_offer(grad, residual, bits_of, None, count, key=KEY)
+    single.sign_offer(grad, residual, bits_of, None, count, key=KEY)
     ops.majority_fold([bits_of, bits_of], bits_of, count)
-    ops.sign_decode(bits_of, steps, count, grad, residual, feedback="global")
+    single.sign_decode(bits_of, steps, count, grad, residual, feedback="global")
     return [bits_of, grad, residual]
 
 
@@ -897,7 +904,7 @@ def decode_step(pair: list[Tensor], section: Tensor, b: int) -> list[Tensor]:
     """Take norms, then decode a section; return everything that is written, and the number of malformed ranges."""
     grad, residual = pair
     norms = torch.zeros(2, dtype=torch.float64, device=grad.device)
-    ops.norm_offer(grad, norms, 65_600, power=2)
+    single.norm_offer(grad, norms, 65_600, power=2)
     wrong = ops.values_decode([section, section], 1, b, grad, residual, 0.5)
     return [norms, grad, residual, torch.as_tensor(wrong).reshape(1)]
 

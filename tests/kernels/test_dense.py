@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from horovod_compress import ops
+from benchmarks import single
 from tests.support.marks import slow
 
 from .support import DTYPES, LENGTHS, compare, differences, numbers, poison, work
@@ -57,9 +57,9 @@ def test_every_float16_and_bfloat16_survives_a_round_trip() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         every = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(dtype)
         wide, back = poison(1 << 16, torch.float32), poison(1 << 16, dtype)
-        ops.dense_offer(every, None, wide)
+        single.dense_offer(every, None, wide)
         assert differences(wide, every.float()) == 0
-        ops.dense_offer(wide, None, back)
+        single.dense_offer(wide, None, back)
         assert differences(back, every) == 0
 
 
@@ -74,7 +74,7 @@ def test_rounding_at_every_midpoint(dtype: torch.dtype, wide: torch.dtype) -> No
     values = torch.cat([halfway, halfway.nextafter(infinity), halfway.nextafter(-infinity)])
     values = torch.cat([values, -values])
     rounded = poison(values.numel(), dtype)
-    ops.dense_offer(values, None, rounded)
+    single.dense_offer(values, None, rounded)
     even = (finite.to(dtype).view(torch.int16) & 1) == 0
     nearest = torch.where(even[:-1], finite[:-1], finite[1:])
     expected = torch.cat([nearest, finite[1:], finite[:-1]])
@@ -87,24 +87,24 @@ def test_overflow_is_counted_where_it_happens() -> None:
         at = torch.tensor([bound, -bound] * 20)
         below = at.nextafter(torch.zeros(40))
         out = poison(40, dtype)
-        assert ops.dense_offer(at, None, out) == 40
+        assert single.dense_offer(at, None, out) == 40
         assert bool(out.isinf().all())
-        assert ops.dense_offer(below, None, out) == 0
+        assert single.dense_offer(below, None, out) == 0
         assert bool(out.isfinite().all())
     bound = torch.tensor(float.fromhex("0x1.ffffffp127"), dtype=torch.float64)
     out = poison(2, torch.float32)
     largest = torch.stack([bound, bound.nextafter(torch.zeros_like(bound))])
-    assert ops.dense_offer(largest, None, out) == 1
+    assert single.dense_offer(largest, None, out) == 1
     assert out.isinf().tolist() == [True, False]
 
 
 def test_a_caller_that_flushes_subnormals_changes_nothing() -> None:
     x = torch.full((1000,), 1e-40)
     flushed, kept = poison(1000, torch.float32), poison(1000, torch.float32)
-    ops.dense_offer(x, x, kept)
+    single.dense_offer(x, x, kept)
     assert torch.set_flush_denormal(True)
     try:
-        ops.dense_offer(x, x, flushed)
+        single.dense_offer(x, x, flushed)
         mode_survived = float(torch.full((1,), 1e-40) * 1.0) == 0.0
     finally:
         torch.set_flush_denormal(False)

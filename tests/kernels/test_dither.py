@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops import legality
 from tests.support.marks import each_value, slow
@@ -23,7 +24,7 @@ EXPONENTS = ((4, 1), (4, 3), (4, 6), (8, 1), (8, 3), (8, 31))
 def norms_of(x: Tensor, row_length: int, shrink: float = 1.0) -> Tensor:
     """Return what :func:`kernels.norm_offer` makes of a gradient, every third row 0."""
     norms = poison(-(-x.numel() // row_length), work(x.dtype))
-    ops.norm_offer(x, norms, row_length)
+    single.norm_offer(x, norms, row_length)
     norms[2::3] = 0
     return norms * shrink
 
@@ -57,7 +58,7 @@ def test_norms_by_hand() -> None:
     x = torch.tensor([1.0, -3.0, 2.0, float("nan"), float("-inf"), -0.0, 1e-45])
     for power, expected in ((0, [3.0, 2.0, 1e-45]), (1, [6.0, 0.0, 1e-45]), (2, [14.0, 0.0, 0.0])):
         norms = poison(3, torch.float64 if power else torch.float32)
-        bad = ops.norm_offer(x, norms, 3, power=power)
+        bad = single.norm_offer(x, norms, 3, power=power)
         assert bad == 2
         if power == 0:
             assert norms.tolist() == [3.0, 0.0, torch.tensor(1e-45).item()]
@@ -100,7 +101,7 @@ def test_the_fold_is_the_sum_that_codes_of_the_full_width_make_on_their_way() ->
     for rank, codes in enumerate(zip(packed, wide, strict=True)):
         x = torch.linspace(-1, 1, count).roll(rank)
         for out, bits in zip(codes, (6, 8), strict=True):
-            ops.uniform_encode(x, *kinds, out, KEY.at(rank=rank), bits=bits, levels=levels)
+            single.uniform_encode(x, *kinds, out, KEY.at(rank=rank), bits=bits, levels=levels)
     sums = empty(8, count)
     ops.uniform_fold(packed, sums, count, bits=6, sum_bits=8)
     for other in wide[1:]:
@@ -179,15 +180,15 @@ def test_norms_of_every_size_scale_without_loss() -> None:
             x = torch.tensor([size, -size, 0.0, size / 2] * 16, dtype=dtype)
             norm = torch.tensor([size], dtype=dtype)
             codes = empty(8, 64)
-            ops.uniform_encode(x, norm, 64, codes, KEY, bits=8, levels=42)
+            single.uniform_encode(x, norm, 64, codes, KEY, bits=8, levels=42)
             found = codes.view(torch.int8).view(16, 4)
             assert found[:, :3].unique(dim=0).tolist() == [[42, -42, 0]]
             if size > 2 * tiny:
                 assert found[:, 3].unique().tolist() == [21]
-            ops.exponential_encode(x, norm, 64, codes, KEY, bits=8, headroom=3)
+            single.exponential_encode(x, norm, 64, codes, KEY, bits=8, headroom=3)
             assert codes.view(16, 4)[:, :3].unique(dim=0).tolist() == [[3, 131, 0]]
             back = poison(64, dtype)
-            ops.exponential_decode(codes, norm, 64, back, bits=8, headroom=3, scale=1.0)
+            single.exponential_decode(codes, norm, 64, back, bits=8, headroom=3, scale=1.0)
             assert differences(back.view(16, 4)[:, :3].contiguous().view(-1), x.view(16, 4)[:, :3].reshape(-1)) == 0
 
 
@@ -208,7 +209,7 @@ def test_large_inputs_with_threads(threads: int) -> None:
         for row_length in (count, 2048):
             norms = poison(-(-count // row_length), torch.float32)
             compare("norm_offer", x, norms, row_length)
-            ops.norm_offer(x, norms, row_length)
+            single.norm_offer(x, norms, row_length)
             compare("uniform_encode", x, norms, row_length, empty(4, count), KEY, bits=4, levels=2, offset=64)
             compare("exponential_encode", x, norms, row_length, empty(8, count), KEY, bits=8, headroom=3, offset=64)
         compare("exponential_merge", codes_for(8, count, 1), codes_for(8, count, 2), KEY, bits=8, offset=5)
@@ -217,7 +218,7 @@ def test_large_inputs_with_threads(threads: int) -> None:
 
 
 REFUSED = {
-    "row_length must be a multiple of 8": lambda: ops.uniform_encode(
+    "row_length must be a multiple of 8": lambda: single.uniform_encode(
         torch.ones(5), torch.ones(2), 4, empty(3, 5), KEY, bits=3, levels=1
     ),
     "sum_bits": lambda: ops.uniform_fold([empty(4, 4)], empty(8, 4), 4, bits=4, sum_bits=16),
@@ -225,14 +226,18 @@ REFUSED = {
     r"parts\[1\] must be": lambda: ops.uniform_fold([empty(4, 4), empty(8, 4)], empty(8, 4), 4, bits=4, sum_bits=8),
     "parts must hold": lambda: ops.uniform_fold([], empty(8, 4), 4, bits=4, sum_bits=8),
     "bits": lambda: ops.uniform_add(empty(8, 4), empty(8, 4), bits=5),
-    "levels": lambda: ops.uniform_encode(torch.ones(4), torch.ones(1), 4, empty(8, 4), KEY, bits=8, levels=128),
-    "headroom": lambda: ops.exponential_encode(torch.ones(4), torch.ones(1), 4, empty(4, 4), KEY, bits=4, headroom=8),
-    "power": lambda: ops.norm_offer(torch.ones(4), torch.ones(1, dtype=torch.float64), 4, power=3),
-    "row_length must be a multiple of 2": lambda: ops.uniform_encode(
+    "levels": lambda: single.uniform_encode(torch.ones(4), torch.ones(1), 4, empty(8, 4), KEY, bits=8, levels=128),
+    "headroom": lambda: single.exponential_encode(
+        torch.ones(4), torch.ones(1), 4, empty(4, 4), KEY, bits=4, headroom=8
+    ),
+    "power": lambda: single.norm_offer(torch.ones(4), torch.ones(1, dtype=torch.float64), 4, power=3),
+    "row_length must be a multiple of 2": lambda: single.uniform_encode(
         torch.ones(5), torch.ones(2), 3, empty(4, 5), KEY, bits=4, levels=1
     ),
-    "norms must be": lambda: ops.norm_offer(torch.ones(4), torch.ones(2), 4),
-    "codes must be": lambda: ops.uniform_encode(torch.ones(4), torch.ones(1), 4, empty(16, 4), KEY, bits=8, levels=3),
+    "norms must be": lambda: single.norm_offer(torch.ones(4), torch.ones(2), 4),
+    "codes must be": lambda: single.uniform_encode(
+        torch.ones(4), torch.ones(1), 4, empty(16, 4), KEY, bits=8, levels=3
+    ),
     "elements must lie": lambda: ops.exponential_merge(empty(8, 4), empty(8, 4), KEY, bits=8, offset=-1),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops import reference
 from tests.support.local import same_bits
@@ -29,7 +30,7 @@ def test_values_from_2_to_the_96th_on_are_counted(dtype: torch.dtype, size: floa
     residual = torch.zeros(COUNT, dtype=dtype) if kept else None
     x, spoilt = _huge(dtype, size), _huge(dtype, size)
     spoilt[3] = float("nan")
-    for of in (ops, reference):
+    for of in (single, reference):
         bits, sums = torch.zeros(-(-COUNT // 64), dtype=torch.int64), torch.zeros(ROWS, dtype=torch.float64)
         highs, lows, ones = sums, sums.clone(), torch.zeros(ROWS, dtype=torch.int64)
         assert of.sign_offer(x, residual, bits, sums, ROW) == expected
@@ -51,7 +52,7 @@ def test_what_may_be_larger_than_x_is_cut_at_half_of_that(dtype: torch.dtype) ->
     left, right = torch.full((10,), 2.0**60, dtype=dtype), torch.full((20,), -(2.0**60), dtype=dtype)
     found = []
     oracles = reference.sign_decode, reference.lowrank_decode
-    for sign, lowrank in ((ops.sign_decode, ops.lowrank_decode), oracles):
+    for sign, lowrank in ((single.sign_decode, ops.lowrank_decode), oracles):
         for decode in ("sign", "lowrank"):
             grad, residual = _huge(dtype, 7e28), torch.zeros(COUNT, dtype=dtype)
             if decode == "sign":

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
+from horovod_compress.ops.sizes import ternary_states
 from tests.support.marks import slow
 
 from .support import DTYPES, KEY, bits, compare, count_rows_of, numbers, poison, tame, words, work
@@ -39,23 +41,23 @@ def _sign(dtype: torch.dtype, count: int, row_length: int) -> str:
     residual[::3] = -grad[::3].to(work(dtype))
     rows = -(-count // row_length)
     packed, sums = poison(ops.word_count(count), torch.int64), poison(rows, torch.float64)
-    bad = ops.sign_offer(grad, residual, packed, sums, row_length, key=KEY, word_offset=5)
+    bad = single.sign_offer(grad, residual, packed, sums, row_length, key=KEY, word_offset=5)
     plain = poison(packed.numel(), torch.int64)
     ops.sign_pack(grad, plain)
     out = poison(count, dtype)
     steps = tame(rows, torch.float32, 3)
-    ops.sign_decode(plain, steps, row_length, out, None, feedback="none", scale=0.7)
-    ops.sign_decode(plain, steps, row_length, grad, residual, feedback="own", scale=3.0, key=KEY, word_offset=5)
+    single.sign_decode(plain, steps, row_length, out, None, feedback="none", scale=0.7)
+    single.sign_decode(plain, steps, row_length, grad, residual, feedback="own", scale=3.0, key=KEY, word_offset=5)
     return _digest([packed, sums, plain, out, grad, residual], bad)
 
 
 def _dense(dtype: torch.dtype, count: int) -> str:
     grad, residual = numbers(count, dtype, 1), numbers(count, work(dtype), 2)
     outputs = [poison(count, out) for out in DTYPES]
-    bad = [ops.dense_offer(grad, residual, out) for out in outputs]
+    bad = [single.dense_offer(grad, residual, out) for out in outputs]
     decoded = [poison(count, out) for out in DTYPES]
     for out in decoded:
-        ops.dense_decode(grad, out, scale=0.7)
+        single.dense_decode(grad, out, scale=0.7)
     ops.dense_add(grad, numbers(count, dtype, 3))
     return _digest([*outputs, *decoded, grad], *bad)
 
@@ -73,7 +75,7 @@ def _bits(count: int) -> str:
     ops.shaped_fold([words(count, part) for part in range(8)], together, rows, rows)
     groups = count // ops.GROUP_WORDS
     packed, plain = poison(groups * ops.PACKED_WORDS, torch.int64), [poison(groups * 5, torch.int64) for _ in range(2)]
-    few = count_rows_of(ops.ternary_states(8), groups * ops.GROUP_WORDS, 20)  # other counts are never kept
+    few = count_rows_of(ternary_states(8), groups * ops.GROUP_WORDS, 20)  # other counts are never kept
     ops.ternary_fold([words(groups * ops.GROUP_WORDS, part) for part in range(8)], packed, few, few)
     ops.ternary_unpack(packed, *plain)
     data = words(count, 9).view(torch.uint8)[: 8 * count - 3]
@@ -86,31 +88,31 @@ def _dither(dtype: torch.dtype, count: int, row_length: int) -> str:
     grad, rows = numbers(count, dtype, 1), -(-count // row_length)
     norms = poison(rows, work(dtype))
     found: list[Tensor] = [norms]
-    bad = [ops.norm_offer(grad, norms, row_length)]
+    bad = [single.norm_offer(grad, norms, row_length)]
     for power in (1, 2, 4):
         found.append(poison(rows, torch.float64))
-        bad.append(ops.norm_offer(grad, found[-1], row_length, power=power))
+        bad.append(single.norm_offer(grad, found[-1], row_length, power=power))
     for bits in (4, 8, 16):
         pair = [poison(ops.code_layout(bits, count)[1], ops.code_layout(bits, count)[0]) for _ in range(2)]
         for rank, codes in enumerate(pair):
-            ops.uniform_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=bits, levels=3, offset=64)
+            single.uniform_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=bits, levels=3, offset=64)
         ops.uniform_add(*pair, bits=bits)
         found += [*pair, poison(count, dtype)]
-        ops.uniform_decode(pair[0], norms, row_length, found[-1], bits=bits, scale=0.7)
+        single.uniform_decode(pair[0], norms, row_length, found[-1], bits=bits, scale=0.7)
     if row_length % 8 == 0 or row_length >= count:
         pair = [poison(ops.code_layout(3, count)[1], torch.uint8) for _ in range(2)]
         for rank, codes in enumerate(pair):
-            ops.uniform_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=3, levels=3, offset=64)
+            single.uniform_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=3, levels=3, offset=64)
         found += [*pair, poison(ops.code_layout(4, count)[1], torch.uint8)]
         ops.uniform_fold(pair, found[-1], count, bits=3, sum_bits=4)
     for bits in (4, 8):
         pair = [poison(ops.code_layout(bits, count)[1], torch.uint8) for _ in range(2)]
         for rank, codes in enumerate(pair):
             rule = {"bits": bits, "headroom": 3, "offset": 64}
-            ops.exponential_encode(grad, norms, row_length, codes, KEY.at(rank=rank), **rule)
+            single.exponential_encode(grad, norms, row_length, codes, KEY.at(rank=rank), **rule)
         ops.exponential_merge(*pair, KEY, bits=bits, offset=6)
         found += [*pair, poison(count, dtype)]
-        ops.exponential_decode(pair[0], norms, row_length, found[-1], bits=bits, headroom=3, scale=0.7)
+        single.exponential_decode(pair[0], norms, row_length, found[-1], bits=bits, headroom=3, scale=0.7)
     return _digest(found, *map(int, bad))
 
 
@@ -120,16 +122,16 @@ def _quantise(dtype: torch.dtype, count: int, bits: int, norm: int) -> str:
     parts, coded, bad = [poison(size, torch.uint8) for _ in range(3)], [], []
     for rank, records in enumerate(parts[:2]):
         given = (KEY.at(rank=rank),)
-        bad.append(ops.qsgd_encode(grad, records, *given, **rule, norm=norm, offset=640))
+        bad.append(single.qsgd_encode(grad, records, *given, **rule, norm=norm, offset=640))
         out = poison(ops.elias_bound(count, **rule), torch.uint8)
         used, _ = ops.elias_encode(grad, out, *given, **rule, norm=norm, offset=640)
         coded.append(out[:used])
     ops.qsgd_fold(parts[:2], parts[2], KEY, **rule, norm=norm, offset=640)
     decoded = [poison(count, dtype) for _ in range(2)]
-    ops.qsgd_decode(parts[0], decoded[0], **rule, scale=0.7)
+    single.qsgd_decode(parts[0], decoded[0], **rule, scale=0.7)
     ops.elias_decode(coded, decoded[1], **rule, scale=0.7)
     moments = [poison(1, work(dtype)), poison(1, torch.float64)]
-    bad.append(ops.moments_offer(grad, *moments, count))
+    bad.append(single.moments_offer(grad, *moments, count))
     codes = [words(count // 8, rank).view(torch.uint8) for rank in range(3)]
     ops.exponential_fold(codes, codes[0], KEY, headroom=2, offset=6)
     return _digest([*parts, *coded, *decoded, *moments, codes[0]], *map(int, bad))
@@ -295,10 +297,10 @@ def test_signs_do_not_depend_on_segmentation(dtype: torch.dtype) -> None:
     grad, residual = numbers(count, dtype, 1), numbers(count, work(dtype), 2)
     residual[::2] = -grad[::2].to(work(dtype))
     whole, pieces = poison(100, torch.int64), poison(100, torch.int64)
-    bad = ops.sign_offer(grad, residual, whole, None, 1, key=KEY, word_offset=3)
+    bad = single.sign_offer(grad, residual, whole, None, 1, key=KEY, word_offset=3)
     bad_pieces = 0
     for first, at, elements in _pieces(count):
-        bad_pieces += ops.sign_offer(
+        bad_pieces += single.sign_offer(
             grad[elements], residual[elements], pieces[at], None, 1, key=KEY, word_offset=3 + first
         )
     assert torch.equal(whole, pieces)
@@ -309,10 +311,10 @@ def test_signs_do_not_depend_on_segmentation(dtype: torch.dtype) -> None:
 def _decode_in_pieces(count: int, grad: Tensor, residual: Tensor) -> None:
     consensus, step = bits(count, 5), torch.tensor([0.25])
     grads, residuals = (grad.clone(), grad.clone()), (residual.clone(), residual.clone())
-    ops.sign_decode(consensus, step, count, grads[0], residuals[0], feedback="own", key=KEY, word_offset=3)
+    single.sign_decode(consensus, step, count, grads[0], residuals[0], feedback="own", key=KEY, word_offset=3)
     for first, at, elements in _pieces(count):
         pieces = (grads[1][elements], residuals[1][elements])
-        ops.sign_decode(consensus[at], step, count, *pieces, feedback="own", key=KEY, word_offset=3 + first)
+        single.sign_decode(consensus[at], step, count, *pieces, feedback="own", key=KEY, word_offset=3 + first)
     assert torch.equal(grads[0], grads[1])
     assert torch.equal(residuals[0].nan_to_num(7.0), residuals[1].nan_to_num(7.0))
 
@@ -321,8 +323,8 @@ def test_row_sums_do_not_depend_on_what_surrounds_the_row() -> None:
     count, row_length = 5000, 777
     grad = tame(count, torch.float32, 1)
     together = poison(7, torch.float64)
-    ops.sign_offer(grad, None, poison(79, torch.int64), together, row_length)
+    single.sign_offer(grad, None, poison(79, torch.int64), together, row_length)
     for row, piece in enumerate(grad.split(row_length)):
         alone = poison(1, torch.float64)
-        ops.sign_offer(piece, None, poison(ops.word_count(piece.numel()), torch.int64), alone, piece.numel())
+        single.sign_offer(piece, None, poison(ops.word_count(piece.numel()), torch.int64), alone, piece.numel())
         assert alone.item() == together[row].item()

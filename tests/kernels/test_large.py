@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
 
 from .support import KEY, differences, poison
@@ -30,7 +31,7 @@ def offered(x: Tensor) -> list[Tensor]:
     rows = -(-x.numel() // ROW)
     words, packed = (poison(ops.word_count(x.numel()), torch.int64).to(x.device) for _ in range(2))
     sums = poison(rows, torch.float64).to(x.device)
-    assert int(ops.sign_offer(x, None, words, sums, ROW, key=KEY)) == 0
+    assert int(single.sign_offer(x, None, words, sums, ROW, key=KEY)) == 0
     ops.sign_pack(x, packed)
     return [words, packed, sums]
 
@@ -39,7 +40,7 @@ def two_valued(x: Tensor) -> list[Tensor]:
     rows, words = -(-x.numel() // ROW), poison(ops.word_count(x.numel()), torch.int64).to(x.device)
     kinds = (torch.float64, torch.float64, torch.int64)
     highs, lows, ones = (poison(rows, kind).to(x.device) for kind in kinds)
-    assert int(ops.two_value_offer(x, None, words, highs, lows, ones, ROW)) == 0
+    assert int(single.two_value_offer(x, None, words, highs, lows, ones, ROW)) == 0
     return [words, highs, lows, ones]
 
 
@@ -53,7 +54,7 @@ def test_one_bit_for_each_of_many_elements(where: str, count: int) -> None:
     # Decoding overwrites the gradient: bits of the other half, so that every position changes its sign or keeps it.
     words = offered(x)[0].roll(ops.word_count(count) // 2)
     steps = torch.arange(1.0, 1.0 + -(-count // ROW))
-    ops.sign_decode(words, steps, ROW, x, None, feedback="none")
-    ops.sign_decode(words.to(where), steps.to(where), ROW, there, None, feedback="none")
+    single.sign_decode(words, steps, ROW, x, None, feedback="none")
+    single.sign_decode(words.to(where), steps.to(where), ROW, there, None, feedback="none")
     assert not differences(x, there.cpu())
     assert float(x[-1].abs()) == -(-count // ROW)  # the step of the last row

@@ -17,11 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu_steps import LocalStep, buckets
 from horovod_compress.codecs.base import Codec
-from horovod_compress.codecs.ef_signsgd import EfSignSgd
 from horovod_compress.codecs.global_qsgd import Exponential, Standard
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.codecs.natural import Natural
-from horovod_compress.codecs.onebit import OneBit
+from horovod_compress.codecs.onebit import EfSignSgd, OneBit
 from horovod_compress.codecs.qsgd import Packed
 from horovod_compress.codecs.terngrad import TernGrad
 from horovod_compress.codecs.work import Counts, Part, Work

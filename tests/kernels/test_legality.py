@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops import loader
 
@@ -38,43 +39,43 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         lambda: ops.sign_pack(torch.zeros(64, device="meta"), _w(1)),
     ),
     "two devices": ("bits must be on the CPU", lambda: ops.sign_pack(_f(64), _w(1).to("meta"))),
-    "residual too short": ("residual must be", lambda: ops.sign_offer(_f(64), _f(63), _w(1), None, 1)),
+    "residual too short": ("residual must be", lambda: single.sign_offer(_f(64), _f(63), _w(1), None, 1)),
     "residual of the gradient's type": (
         "residual must be",
-        lambda: ops.sign_offer(_f(64, torch.float16), _f(64, torch.float16), _w(1), None, 1),
+        lambda: single.sign_offer(_f(64, torch.float16), _f(64, torch.float16), _w(1), None, 1),
     ),
     "float32 residual of float64": (
         "residual must be",
-        lambda: ops.sign_offer(_f(64, F64), _f(64), _w(1), None, 1),
+        lambda: single.sign_offer(_f(64, F64), _f(64), _w(1), None, 1),
     ),
-    "row length": ("row_length", lambda: ops.sign_offer(_f(64), None, _w(1), None, 0)),
-    "sums too short": ("sums must be", lambda: ops.sign_offer(_f(64), None, _w(1), _f(2, F64), 30)),
-    "sums of another type": ("sums must be", lambda: ops.sign_offer(_f(64), None, _w(1), _f(3), 30)),
-    "negative offset": ("words must lie", lambda: ops.sign_offer(_f(64), None, _w(1), None, 1, word_offset=-1)),
+    "row length": ("row_length", lambda: single.sign_offer(_f(64), None, _w(1), None, 0)),
+    "sums too short": ("sums must be", lambda: single.sign_offer(_f(64), None, _w(1), _f(2, F64), 30)),
+    "sums of another type": ("sums must be", lambda: single.sign_offer(_f(64), None, _w(1), _f(3), 30)),
+    "negative offset": ("words must lie", lambda: single.sign_offer(_f(64), None, _w(1), None, 1, word_offset=-1)),
     "offset too large": (
         "words must lie",
         lambda: ops.bernoulli_words(_w(2), 1, 2, KEY, word_offset=(1 << 33) - 1),
     ),
     "unknown feedback": (
         "feedback must be",
-        lambda: ops.sign_decode(_w(1), _f(1), 64, _f(64), _f(64), feedback="both"),  # type: ignore[arg-type]
+        lambda: single.sign_decode(_w(1), _f(1), 64, _f(64), _f(64), feedback="both"),  # type: ignore[arg-type]
     ),
     "feedback without residual": (
         "feedback must be",
-        lambda: ops.sign_decode(_w(1), _f(1), 64, _f(64), None, feedback="own"),
+        lambda: single.sign_decode(_w(1), _f(1), 64, _f(64), None, feedback="own"),
     ),
     "residual without feedback": (
         "feedback must be",
-        lambda: ops.sign_decode(_w(1), _f(1), 64, _f(64), _f(64), feedback="none"),
+        lambda: single.sign_decode(_w(1), _f(1), 64, _f(64), _f(64), feedback="none"),
     ),
     "residual over gradient": (
         "overlap",
-        lambda: ops.sign_decode(_w(2), _f(1), 128, SHARED[:128], SHARED[50:178], feedback="own"),
+        lambda: single.sign_decode(_w(2), _f(1), 128, SHARED[:128], SHARED[50:178], feedback="own"),
     ),
-    "too few steps": ("steps must be", lambda: ops.sign_decode(_w(1), _f(1), 63, _f(64), None, feedback="none")),
+    "too few steps": ("steps must be", lambda: single.sign_decode(_w(1), _f(1), 63, _f(64), None, feedback="none")),
     "steps of another type": (
         "steps must be",
-        lambda: ops.sign_decode(_w(1), _f(1, F64), 64, _f(64), None, feedback="none"),
+        lambda: single.sign_decode(_w(1), _f(1, F64), 64, _f(64), None, feedback="none"),
     ),
     "no weight at all": ("probability", lambda: ops.merge_bits(_w(1), _w(1), 0, 0, KEY)),
     "negative weight": ("probability", lambda: ops.merge_bits(_w(1), _w(1), 3, -1, KEY)),
@@ -88,8 +89,8 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "no parts": ("parts must hold", lambda: ops.majority_fold([], _w(1), 64)),
     "too many parts": ("parts must hold", lambda: ops.majority_fold([_w(1)] * 65536, _w(1), 64)),
     "a part too short": (r"parts\[1\]", lambda: ops.majority_fold([_w(2), _w(1)], _w(2), 128)),
-    "offer over gradient": ("overlap", lambda: ops.dense_offer(SHARED[:64], None, SHARED[:64])),
-    "offer over residual": ("overlap", lambda: ops.dense_offer(_f(64), SHARED[:64], SHARED[63:127])),
+    "offer over gradient": ("overlap", lambda: single.dense_offer(SHARED[:64], None, SHARED[:64])),
+    "offer over residual": ("overlap", lambda: single.dense_offer(_f(64), SHARED[:64], SHARED[63:127])),
     "add of different types": ("other must be", lambda: ops.dense_add(_f(4), _f(4, F64))),
     "signs over their mean": (
         "overlap",
@@ -107,7 +108,7 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "add of itself": ("overlap", lambda: ops.dense_add(SHARED, SHARED)),
     "decode of different lengths": (
         "payload must be|grad must be",
-        lambda: ops.dense_decode(_f(3), _f(4), scale=1),
+        lambda: single.dense_decode(_f(3), _f(4), scale=1),
     ),
     "checksum of words": ("data must be", lambda: ops.crc32c(_w(1))),
     "hash of words": ("data must be", lambda: ops.hash64(_w(1))),
@@ -132,7 +133,7 @@ def test_neighbours_do_not_overlap() -> None:
 
 def test_no_elements_are_nothing_to_do() -> None:
     ops.sign_pack(_f(0), _w(0))
-    assert ops.sign_offer(_f(0), _f(0), _w(0), _f(0, F64), 5) == 0
+    assert single.sign_offer(_f(0), _f(0), _w(0), _f(0, F64), 5) == 0
     ops.merge_bits(_w(0), _w(0), 1, 1, KEY)
     ops.majority_fold([_w(0)], _w(0), 0)
     assert ops.crc32c(poison(0, torch.uint8), 77) == 77

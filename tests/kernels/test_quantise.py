@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops.reference import quantise as reference_quantise
 from tests.support.marks import each_value, slow
@@ -35,7 +36,7 @@ def random_bytes(count: int, seed: int) -> Tensor:
 
 def encoded(x: Tensor, rank: int = 0, **shape: int) -> Tensor:
     records = poison(records_for(x.numel(), shape), U8)
-    ops.qsgd_encode(x, records, KEY.at(rank=rank), **shape)
+    single.qsgd_encode(x, records, KEY.at(rank=rank), **shape)
     return records
 
 
@@ -126,7 +127,7 @@ def test_a_record_by_hand(bits: int) -> None:
     for i, code in enumerate(codes.tolist()):
         assert stream >> bits * i & (1 << bits) - 1 == code & (1 << bits) - 1
     back = poison(64, torch.float32)
-    ops.qsgd_decode(record, back, bits=bits, block=64, scale=1 / top)
+    single.qsgd_decode(record, back, bits=bits, block=64, scale=1 / top)
     torch.testing.assert_close(back, codes.float() * 0.5)
 
 
@@ -181,7 +182,7 @@ def test_elias_codes_are_those_of_the_records(bits: int) -> None:
         for x in (tame(count, torch.float32, 3), torch.zeros(count), torch.ones(count)):
             shape = {"bits": bits, "block": 512, "norm": 2}
             packed, coded = poison(count, torch.float32), poison(count, torch.float32)
-            ops.qsgd_decode(encoded(x, **shape), packed, bits=bits, block=512, scale=1.5)
+            single.qsgd_decode(encoded(x, **shape), packed, bits=bits, block=512, scale=1.5)
             assert ops.elias_decode([section(x, **shape)], coded, bits=bits, block=512, scale=1.5) == 0
             assert torch.equal(packed + 0.0, coded)
 
@@ -252,7 +253,7 @@ def test_uniform_encode_with_bounds(bits: int, levels: int, dtype: torch.dtype) 
             rows = -(-count // row_length)
             norms, bounds = poison(rows, work(dtype)), tame(rows, work(dtype), 2).abs()
             x = numbers(count, dtype, count)
-            ops.norm_offer(x, norms, row_length)
+            single.norm_offer(x, norms, row_length)
             bounds[::3] = math.inf
             codes = poison(ops.code_layout(bits, count)[1], ops.code_layout(bits, count)[0])
             rest = {"bits": bits, "levels": levels, "offset": count % 19 * 2, "bounds": bounds}
@@ -263,7 +264,7 @@ def test_bounds_by_hand() -> None:
     x, codes = torch.tensor([4.0, -4.0, 2.0, -1.0] * 16), poison(64, U8)
     for bound, expected in ((2.0, [50, -50, 50, -25]), (math.inf, [100, -100, 50, -25]), (9.0, [100, -100, 50, -25])):
         rule = {"bits": 8, "levels": 100, "bounds": torch.tensor([bound])}
-        ops.uniform_encode(x, torch.tensor([4.0]), 64, codes, KEY, **rule)
+        single.uniform_encode(x, torch.tensor([4.0]), 64, codes, KEY, **rule)
         assert codes.view(torch.int8).view(16, 4).unique(dim=0).tolist() == [expected]
 
 
@@ -321,22 +322,22 @@ SHAPE = {"bits": 4, "block": 64, "norm": 0}
 REFUSED = {
     "bits must be": lambda: ops.qsgd_record_bytes(9, 64),
     "block must be": lambda: ops.qsgd_record_bytes(8, 100),
-    "norm must be one of": lambda: ops.qsgd_encode(torch.ones(4), poison(36, U8), KEY, bits=4, block=64, norm=1),
-    "records must be": lambda: ops.qsgd_encode(torch.ones(65), poison(36, U8), KEY, **SHAPE),
-    "elements must lie": lambda: ops.qsgd_encode(torch.ones(4), poison(36, U8), KEY, **SHAPE, offset=-1),
+    "norm must be one of": lambda: single.qsgd_encode(torch.ones(4), poison(36, U8), KEY, bits=4, block=64, norm=1),
+    "records must be": lambda: single.qsgd_encode(torch.ones(65), poison(36, U8), KEY, **SHAPE),
+    "elements must lie": lambda: single.qsgd_encode(torch.ones(4), poison(36, U8), KEY, **SHAPE, offset=-1),
     "out must hold whole records": lambda: ops.qsgd_fold([poison(37, U8)], poison(37, U8), KEY, **SHAPE),
     "parts must hold 1 to": lambda: ops.qsgd_fold([], poison(36, U8), KEY, **SHAPE),
     r"parts\[1\] must be": lambda: ops.exponential_fold([poison(9, U8), poison(8, U8)], poison(9, U8), KEY, headroom=1),
     "headroom must be": lambda: ops.exponential_fold([poison(9, U8)], poison(9, U8), KEY, headroom=0),
-    "grad must be float32": lambda: ops.qsgd_decode(poison(36, U8), poison(4, U8), bits=4, block=64, scale=1.0),
+    "grad must be float32": lambda: single.qsgd_decode(poison(36, U8), poison(4, U8), bits=4, block=64, scale=1.0),
     "out must hold at least": lambda: ops.elias_encode(torch.ones(64), poison(30, U8), KEY, **SHAPE),
     "must be on the CPU or the current CUDA device": lambda: ops.elias_encode(
         torch.ones(4, device="meta"), poison(99, U8), KEY, **SHAPE
     ),
-    "bounds must be": lambda: ops.uniform_encode(
+    "bounds must be": lambda: single.uniform_encode(
         torch.ones(4), torch.ones(1), 4, poison(4, U8), KEY, bits=8, levels=1, bounds=torch.ones(2)
     ),
-    "squares must be": lambda: ops.moments_offer(torch.ones(4), torch.ones(1), torch.ones(1), 4),
+    "squares must be": lambda: single.moments_offer(torch.ones(4), torch.ones(1), torch.ones(1), 4),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import ops
-from horovod_compress.ops.reference import shaped as reference_shaped
+from horovod_compress.ops.reference import signs as reference_shaped
 
 from .support import compare, count_rows_of, ones, poison, words
 

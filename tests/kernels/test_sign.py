@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops import reference
 from tests.support.marks import each_value, slow
@@ -91,7 +92,7 @@ def test_sums_are_added_in_the_order_of_the_tree(dtype: torch.dtype) -> None:
         words, rows = ops.word_count(count), _rows(count, row_length)
         sums = poison(rows, torch.float64)
         compare("sign_offer", grad, residual, poison(words, torch.int64), sums, row_length, shift=1)
-        ops.sign_offer(grad, residual, poison(words, torch.int64), sums, row_length)
+        single.sign_offer(grad, residual, poison(words, torch.int64), sums, row_length)
         exact = (grad.to(work(dtype)) + residual).abs().double()
         assert torch.allclose(sums, torch.stack([row.sum() for row in exact.split(row_length)]), rtol=1e-5)
 
@@ -121,7 +122,7 @@ def test_offer_counts_what_is_not_finite() -> None:
     grad = torch.ones(100_000)
     grad[[3, 64, 99_999]] = torch.tensor([float("nan"), float("inf"), -float("inf")])
     words = poison(ops.word_count(100_000), torch.int64)
-    assert ops.sign_offer(grad, None, words, None, 1) == 3
+    assert single.sign_offer(grad, None, words, None, 1) == 3
 
 
 def test_a_sum_that_is_not_a_number_is_always_the_same_one() -> None:
@@ -129,20 +130,20 @@ def test_a_sum_that_is_not_a_number_is_always_the_same_one() -> None:
     for payload in (0x7FC00001, 0x7F800001, -1):
         grad = torch.tensor([payload, 0, 0], dtype=torch.int32).view(torch.float32)
         sums = poison(1, torch.float64)
-        ops.sign_offer(grad, None, poison(1, torch.int64), sums, 3)
+        single.sign_offer(grad, None, poison(1, torch.int64), sums, 3)
         assert sums.view(torch.int64).item() == 0x7FF8000000000000
 
 
 def test_offer_gives_zeros_a_fair_coin() -> None:
     count = 1 << 20
     words = poison(count // 64, torch.int64)
-    ops.sign_offer(torch.zeros(count), None, words, None, 1, key=KEY)
+    single.sign_offer(torch.zeros(count), None, words, None, 1, key=KEY)
     expected = poison(count // 64, torch.int64)
     ops.bernoulli_words(expected, 0, 1, KEY)
     assert not torch.equal(words, expected)
     share = sum((word & (2**64 - 1)).bit_count() for word in words.tolist()) / count
     assert abs(share - 0.5) < 5 * 0.5 / count**0.5
-    ops.sign_offer(-torch.zeros(count), None, words, None, 1)
+    single.sign_offer(-torch.zeros(count), None, words, None, 1)
     assert bool((words == -1).all())
 
 
@@ -218,12 +219,12 @@ def test_own_feedback_remembers_the_bits_that_were_offered() -> None:
     count, row_length = 5000, 321
     grad, residual = numbers(count, torch.float32, 1), _residual(count, torch.float32, 2)
     offered = poison(ops.word_count(count), torch.int64)
-    ops.sign_offer(grad, residual, offered, None, row_length, key=KEY, word_offset=9)
+    single.sign_offer(grad, residual, offered, None, row_length, key=KEY, word_offset=9)
     steps = tame(_rows(count, row_length), torch.float32, 3)
     kept = []
     for consensus, feedback in ((offered, "global"), (bits(count, 4), "own")):
         left = residual.clone()
-        ops.sign_decode(consensus, steps, row_length, grad.clone(), left, feedback=feedback, key=KEY, word_offset=9)
+        single.sign_decode(consensus, steps, row_length, grad.clone(), left, feedback=feedback, key=KEY, word_offset=9)
         kept.append(left)
     assert torch.equal(kept[0].nan_to_num(7.0), kept[1].nan_to_num(7.0).clamp(-(2.0**95), 2.0**95))
 
@@ -241,7 +242,7 @@ def test_more_than_two_to_the_31_elements() -> None:
     x[marked] = -1
     words = poison(ops.word_count(count), torch.int64)
     sums = poison(2, torch.float64)
-    assert ops.sign_offer(x, None, words, sums, 1 << 31, key=KEY) == 0
+    assert single.sign_offer(x, None, words, sums, 1 << 31, key=KEY) == 0
     assert sums.tolist() == [float(1 << 31), 77.0]
     packed = poison(words.numel(), torch.int64)
     ops.sign_pack(x, packed)
@@ -251,7 +252,7 @@ def test_more_than_two_to_the_31_elements() -> None:
     for position in marked.tolist():
         expected[position // 64] ^= 1 << position % 64
     assert torch.equal(words, expected)
-    ops.sign_decode(words, torch.tensor([1.0, 2.0]), 1 << 31, x, None, feedback="none")
-    ops.sign_offer(x, None, packed, sums, 1 << 31, key=KEY)
+    single.sign_decode(words, torch.tensor([1.0, 2.0]), 1 << 31, x, None, feedback="none")
+    single.sign_offer(x, None, packed, sums, 1 << 31, key=KEY)
     assert torch.equal(packed, expected)
     assert sums.tolist() == [float(1 << 31), 154.0]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from horovod_compress import ops
 from horovod_compress.ops.keys import SKETCH, Key
-from horovod_compress.ops.reference import sketch as reference_sketch
+from horovod_compress.ops.reference import linear as reference_sketch
 from tests.support.marks import each_value, slow
 
 from .support import DTYPES, LENGTHS, compare, differences, numbers, poison, tame, work

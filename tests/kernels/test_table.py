@@ -5,6 +5,7 @@ The arguments are made of the row, so a new operation is tested by its row and i
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from horovod_compress import ops
-from horovod_compress.ops.table import TABLE, Array, Kind, Operation, Size
+from horovod_compress.ops import checksums, dense, legality, linear, quantise, signs, sizes, sparse
+from horovod_compress.ops.table import ANY_LENGTH, TABLE, Array, Dtype, Operation
 
 from . import emulator
 from .parity import Target
@@ -41,34 +43,94 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def dtype_of(member: Array, dtype: torch.dtype) -> torch.dtype:
+#: Of kernels that take no batches: how many elements the array has that is counted, what a call says beside the
+#: arrays, and how long those are of which a row does not say it.
+DRAWN, ROOM = {"key": KEY, "offset": 0}, {"out": 4000, "sections": 100, "section": 100, "table": 3 * 16 * 37}
+RECORD, QSGD = {"block": 64, "rule": "l1"}, {"bits": 8, "block": 64, "norm": 0}
+MATRIX = {"rows": 10, "rank": 2, "columns": 64}
+ONCE: dict[str, tuple[int, dict[str, Any]]] = {
+    "sign_pack": (640, {}),
+    "merge_bits": (10, {"weight_into": 1, "weight_other": 2, "key": KEY}),
+    "bernoulli_words": (10, {"numerator": 1, "denominator": 3, "key": KEY}),
+    "majority_fold": (10, {"count": 640}),
+    "shaped_merge": (10, {"ranks": 4, "words": 10}),
+    "shaped_fold": (10, {"words": 10}),
+    "ternary_fold": (16, {"words": 10}),
+    "ternary_unpack": (16, {"words": 10}),
+    "record_offer": (640, RECORD),
+    "record_fold": (640, RECORD),
+    "record_decode": (640, {"block": 64}),
+    "dense_add": (640, {}),
+    "absorb": (640, {"factor": 0.5}),
+    "triad": (640, {"s": 0.5}),
+    "uniform_add": (640, {"bits": 8}),
+    "uniform_fold": (640, {"count": 640, "bits": 4, "sum_bits": 8}),
+    "exponential_merge": (640, {"bits": 8, **DRAWN}),
+    "exponential_fold": (640, {"headroom": 3, **DRAWN}),
+    "qsgd_fold": (680, {**QSGD, **DRAWN}),
+    "elias_encode": (640, {**QSGD, **DRAWN}),
+    "elias_decode": (640, {"bits": 8, "block": 64, "scale": 0.5}),
+    "sketch_encode": (640, {"rows": 3, "factor": 0.5, **DRAWN}),
+    "sketch_top": (ROOM["table"], {"rows": 3, "spans": [(0, 64)], "k": 4, "key": KEY}),
+    "sketch_clear": (ROOM["table"], {"rows": 3, "key": KEY}),
+    "top_select": (640, {"k": 4}),
+    "binary_select": (640, {"k": 4}),
+    "binary_encode": (4, {"kept": 4, "b": 3, "elements": 640}),
+    "binary_decode": (640, {"own": 1, "b": 3, "scale": 0.5}),
+    "binary_clear": (640, {"b": 3}),
+    "values_encode": (4, {"kept": 4, "b": 3, "elements": 640, "form": "signs"}),
+    "values_decode": (640, {"own": 1, "b": 3, "scale": 0.5, "factor": 0.5}),
+    "sample_offer": (640, {"key": KEY}),
+    "sample_decode": (640, {"key": KEY, "scale": 0.5}),
+    "lowrank_start": (128, {"rank": 2, **DRAWN}),
+    "lowrank_left": (640, MATRIX),
+    "lowrank_orthonormalise": (128, {"rank": 2}),
+    "lowrank_right": (640, MATRIX),
+    "lowrank_decode": (640, MATRIX),
+    "crc32c": (640, {}),
+    "crc32c_copy": (640, {}),
+    "hash64": (640, {}),
+}
+BATCHES = [row for row in TABLE if row.members]
+MODULES = (checksums, dense, legality, linear, quantise, signs, sizes, sparse)
+
+
+def dtype_of(member: Array, dtype: torch.dtype, said: dict[str, Any]) -> torch.dtype:
     if isinstance(member.kind, torch.dtype):
         return member.kind
-    given = torch.float64 if member.name == "norms" else torch.uint8
-    return {Kind.ANY: dtype, Kind.WORK: work(dtype), Kind.GIVEN: given}[member.kind]
+    if isinstance(member.kind, str):  # of another array, which is of the dtype of the arithmetic, if of no codes
+        found: torch.dtype = eval(member.kind, vars(sizes) | dict.fromkeys(KINDS, work(dtype)) | said)
+        return found
+    return {Dtype.ANY: dtype, Dtype.WORK: work(dtype), Dtype.WIDE: work(dtype)}[member.kind]
+
+
+KINDS = ("kept_kind", "table_kind", "values_kind")
 
 
 def size_of(member: Array, row: Operation, count: int, length: int) -> int:
-    packed = -(-count // 128) * ops.qsgd_record_bytes(5, 128) if "qsgd" in row.name else (count + 1) // 2
-    rows = -(-count // length)
-    sizes = {Size.COUNT: count, Size.ROWS: rows, Size.WORDS: ops.word_count(count), Size.PACKED: packed, Size.OTHER: 1}
-    return sizes[member.size]
+    if member.size == ANY_LENGTH:
+        return ROOM.get(member.name, 1 if row.members else 4)
+    said = {"n": count, "row_length": length, "size": ops.qsgd_record_bytes(5, 128)} | OPTIONS.get(row.name, {})
+    return int(eval(member.size, vars(legality) | vars(sizes) | said | ONCE.get(row.name, (0, {}))[1]))
 
 
 def array(member: Array, row: Operation, dtype: torch.dtype, i: int) -> Tensor:
     """Return what a member is of tensor i: any numbers where only they are read, tame ones where they are factors."""
-    kind, size = dtype_of(member, dtype), size_of(member, row, COUNTS[i], ROWS[i])
+    said = {"torch": torch} | OPTIONS.get(row.name, {})
+    kind, size = dtype_of(member, dtype, said), size_of(member, row, COUNTS[i], ROWS[i])
     if not kind.is_floating_point:
         return bits(64 * size, i) if kind is torch.int64 else words(size, i).to(kind)
     if member.written and member.name not in ("grad", "residual"):
         return poison(size, kind)
-    if member.size is Size.COUNT and member.name != "square":
+    if member.size == "n" and member.name != "square":
         return numbers(size, kind, i)
     return tame(size, kind, i).abs()
 
 
 def arguments(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the arguments of a call for all of `COUNTS`."""
+    """Return the arguments of a call for all of `COUNTS`; for a kernel that takes its arrays once, of zeros."""
+    if not row.members:
+        return arguments_once(row, dtype)
     given: dict[str, Any] = dict(OPTIONS.get(row.name, {}))
     for member in row.given:
         if isinstance(member, Array):
@@ -88,8 +150,22 @@ def arguments(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
     return given
 
 
+def arguments_once(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
+    count, said = ONCE[row.name]
+    given = {name: value for name, value in said.items() if name in row.options.split()}
+    kinds = {"torch": torch, "into_kind": torch.uint8 if "bits" in said else dtype} | said
+    for member in row.arrays:
+        made = [torch.zeros(size_of(member, row, count, 1), dtype=dtype_of(member, dtype, kinds)) for _ in range(3)]
+        given[member.name] = made if member.by_rank else made[0]
+    return given
+
+
+def call(row: Operation, given: dict[str, Any]) -> Any:
+    return getattr(ops, f"{row.name}_all" if row.members else row.name)(**given)
+
+
 def each_row() -> list[Any]:
-    return [pytest.param(row, id=row.name) for row in TABLE]
+    return [pytest.param(row, id=row.name) for row in BATCHES]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,7 +197,7 @@ def each_array() -> list[Any]:
     return [
         pytest.param(row, member, id=f"{row.name}-{member.name}")
         for row in TABLE
-        for member in row.given
+        for member in (row.given or row.arrays)
         if isinstance(member, Array)
     ]
 
@@ -129,7 +205,7 @@ def each_array() -> list[Any]:
 def refused(row: Operation, name: str, given: dict[str, Any]) -> None:
     before = {key: [part.clone() for part in value] for key, value in given.items() if is_arrays(value)}
     with pytest.raises(ValueError, match=name):
-        getattr(ops, f"{row.name}_all")(**given)
+        call(row, given)
     for key, parts in before.items():
         assert all(map(same_bytes, parts, given[key])), f"{key} was written before {name} was refused"
 
@@ -144,46 +220,62 @@ def same_bytes(a: Tensor, b: Tensor) -> bool:
 
 @pytest.mark.parametrize(("row", "member"), each_array())
 def test_an_array_of_another_kind_is_refused(row: Operation, member: Array) -> None:
-    last = len(COUNTS) - 1  # behind others that are as they should be
-    right = arguments(row, torch.float32)[member.many][last]
+    last = len(COUNTS) - 1 if row.members else 1  # behind others that are as they should be
+    name, several = (member.many, True) if row.members else (member.name, member.by_rank)
+    right = arguments(row, torch.float32)[name]
+    right = right[last] if several else right
     wrong = {
         "dtype": right.to(torch.float64 if right.dtype is not torch.float64 else torch.float32),
         "stride": torch.stack([right, right], dim=1)[:, 0],
         "device": right.to("meta"),
         "length": right[:-1],
     }
-    if member.size is Size.OTHER or right.numel() < 2:  # one element has no stride
+    if member.kind is Dtype.WIDE:
+        wrong["dtype"] = right.half()
+    if member.size == ANY_LENGTH or right.numel() < 2:  # one element has no stride
         wrong = {"dtype": wrong["dtype"], "device": wrong["device"]}
     if member.name == row.of:
         wrong.pop("length", None)  # others are not as long then
+    if member.name == row.of and not row.members:
+        del wrong["device"]  # that decides where a kernel runs
+        if member.kind is Dtype.ANY:
+            del wrong["dtype"]  # and that what the others have to be
     for value in wrong.values():
         given = arguments(row, torch.float32)
-        given[member.many][last] = value
+        if several:
+            given[name][last] = value
+        else:
+            given[name] = value
         refused(row, member.name, given)
 
 
-@pytest.mark.parametrize(("row", "member"), each_array())
+@pytest.mark.parametrize(("row", "member"), [each for each in each_array() if each.values[0].members])
 def test_a_column_that_is_too_short_is_refused(row: Operation, member: Array) -> None:
     given = arguments(row, torch.float32)
     given[member.many].pop()
     with pytest.raises((ValueError, IndexError)):
-        getattr(ops, f"{row.name}_all")(**given)
+        call(row, given)
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in TABLE if any(
-    isinstance(member, Array) and member.disjoint for member in row.given)])  # fmt: skip
+    isinstance(member, Array) and member.disjoint for member in (row.given or row.arrays))])  # fmt: skip
 def test_arrays_that_share_memory_are_refused(row: Operation) -> None:
-    last = len(COUNTS) - 1
-    for member in row.given:
-        for other in member.disjoint if isinstance(member, Array) else ():
+    members = [member for member in (row.given or row.arrays) if isinstance(member, Array)]
+    for member in members:
+        for other in member.disjoint.split():
             given = arguments(row, torch.float32)
-            mine, their = given[member.many][last], next(m for m in row.given if m.name == other)
-            shared = given[their.many][last]
-            size = max(mine.nbytes, shared.nbytes)
-            memory = torch.zeros(size + 8, dtype=torch.uint8)
-            given[member.many][last] = memory[: mine.nbytes].view(mine.dtype)
-            given[their.many][last] = memory[: shared.nbytes].view(shared.dtype)
+            names = [one.many if row.members else one.name for one in (member, find(members, other))]
+            # Of several the last.
+            mine, shared = (given[name][-1] if isinstance(given[name], list) else given[name] for name in names)
+            memory = torch.zeros(max(mine.nbytes, shared.nbytes) + 8, dtype=torch.uint8)
+            for name, part in zip(names, (mine, shared), strict=True):
+                placed = memory[: part.nbytes].view(part.dtype)
+                given[name] = [*given[name][:-1], placed] if isinstance(given[name], list) else placed
             refused(row, "overlap", given)
+
+
+def find(members: list[Array], name: str) -> Array:
+    return next(member for member in members if member.name == name)
 
 
 # ---- the table itself ---------------------------------------------------------------------------
@@ -195,10 +287,27 @@ def test_rows_are_the_structs_of_the_kernels() -> None:
     found = re.findall(r"struct (\w+) \{(.*?)\};", text, re.DOTALL)
     structs = {name: re.findall(r"\**(\w+)\s*[,;]", body) for name, body in found}
     kernels = dict(re.findall(r"^void (\w+)\(const (\w+)\* tensors, int64_t tensor_count", text, re.MULTILINE))
-    assert {row.name: [m.name for m in row.members] for row in TABLE} == {
+    assert {row.name: [m.name for m in row.members] for row in BATCHES} == {
         name: structs[struct] for name, struct in kernels.items()
     }
 
 
-def test_every_row_has_a_function() -> None:
-    assert set(OPTIONS) <= {row.name for row in TABLE} and all(hasattr(ops, f"{row.name}_all") for row in TABLE)
+def test_every_kernel_has_a_row_and_every_row_a_function() -> None:
+    listed = re.findall(r"use\((\w+)\)", KERNELS.read_text().split("define HVC_EACH_KERNEL")[1])
+    assert {row.name for row in TABLE} == {*listed, "crc32c", "crc32c_copy"}
+    assert all(hasattr(ops, f"{row.name}_all" if row.members else row.name) for row in TABLE)
+    assert set(OPTIONS) <= {row.name for row in BATCHES} and set(ONCE) == {row.name for row in TABLE} - {
+        row.name for row in BATCHES
+    }
+
+
+# ---- what is public -----------------------------------------------------------------------------
+
+
+def test_every_public_operation_has_a_user() -> None:
+    """In the package, outside the operations; a hash of several tensors is one of many hashes."""
+    package = Path(ops.__file__).parents[1]
+    users = [path.read_text() for path in package.rglob("*.py") if "ops" not in path.relative_to(package).parts]
+    public = {name for module in MODULES for name in getattr(module, "__all__", ())}
+    used = {name for name in public for text in users if re.search(rf"\bops\.{name}\b", text)}
+    assert len(public) > 50 and public - used == {"hash64"} and "hash64(" in inspect.getsource(checksums.hash_of)

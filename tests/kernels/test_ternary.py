@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from horovod_compress import ops
-from horovod_compress.ops.reference import ternary as reference
+from horovod_compress.ops.reference import signs as reference
+from horovod_compress.ops.sizes import ternary_states
 
 from .support import compare, count_rows_of, ones, poison, words
 
@@ -17,7 +18,7 @@ RANKS = (2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 63, 64, 65, 200)
 
 
 def _counts(ranks: int, count: int, seed: int) -> list[Tensor]:
-    return count_rows_of(ops.ternary_states(ranks), count, seed)
+    return count_rows_of(ternary_states(ranks), count, seed)
 
 
 def _empty(like: list[Tensor]) -> list[Tensor]:
@@ -52,7 +53,7 @@ def test_unpacking_equals_the_reference_for_every_byte(groups: int) -> None:
 @pytest.mark.parametrize("ranks", range(2, 20))
 def test_every_case_of_one_element(ranks: int) -> None:
     """From every count, with every sum of signs: the identity, the bound, and a count that there can be."""
-    states, step = ops.ternary_states(ranks), 2 - ranks % 2
+    states, step = ternary_states(ranks), 2 - ranks % 2
     kept = [step * (2 * count - (states - 1)) // 2 for count in range(states)]  # around 0
     cases = [(rest, plus) for rest in kept for plus in range(ranks + 1)]
     groups = -(-len(cases) // 320)
@@ -64,7 +65,7 @@ def test_every_case_of_one_element(ranks: int) -> None:
     rows = [_packed(stored >> place & 1 == 1) for place in range(ops.count_rows(states))]
     out, y = poison(groups * ops.PACKED_WORDS, torch.int64), 2 * plus - ranks + left
     ops.ternary_fold(parts, out, rows, rows)
-    values, after = _unpacked(out), reference.left_over(rows, ranks, 64 * count)
+    values, after = _unpacked(out), reference.ternary_left_over(rows, ranks, 64 * count)
     assert (values == np.where(2 * abs(y) >= ranks, np.sign(y), 0)).all() and (after == y - ranks * values).all()
     assert set(after.tolist()) <= set(kept)  # so counts never need more rows
 
@@ -84,7 +85,7 @@ def test_in_place() -> None:
 
 def test_two_ranks_lose_nothing() -> None:
     """Two signs have three sums: there is nothing to keep, and no row for it."""
-    assert ops.count_rows(ops.ternary_states(2)) == 0
+    assert ops.count_rows(ternary_states(2)) == 0
     one, two, out = words(10, 1), words(10, 2), poison(16, torch.int64)
     ops.ternary_fold([one, two], out, [], [])
     signs = [np.where(ones(part), 1, -1) for part in (one, two)]
@@ -94,7 +95,7 @@ def test_two_ranks_lose_nothing() -> None:
 @pytest.mark.parametrize("ranks", [300, 65535])
 def test_many_ranks(ranks: int) -> None:
     """The mean over the steps is that of the signs, for counts of many rows."""
-    rows = [torch.zeros(5, dtype=torch.int64) for _ in range(ops.count_rows(ops.ternary_states(ranks)))]
+    rows = [torch.zeros(5, dtype=torch.int64) for _ in range(ops.count_rows(ternary_states(ranks)))]
     all_ones, none = torch.full((5,), -1), torch.zeros(5, dtype=torch.int64)
     parts = [all_ones] * (ranks // 3) + [none] * (ranks - ranks // 3)
     found = 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
 from tests.support.marks import each_value
 
@@ -49,8 +50,8 @@ def test_offer_agrees_with_sign_offer() -> None:
     words, more = (poison(ops.word_count(count), torch.int64) for _ in range(2))
     highs, lows, sums = (poison(rows, torch.float64) for _ in range(3))
     ones = poison(rows, torch.int64)
-    ops.two_value_offer(grad, residual, words, highs, lows, ones, row_length)
-    ops.sign_offer(grad, residual, more, sums, row_length)
+    single.two_value_offer(grad, residual, words, highs, lows, ones, row_length)
+    single.sign_offer(grad, residual, more, sums, row_length)
     assert torch.equal(words, more)
     assert torch.allclose(highs + lows, sums, rtol=1e-6)
     x = grad + residual
@@ -63,7 +64,7 @@ def test_offer_counts_what_is_not_finite() -> None:
     grad = torch.ones(100_000)
     grad[[3, 64, 99_999]] = torch.tensor([float("nan"), float("inf"), -float("inf")])
     sums, words = [poison(1, torch.float64) for _ in range(2)], poison(ops.word_count(100_000), torch.int64)
-    assert ops.two_value_offer(grad, None, words, *sums, poison(1, torch.int64), 100_000) == 3
+    assert single.two_value_offer(grad, None, words, *sums, poison(1, torch.int64), 100_000) == 3
 
 
 def _decode(
@@ -107,7 +108,7 @@ def test_ranks_are_added_in_their_order() -> None:
         highs = [torch.tensor([value]) for value in (1.0, 2.0**-24, 2.0**-24)]
         grad, residual = torch.zeros(1), torch.zeros(1)
         one = torch.ones(1, dtype=torch.int64)
-        ops.two_value_decode([one] * 3, [highs[rank] for rank in order], None, 1, 0, grad, residual)
+        single.two_value_decode([one] * 3, [highs[rank] for rank in order], None, 1, 0, grad, residual)
         found.append(grad.item())
     assert found == [1.0, 1.0 + 2.0**-23]
 
@@ -121,9 +122,9 @@ def test_threads_change_nothing(few_threads: None) -> None:
         rows = _rows(count, 70_001)
         made = [poison(ops.word_count(count), torch.int64), *(poison(rows, torch.float64) for _ in range(2))]
         made.append(poison(rows, torch.int64))
-        ops.two_value_offer(grad, residual, *made, 70_001)
+        single.two_value_offer(grad, residual, *made, 70_001)
         mine, left = grad.clone(), residual.clone()
-        ops.two_value_decode([made[0]] * 2, [made[1].float()] * 2, None, 70_001, 0, mine, left, scale=0.5)
+        single.two_value_decode([made[0]] * 2, [made[1].float()] * 2, None, 70_001, 0, mine, left, scale=0.5)
         found.append([*made, mine, left])
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -139,16 +140,16 @@ def _w(count: int) -> Tensor:
 
 MEMORY = _f(200)
 REFUSED = {
-    "highs must be": lambda: ops.two_value_offer(_f(64), None, _w(1), _f(1), _f(1, torch.float64), _w(1), 64),
-    "ones must be": lambda: ops.two_value_offer(
+    "highs must be": lambda: single.two_value_offer(_f(64), None, _w(1), _f(1), _f(1, torch.float64), _w(1), 64),
+    "ones must be": lambda: single.two_value_offer(
         _f(64), None, _w(1), _f(1, torch.float64), _f(1, torch.float64), _w(2), 64
     ),
-    "residual must be": lambda: ops.two_value_decode([_w(1)], [_f(1)], None, 64, 0, _f(64), _f(63)),
-    "among them": lambda: ops.two_value_decode([_w(1)], [_f(1)], None, 64, 1, _f(64), _f(64)),
-    "bits must hold": lambda: ops.two_value_decode([], [], None, 64, 0, _f(64), _f(64)),
-    "highs and lows": lambda: ops.two_value_decode([_w(1)], [_f(1)], [], 64, 0, _f(64), _f(64)),
-    r"lows\[0\] must be": lambda: ops.two_value_decode([_w(1)], [_f(1)], [_f(2)], 64, 0, _f(64), _f(64)),
-    "overlap": lambda: ops.two_value_decode([_w(1)], [_f(1)], None, 64, 0, MEMORY[:64], MEMORY[50:114]),
+    "residual must be": lambda: single.two_value_decode([_w(1)], [_f(1)], None, 64, 0, _f(64), _f(63)),
+    "among them": lambda: single.two_value_decode([_w(1)], [_f(1)], None, 64, 1, _f(64), _f(64)),
+    "bits must hold": lambda: single.two_value_decode([], [], None, 64, 0, _f(64), _f(64)),
+    "highs and lows": lambda: single.two_value_decode([_w(1)], [_f(1)], [], 64, 0, _f(64), _f(64)),
+    r"lows\[0\] must be": lambda: single.two_value_decode([_w(1)], [_f(1)], [_f(2)], 64, 0, _f(64), _f(64)),
+    "overlap": lambda: single.two_value_decode([_w(1)], [_f(1)], None, 64, 0, MEMORY[:64], MEMORY[50:114]),
 }
 
 

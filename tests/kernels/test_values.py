@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import ops
-from horovod_compress.ops.reference.values import section_values
+from horovod_compress.ops.reference.sparse import section_values
 from tests.support.marks import each_value
 
 from .support import DTYPES, KEY, LENGTHS, Guarded, compare, numbers, poison, tame, work

@@ -12,8 +12,8 @@ from horovod_compress.errors import ConfigError
 from horovod_compress.exchange import torus
 from horovod_compress.exchange.collective import chunk_bounds
 from horovod_compress.ops.keys import Key
-from horovod_compress.ops.reference import ternary
-from horovod_compress.ops.reference.shaped import rounded_off
+from horovod_compress.ops.reference import signs as ternary
+from horovod_compress.ops.reference.signs import rounded_off
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 from tests.support.marks import slow
 
@@ -88,7 +88,7 @@ class _Merging:
         """Return what is kept, in whole signs; see that it is bounded."""
         if self._merge == "ternary":
             ((ranks, rows),) = self.kept.items()
-            left = ternary.left_over(rows, ranks, 64 * rows[0].numel())
+            left = ternary.ternary_left_over(rows, ranks, 64 * rows[0].numel())
             assert (2 * abs(left) <= ranks).all()
             return left
         found = {hop: rounded_off(rows, hop) for hop, rows in self.kept.items()}
@@ -140,7 +140,7 @@ def _left(fleet: Fleet, exchange: str, levels: int) -> np.ndarray:
             if exchange == "fold" and chunk == reducer.rank:
                 assert kept.shape[1] == last - first
                 rows, count = list(kept), 64 * (last - first)
-                mine = ternary.left_over(rows, world, count) if levels == 3 else rounded_off(rows, world)
+                mine = ternary.ternary_left_over(rows, world, count) if levels == 3 else rounded_off(rows, world)
                 total[64 * first : 64 * last] += mine
             elif exchange == "ring":
                 mine = rounded_off(list(kept[: ops.count_rows(hop), first:last]), hop) if hop > 1 else 0

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Piece
-from horovod_compress.codecs.ef_signsgd import EfSignSgd
-from horovod_compress.codecs.onebit import OneBit
-from horovod_compress.codecs.shared.gathered_signs import GatheredSigns
-from horovod_compress.codecs.signsgd import SignSgd
-from horovod_compress.codecs.signum import Signum
+from horovod_compress.codecs.onebit import EfSignSgd, GatheredSigns, OneBit
+from horovod_compress.codecs.signsgd import SignSgd, Signum
 from horovod_compress.codecs.work import Work
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
 from horovod_compress.ops.keys import Key

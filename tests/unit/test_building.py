@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from horovod_compress.cli.verbs import build_horovod
 
 import setup_env
 from horovod_compress.building import horovod
 from horovod_compress.building.stage import Failed, Stages
-from horovod_compress.cli import command as cli
+from horovod_compress.cli import build_horovod, command as cli
 
 SECONDS = 60.0  # that anything here may take on a busy machine
 ROOT = Path(__file__).resolve().parents[2]

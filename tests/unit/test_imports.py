@@ -31,7 +31,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: What a room inside a room may import of the rest of that room.
 INNER = {
     "cli.plan": {"cli.common"},
-    "codecs.shared": {"codecs.base", "codecs.law", "codecs.layout", "codecs.work"},
+    "codecs.shared": {"codecs.base", "codecs.work"},
     "engine.agreement": {"engine.methods"},
     "engine.bucket": set(),
     "engine.optimizer": {"engine.agreement", "engine.methods", "engine.norms", "engine.reducer", "engine.sealed"},
@@ -47,9 +47,6 @@ GROUND = {"exchange.device", "ops.algebra", "ops.keys", "schedule.costs", "sched
 FOR_CODECS = {
     "codecs.base",
     "codecs.dense",
-    "codecs.feedback",
-    "codecs.law",
-    "codecs.layout",
     "codecs.registry",
     "codecs.shared",
     "codecs.work",
@@ -196,8 +193,7 @@ def test_dependencies_run_one_way(module: str) -> None:
 @pytest.mark.parametrize("module", [name for name in OURS if room(name) == "codecs" and name not in ROOMS])
 def test_methods_do_not_import_each_other(module: str) -> None:
     siblings = {name for name in OURS[module] if room(name) == "codecs"}
-    allowed = FOR_CODECS | ({"codecs.carry"} if module == "codecs.work" else set())
-    assert not {name for name in siblings if not within(name, allowed)}
+    assert not {name for name in siblings if not within(name, FOR_CODECS)}
 
 
 def test_horovod_is_imported_in_its_front_only() -> None:

@@ -12,7 +12,7 @@ import torch
 from benchmarks import memory
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
-from horovod_compress.codecs.layout import Layout
+from horovod_compress.codecs.work import Layout
 from horovod_compress.schedule.plan import Bucket
 from tests.support.local import Fleet, spec
 from tests.support.marks import slow

@@ -153,7 +153,7 @@ def test_nothing_waits_for_a_method_that_would_never_send_it(before: str, after:
 def _drains(codec: Codec) -> bool:
     """Return whether a method sends what any other has left."""
     found = codec.properties()
-    return found.feedback != "none" and found.drains_residual
+    return found.feedback != "none" and codec.drains_residual
 
 
 def test_what_only_one_method_would_send_must_stay_with_it() -> None:

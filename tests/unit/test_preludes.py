@@ -15,8 +15,7 @@ from horovod_compress import ops
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Algebra, Codec, Piece, variants_of
 from horovod_compress.codecs.dense import Uncompressed
-from horovod_compress.codecs.layout import Layout
-from horovod_compress.codecs.work import Part, Regions, Work
+from horovod_compress.codecs.work import Layout, Part, Regions, Work
 from horovod_compress.errors import ExchangeError, NonFiniteError
 from horovod_compress.exchange.choose import for_prelude
 from horovod_compress.ops.keys import Key

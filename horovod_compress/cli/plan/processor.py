@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ...codecs.base import Algebra, Codec, Piece
-from ...codecs.carry import carries
-from ...codecs.work import Part, Regions, Work
+from ...codecs.work import Part, Regions, Work, carries
 from ...exchange.wire import Address, FrameBuffer, NonFiniteCount
 from ...ops.keys import Key
 from ...schedule.costs import Affine, fitted

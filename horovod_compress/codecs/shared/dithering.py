@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,9 +17,8 @@ from torch import Tensor
 from ... import ops
 from ...ops.keys import DITHER, Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Codec, Piece, Properties
-from ..layout import Cutting, Layout
-from ..work import Counts, Part, Work, slices, work_dtype
+from ..base import Codec, Piece
+from ..work import Counts, Cutting, Layout, Part, Work, slices, work_dtype
 
 #: Blocks are whole chunks of the kernels; a scale of 32 bits then costs 1/8 bit per element at most.
 BLOCK_UNIT = 256
@@ -75,14 +75,12 @@ class Dithering(Codec):
     """The norms, and where codes lie; how numbers become codes is the method's own business."""
 
     bits: int  # the fields of the methods
+    batched: ClassVar[bool] = True
 
     @property
     def rows(self) -> Rows:
         """Which elements share a scale."""
         return Rows()
-
-    def properties(self) -> Properties:
-        return Properties(batched=True)
 
     # ---- layout ----
 
@@ -116,7 +114,7 @@ class Dithering(Codec):
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         rows, lengths, norms = self.rows, work.memo["lengths"], self._rows_of("parts", work, positions)
         grads, of_rows = [work.grad(position) for position in positions], [lengths[position] for position in positions]
-        counts = ops.norm_offer_all.counts(grads, norms, of_rows, power=rows.power)
+        counts = ops.norm_offer_all(grads, norms, of_rows, power=rows.power)
         if not rows.adds or work_dtype(work.bucket) is not torch.float64:
             return counts
         norms = [_of_rank(mine.clone(), rows) for mine in norms]

@@ -19,10 +19,8 @@ from ... import ops
 from ...errors import ConfigError, CorruptFrameError
 from ...ops.keys import Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Algebra, Codec, Properties
-from ..law import Law
-from ..layout import Layout, per_element
-from ..work import Counts, Part, Regions, Work, clamped, slices, work_dtype
+from ..base import Algebra, Codec, Law, Properties
+from ..work import Counts, Layout, Part, Regions, Work, clamped, per_element, slices, work_dtype
 
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
@@ -66,7 +64,7 @@ class Sections(Codec):
         return Properties(law, feedback="own", divides="before", share_sent=self.share_sent())
 
     def form(self, bucket: Bucket) -> str:
-        """Return how values are written, one of ``ops.values.FORMS``."""
+        """Return how values are written, one of ``ops.sizes.FORMS``."""
         return "full"
 
     # ---- layout ----

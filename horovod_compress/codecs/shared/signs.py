@@ -18,11 +18,8 @@ from ... import ops
 from ...errors import ConfigError
 from ...ops.keys import TIE, ZERO_SIGN, Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Codec, Divides, Piece, Properties
-from ..law import Law
-from ..layout import Cutting, Layout
-from ..work import Counts, Part, Regions, Work, slices
-from .options import check_choice
+from ..base import Codec, Divides, Law, Piece, Properties, check_choice
+from ..work import Counts, Cutting, Layout, Part, Regions, Work, slices
 
 #: A step group covers at least this many elements: its 32 bits then cost half a bit per element at most. No more than
 #: that: rows that share a step should be alike, and those of an embedding are not.
@@ -113,13 +110,15 @@ class Signs(Codec):
     step_size: str | float  # the fields of the methods
     zeros: str
     wire_version: ClassVar[int] = 2
+    batched: ClassVar[bool] = True
+    divides_itself: ClassVar[bool] = True
     #: Which part of an element's state the elements add to, and decoding renews.
     kept: ClassVar[str] = "residual"
 
     def properties(self) -> Properties:
         # A step that is given is in the units of gradients.
         divides: Divides = "before" if self._measured() else "never"
-        return Properties(divides=divides, divides_itself=True, batched=True)
+        return Properties(divides=divides)
 
     # ---- layout ----
 
@@ -174,7 +173,7 @@ class Signs(Codec):
 
     def _submit(self, work: Work, positions: Sequence[int], key: Key, divisors: Sequence[Tensor] | None) -> Counts:
         spans, steps, lengths = [work.span(p) for p in positions], work.memo["steps"], work.memo["lengths"]
-        return ops.sign_offer_all.counts(
+        return ops.sign_offer_all(
             [work.grad(position) for position in positions],
             work.states_of(self.kept, spans),
             [work.regions["bits"][words(span)] for span in spans],

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from ...codecs.base import Algebra, Codec, variants_of
-from ...codecs.carry import carries
-from ...codecs.layout import Cutting, Layout
-from ...codecs.work import Part, Regions, Work
+from ...codecs.dense import Dense
+from ...codecs.work import Cutting, Layout, Part, Regions, Work, carries
 from ...exchange import all_gatherv, everywhere, on_device
 from ...exchange.choose import Choose, for_prelude
 from ...exchange.collective import Collective, Partition, chunk_bounds
@@ -146,7 +145,7 @@ def _padded(nbytes: int) -> int:
 
 def _folded(variants: Sequence[Codec]) -> set[str]:
     """Return the state that payloads are merged with."""
-    return {name for variant in variants for name in variant.properties().folded}
+    return {name for variant in variants for name in variant.folded}
 
 
 # ---- building ----------------------------------------------------------------------------------
@@ -172,7 +171,7 @@ def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept:
     preludes = tuple(_prelude(memory, each) for each in shared)
     collective = _collective(memory, codec, layout, work)
     properties = codec.properties()
-    waits = properties.batched and memory.site.device.is_accelerator
+    waits = codec.batched and memory.site.device.is_accelerator
     make = partial(Round, codec, properties, label, work, collective, preludes, waits=waits)
     if codec.algebra is Algebra.GATHER:
         return _gathering(memory, layout, work, make)
@@ -196,7 +195,7 @@ def _work(
         memory.tables,
         carve(payload.memory, layout.regions),
         {name: array for each in shared for name, array in each.items()},
-        memory.allocate(layout.local, codec.properties().folded) | scratch,
+        memory.allocate(layout.local, codec.folded) | scratch,
         momenta=memory.momenta,
         divisors=memory.divisors,
         withheld=memory.withheld.index,
@@ -205,7 +204,7 @@ def _work(
 
 def _collective(memory: Memory, codec: Codec, layout: Layout, work: Work) -> Collective:
     site, regions = memory.site, work.regions.values()
-    added = {array.dtype for array in regions} if codec.properties().adds_up else set()
+    added = {array.dtype for array in regions} if isinstance(codec, Dense) else set()
     found = site.choose(codec, sum(array.nbytes for array in regions), site.world, added, bool(layout.results))
     return on_device.of(found) if site.link and codec.algebra is not Algebra.GATHER else found
 

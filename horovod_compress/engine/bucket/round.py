@@ -265,7 +265,7 @@ class Round:
     @property
     def divided(self) -> bool:
         """Whether gradients are to be divided before the codec has them, where there is something to divide by."""
-        return self.properties.divides == "before" and not self.properties.divides_itself
+        return self.properties.divides == "before" and not self.codec.divides_itself
 
     @property
     def wire(self) -> torch.dtype | None:

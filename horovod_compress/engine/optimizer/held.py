@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.hashing import hash_of
+from ...ops.checksums import hash_of
 from ..buckets import Next
 from ..kept import Kept
 from ..reducer import Reducer

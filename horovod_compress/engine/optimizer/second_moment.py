@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...errors import ConfigError, StateError
-from ...ops.hashing import on_its_device
+from ...ops.checksums import on_its_device
 
 # ---- exact rounds ------------------------------------------------------------------------------
 #
@@ -260,7 +260,7 @@ def mean_power(values: Tensor, power: int, rows: int = 1) -> Tensor:
         return sums
     length = values.numel() // rows
     with on_its_device(values):
-        ops.norm_offer(values.view(-1), sums, length, power=power)
+        ops.norm_offer_all([values.view(-1)], [sums], [length], power=power)
     return sums.div_(length)
 
 

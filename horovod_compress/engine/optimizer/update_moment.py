@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import StateError
-from ...ops.hashing import hash_of
+from ...ops.checksums import hash_of
 from ..saved import checksums
 from . import second_moment as moments
 from .second_moment import Moment

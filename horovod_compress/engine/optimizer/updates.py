@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...errors import NonFiniteError, StateError
-from ...ops.hashing import hash_of
+from ...ops.checksums import hash_of
 from ..agreement import differences
 from ..buckets import Next
 from ..reducer import Reducer

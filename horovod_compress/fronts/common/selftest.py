@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...codecs.registry import available
+from ...codecs.registry import built_in
 from ...errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
 from ...known import MethodName
 from . import local_ranks
@@ -120,7 +120,7 @@ class Checks:
         return found
 
     def _all(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        for method in available():
+        for method in built_in():
             yield f"same bits: {method}", partial(self.same_bits, method)
         yield "corruption", self.corruption
         yield "mismatch", self.mismatch

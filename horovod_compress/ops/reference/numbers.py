@@ -146,6 +146,23 @@ def draws(key: Key, first: int, count: int) -> np.ndarray:
 # ---- sums -------------------------------------------------------------------------------------
 
 
+LANES = 32
+
+
+def lane_sums(products: np.ndarray) -> np.ndarray:
+    """Add along the last axis: element j in lane j mod 32, in order, then the lanes pairwise."""
+    *outer, count = products.shape
+    padded = np.zeros((*outer, -(-count // LANES) * LANES), dtype=products.dtype)
+    padded[..., :count] = products
+    by_lane = padded.reshape(*outer, -1, LANES)
+    lanes = np.zeros((*outer, LANES), dtype=products.dtype)
+    for position in range(by_lane.shape[-2]):
+        lanes += by_lane[..., position, :]
+    for half in (16, 8, 4, 2, 1):
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return np.asarray(lanes[..., 0])
+
+
 def _row_sum(row: np.ndarray) -> float:
     """Sum one row of magnitudes in the fixed order that ``rules/tree.h`` describes."""
     blocks = -(-row.size // 1024)

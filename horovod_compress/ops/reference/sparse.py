@@ -1,4 +1,4 @@
-"""Selection and Golomb codes again, in slow and readable NumPy."""
+"""Selection, sections of positions and values, and samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .numbers import load, offered, quiet, row_sums, store
+from ..keys import Key
+from .numbers import bounded, load, offered, philox4x32, quiet, row_sums, store
 
 # ---- selection --------------------------------------------------------------------------------
 
@@ -155,3 +156,174 @@ def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int:
     positions, wrong = section_positions(section, b, tensor.numel(), value_bytes)
     tensor[torch.from_numpy(positions)] = 0
     return wrong
+
+
+_NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+# ---- sections ---------------------------------------------------------------------------------
+
+
+@quiet
+def _rounded(x: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """Round to a 16-bit type; what would be infinite becomes the largest number of its sign, NaN that without one."""
+    narrow = torch.empty(x.size, dtype=dtype)
+    store(narrow, x)
+    most = torch.full((x.size,), torch.finfo(dtype).max, dtype=dtype)
+    return torch.where(narrow.isfinite(), narrow, torch.where(torch.from_numpy(x < 0), -most, most))
+
+
+def _coded(x: np.ndarray, form: str) -> bytes:
+    """Return the bytes of the values of one range."""
+    if form == "full":
+        return x.tobytes()
+    if form == "signs":
+        return np.packbits(x < 0, bitorder="little").tobytes()
+    return _rounded(x, _NARROW[form]).view(torch.uint8).numpy().tobytes()
+
+
+def _values(raw: bytes, number: int, form: str, dtype: np.dtype, mean: float) -> np.ndarray:
+    """Return the values of one range."""
+    if form == "full":
+        return np.frombuffer(raw, dtype=dtype)
+    if form == "signs":
+        bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), bitorder="little")[:number]
+        return np.where(bits == 1, -mean, mean).astype(dtype)
+    narrow = torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy()).view(_NARROW[form])
+    return load(narrow).astype(dtype)
+
+
+def _value_bytes(number: int, form: str, dtype: np.dtype) -> int:
+    return {"full": number * dtype.itemsize, "signs": -(-number // 8)}.get(form, 2 * number)
+
+
+def values_encode(
+    positions: Tensor,
+    kept: int,
+    values: Tensor,
+    b: int,
+    elements: int,
+    out: Tensor,
+    *,
+    form: str = "full",
+    mean: Tensor | None = None,
+) -> int:
+    at, x, length = positions.numpy()[:kept].astype(np.int64), values.numpy()[:kept], 1 << b + 11
+    if (np.diff(at) < 1).any() or (at < 0).any() or (at >= elements).any():
+        return -1
+    lengths, ranges = [], []
+    for start in range(0, elements, length):
+        inside = (at >= start) & (at < start + length)
+        stream = _stream(np.diff(at[inside], prepend=start - 1) - 1, b)
+        lengths += [len(stream), int(inside.sum())]
+        ranges += [stream, _coded(x[inside], form)]
+    head = b"" if mean is None else mean.numpy().tobytes()
+    section = head + np.array(lengths, dtype="<u4").tobytes() + b"".join(ranges)
+    out.numpy()[: len(section)] = np.frombuffer(section, dtype=np.uint8)
+    return len(section)
+
+
+def section_values(
+    section: Tensor, b: int, elements: int, form: str, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the positions and the values of a section, and how many of its ranges are malformed."""
+    raw, length = section.numpy().tobytes(), 1 << b + 11
+    number, head = -(-elements // length), dtype.itemsize if form == "signs" else 0
+    at = head + 8 * number
+    if len(raw) < at:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=dtype), max(1, number)
+    mean = np.frombuffer(raw[:head], dtype=dtype)[0] if head else 0.0
+    places, found, wrong = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=dtype)], 0
+    for index, (size, values) in enumerate(np.frombuffer(raw[head:at], dtype="<u4").reshape(-1, 2).tolist()):
+        stream, at = at, at + size + _value_bytes(values, form, dtype)
+        if at > len(raw):
+            wrong += 1
+            continue
+        end = min((index + 1) * length, elements)
+        inside, malformed = _positions(raw[stream : stream + size], b, index * length, end)
+        if malformed or len(inside) != values:
+            wrong += 1
+            continue
+        places.append(np.array(inside, dtype=np.int64))
+        found.append(_values(raw[stream + size : at], values, form, dtype, mean))
+    return np.concatenate(places), np.concatenate(found), wrong
+
+
+@quiet
+def values_decode(
+    sections: Sequence[Tensor],
+    own: int,
+    b: int,
+    grad: Tensor,
+    residual: Tensor | None,
+    scale: float,
+    *,
+    form: str = "full",
+    momentum: Tensor | None = None,
+    factor: float = 0.0,
+    masking: bool = True,
+) -> int:
+    g, x = load(grad), offered(grad, residual)
+    total, wrong = np.zeros_like(x), 0
+    for rank, section in enumerate(sections):
+        positions, values, malformed = section_values(section, b, x.size, form, x.dtype)
+        wrong += malformed
+        total[positions] += values
+        if rank == own:
+            sent, taken = positions, values
+    if momentum is not None:
+        m = x.dtype.type(factor)
+        u = bounded(m * momentum.numpy() + g)
+        u[sent] *= not masking
+        u[sent] += 0.0
+        x = bounded(x + m * u)
+        x[sent] = m * u[sent]
+        momentum.numpy()[:] = u
+    else:
+        x[sent] -= taken
+    if residual is not None:
+        residual.numpy()[:] = x
+    store(grad, total * x.dtype.type(scale))
+    return wrong
+
+
+# ---- samples ----------------------------------------------------------------------------------
+
+
+def _chosen(count: int, k: int, key: Key, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the chosen element of each block, and the sizes of the blocks."""
+    begins = np.array([count * i // k for i in range(k + 1)], dtype=np.int64)
+    sizes, numbers = np.diff(begins), np.arange(first, first + k, dtype=np.uint64)
+    k0, k1, *constants = key.words()
+    words = np.stack(np.broadcast_arrays(*philox4x32((numbers // 4, *constants), (k0, k1)))).astype(np.uint64)
+    draws = words[(numbers % 4).astype(np.int64), np.arange(k)]
+    return begins[:-1] + (draws * sizes.astype(np.uint64) >> np.uint64(32)).astype(np.int64), sizes
+
+
+@quiet
+def sample_offer(grad: Tensor, residual: Tensor | None, values: Tensor, key: Key, *, first: int = 0) -> int:
+    x = offered(grad, residual)
+    if values.numel():
+        values.numpy()[:] = x[_chosen(x.size, values.numel(), key, first)[0]]
+    return int(np.count_nonzero(~np.isfinite(x)))
+
+
+@quiet
+def sample_decode(
+    values: Tensor,
+    grad: Tensor,
+    residual: Tensor | None,
+    key: Key,
+    scale: float,
+    *,
+    first: int = 0,
+    weighted: bool = False,
+) -> None:
+    x, result = offered(grad, residual), np.zeros_like(load(grad))
+    if values.numel():
+        places, sizes = _chosen(x.size, values.numel(), key, first)
+        sums = values.numpy() * sizes.astype(x.dtype) if weighted else values.numpy()
+        result[places] = sums * x.dtype.type(scale)
+        x[places] = 0
+    if residual is not None:
+        residual.numpy()[:] = x
+    store(grad, result)
