@@ -190,7 +190,7 @@ FAULTS = (
     ),
     Fault(
         "engine: what was frozen at first is taken for exchanged",
-        "horovod_compress/fronts/common/steps.py",
+        "horovod_compress/fronts/steps.py",
         " for name, parameter in given if name in exchanged]",
         " for name, parameter in given]",
         "tests/parallel/test_optimizers.py",

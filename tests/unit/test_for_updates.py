@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from horovod_compress.fronts.horovod.for_updates import ForUpdates
+from horovod_compress.fronts.horovod.updates import ForUpdates
 
 
 class Outside:

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from horovod_compress.fronts.torch_dist.meeting import Meetings, NotAll
+from horovod_compress.fronts.torch_dist.job import Meetings, NotAll
 
 WORLD, LONG, SHORT = 3, 20.0, 0.2
 

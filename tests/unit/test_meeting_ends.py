@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from horovod_compress.fronts.torch_dist import meeting
-from horovod_compress.fronts.torch_dist.meeting import Meetings, NotAll
+from horovod_compress.fronts.torch_dist import job as torch_job
+from horovod_compress.fronts.torch_dist.job import Meetings, NotAll
 
 WORLD, LONG, SHORT = 2, 20.0, 0.2
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def test_a_rank_leaves_when_all_have_read() -> None:
 
 
 def test_it_does_not_wait_long_for_one_that_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_PARTING_SECONDS", 0.2)
+    monkeypatch.setattr(torch_job, "_PARTING_SECONDS", 0.2)
     store = dist.HashStore()
     job = [Meetings(store, "job", rank, WORLD) for rank in range(WORLD)]
     with pytest.raises(NotAll):
@@ -73,7 +73,7 @@ def test_it_does_not_wait_long_for_one_that_does_not_say_so(monkeypatch: pytest.
 HOST = """
 import datetime, os, sys, time
 import torch.distributed as dist
-from horovod_compress.fronts.torch_dist import meeting
+from horovod_compress.fronts.torch_dist import job
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 limit = datetime.timedelta(seconds=30)
@@ -81,12 +81,12 @@ store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, limit, wait_for_workers=F
 if rank == 0:
     print(store.port, flush=True)
 else:
-    look = meeting._Asked._is_there  # this one is slow
-    meeting._Asked._is_there = lambda *given: time.sleep(0.3) or look(*given)
+    look = job._Asked._is_there  # this one is slow
+    job._Asked._is_there = lambda *given: time.sleep(0.3) or look(*given)
 if len(sys.argv) > 3:
-    meeting._PARTING_SECONDS = 0.0
-job = meeting.Meetings(store, "job", rank, 2)
-print(job.gather("save", b"x", 20.0, lambda: False), flush=True)
+    job._PARTING_SECONDS = 0.0
+meetings = job.Meetings(store, "job", rank, 2)
+print(meetings.gather("save", b"x", 20.0, lambda: False), flush=True)
 os._exit(0)
 """
 

@@ -37,7 +37,7 @@ USUAL = {
     ("cli/verbs/headroom.py", "gain"): "what compression gains",
     ("planner/figures.py", "apart"): "what moves labels apart",
     ("cli/launchers.py", "mark"): "what marks the processes of a job",
-    ("fronts/common/selftest.py", "drift"): "ranks whose weights drift apart",
+    ("fronts/selftest.py", "drift"): "ranks whose weights drift apart",
 }
 
 

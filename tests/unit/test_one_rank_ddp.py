@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod_compress.ddp as hvc
-from horovod_compress.fronts.common.scale import Scale
+from horovod_compress.fronts.steps import Scale
 from horovod_compress.fronts.torch_dist import job
 
 LONG = 30.0
@@ -284,7 +284,7 @@ def test_what_was_started_is_closed_if_the_rest_fails(monkeypatch: pytest.Monkey
         raise OSError("no trace")
 
     before = threading.active_count()
-    monkeypatch.setattr("horovod_compress.fronts.common.base.recording.follow", fails)
+    monkeypatch.setattr("horovod_compress.fronts.compression.recording.follow", fails)
     with pytest.raises(OSError, match="no trace"):
         pair()
     assert threading.active_count() == before

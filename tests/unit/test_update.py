@@ -14,7 +14,7 @@ from torch import nn
 from horovod_compress.engine import checkpoint
 from horovod_compress.engine.optimizer import heavy_ball
 from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError
-from horovod_compress.fronts.horovod.update import distributed_update_optimizer
+from horovod_compress.fronts.horovod.updates import distributed_update_optimizer
 from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet
 from tests.support.states import unsealed

@@ -263,11 +263,11 @@ def _measure(arguments: argparse.Namespace, table: Any, codecs: list[Any]) -> in
     from ...errors import ConfigError
 
     try:
-        from ...fronts.horovod import job
+        from ...fronts.horovod import ranks
     except ImportError as error:
         raise ConfigError(f"--measure needs Horovod: {error}") from None
-    rank, world = job.begin()
-    if world < 2:
+    job = ranks.begin()
+    if job.size < 2:
         _tell(
             "with one rank, only the codec was measured, not the network; to measure both, start this on the hosts of "
             "your job, for example\n  horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress plan --measure"
@@ -275,13 +275,12 @@ def _measure(arguments: argparse.Namespace, table: Any, codecs: list[Any]) -> in
         from ...planner import parse
 
         return _one_world(arguments, _case(arguments, table, parse.ranks(arguments.ranks)[0]), codecs[0])
-    from ...fronts.horovod import plan_trial
     from ...planner import comparison
     from ...schedule.plan import Plan
 
-    case = _case(arguments, table, world)
-    found = plan_trial.compare(case, codecs[0], arguments.repeat, _tell)
-    if rank == 0:
+    case = _case(arguments, table, job.size)
+    found = ranks.compare(case, codecs[0], arguments.repeat, _tell)
+    if job.rank == 0:
         print(json.dumps(found) if arguments.json else comparison.text(case, found), flush=True)
         if arguments.save:
             Plan.from_document(found["plan"]).save(arguments.save)

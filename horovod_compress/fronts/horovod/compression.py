@@ -17,26 +17,25 @@ from ...engine.optimizer.second_moment import names_of
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError, NonFiniteError
 from ...observe.trace import MAX_EVENTS, Trace
-from .. import help_text
-from ..common.base import begin_trace
-from ..common.factories import RanksOption, add_factories, of_an_object
-from ..common.forgotten import weakly
-from .calls import (
+from .. import factories
+from ..compression import begin_trace
+from ..factories import RanksOption, add_factories, of_an_object
+from ..session import weakly
+from .gradients import NO_ADASUM, Finder, Tokens, guard, leave_before_loading
+from .job import HorovodJob
+from .private import (
     await_tokens,
     calling_optimizer,
     densified_parameter,
+    end_all_waits,
+    explain,
     forget_step,
     has_begun,
     in_backward,
     in_join,
     waits_for_tokens,
 )
-from .ending import end_all_waits, explain
-from .finding import NO_ADASUM, Finder
-from .for_updates import TAKEN, ForUpdates
-from .guards import guard, leave_before_loading
-from .job import HorovodJob
-from .tokens import Tokens
+from .updates import TAKEN, ForUpdates
 
 if TYPE_CHECKING:
     from .factory_types import Factories
@@ -364,6 +363,6 @@ def _attach(optimizer: Any, compression: Compression) -> None:
 
 add_factories(
     Compression,
-    RanksOption("process_set", hvd.global_process_set, help_text.PROCESS_SET, HorovodJob),
+    RanksOption("process_set", hvd.global_process_set, factories.PROCESS_SET, HorovodJob),
     refused=("compress", "decompress", "attach", "follow"),
 )

@@ -1,6 +1,7 @@
-"""The compression object that DistributedDataParallel is given as the state of its communication hook."""
+"""The compression object that DistributedDataParallel is given as the state of its communication hook, and the hook.
 
-from __future__ import annotations
+Annotations are no texts here: torch looks at those of the hook.
+"""
 
 import logging
 import os
@@ -18,18 +19,14 @@ from ...engine.optimizer.matching import before_step
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
-from ..common.base import BaseCompression, begin_trace
-from ..common.factories import RanksOption, add_factories
-from ..common.forgotten import weakly
-from ..common.unexchanged import Unexchanged
+from ..compression import BaseCompression, begin_trace
+from ..factories import RanksOption, add_factories
+from ..reports import Unexchanged
+from ..session import weakly
 from . import checks
-from .backward import Backward, at_the_end, in_backward
-from .fetching import Fetching
-from .hook import ddp_hook
+from .backward import Backward, Fetching, Unused, at_the_end, in_backward, looks_for_unused
+from .checks import PYTHON_REDUCER, mean_of, refuse_sharded
 from .job import TorchJob
-from .sharded import refuse_sharded
-from .sparse import mean_of
-from .unused import Unused, looks_for_unused
 
 Model = TypeVar("Model", bound=DistributedDataParallel)
 
@@ -328,3 +325,21 @@ add_factories(
     RanksOption("process_group", None, _GROUP, TorchJob),
     refused=("register", "attach", "follow"),
 )
+
+
+def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Compress and exchange a bucket of DistributedDataParallel, for frameworks that take a hook and its state.
+
+    ``compression.register(ddp_model, optimizer)`` does the same and also checks the model. With this hook alone, call
+    ``compression.attach(optimizer)`` as well if the optimizer has momentum or a second moment.
+
+    Args:
+        state: a compression.
+        bucket: the bucket that DistributedDataParallel passes to its hook.
+
+    Returns:
+        A future of the bucket's memory with the mean over ranks.
+    """
+    if not isinstance(bucket, dist.GradBucket):
+        raise ConfigError(PYTHON_REDUCER)
+    return state.exchange(bucket)

@@ -14,7 +14,7 @@ import torch
 
 import horovod_compress.torch as hvc
 from horovod_compress.exchange.transports import gloo
-from horovod_compress.fronts.common import startup
+from horovod_compress.fronts import startup
 from tests.support.rank import arguments, folder, mark, report
 
 case = arguments()

@@ -1,4 +1,4 @@
-"""What a compression is under every front: its start, and what begins a step."""
+"""What a compression is under every front: its start, and what begins a step; and what a copy of one is: none."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from ...codecs.base import Codec
-from ...codecs.masked import Masked
-from ...engine import names
-from ...engine.agreement import leaving, way
-from ...engine.job import Gathering, Job
-from ...engine.methods import Methods
-from ...engine.parameters import listed
-from ...engine.reducer import Reducer
-from ...errors import ConfigError, ExchangeError, HorovodCompressError
-from ...observe import trace as recording
-from ...observe.trace import Trace
-from ...schedule.plan import Plan
-from .checkpoints import Checkpoints
-from .copied import copied
-from .counters import Counters
-from .forgotten import Closing, look_for_steps, weakly
-from .scale import check_scaler
+from ..codecs.base import Codec
+from ..codecs.masked import Masked
+from ..engine import names
+from ..engine.agreement import leaving, way
+from ..engine.job import Gathering, Job
+from ..engine.methods import Methods
+from ..engine.parameters import listed
+from ..engine.reducer import Reducer
+from ..errors import ConfigError, ExchangeError, HorovodCompressError
+from ..observe import trace as recording
+from ..observe.trace import Trace
+from ..schedule.plan import Plan
+from .reports import Counters
+from .saving import Checkpoints
+from .session import Closing, look_for_steps, weakly
 from .startup import before_handshake, start
 from .steps import Steps
 
@@ -43,6 +41,33 @@ _log = logging.getLogger("horovod_compress")
 #: What other modules of this package call, and nobody else.
 _OURS = {"allgather_object", "begin_updates", "check_momentum", "check_state", "check_updates", "communication_delay"}
 _OURS |= {"exchange", "full_precision_every", "included", "is_over", "parameters"}
+
+
+class Copied:
+    """Stands for a compression, whose connections cannot be copied, wherever a framework would call it."""
+
+    def exchange(self, *given: Any, **options: Any) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "a compression cannot be copied or saved with its model or optimizer, and this is a copy: create another "
+            "one, for the copied model and an optimizer of its own"
+        )
+
+    compress = decompress = attach = register = exchange
+
+
+def copied(text: str) -> Copied:
+    """Return what comes out of a copy.
+
+    Args:
+        text: is logged.
+    """
+    _log.warning("%s", text)
+    return Copied()
 
 
 class _Listed(type):
@@ -216,14 +241,16 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
         after this. Save the scaler by its ``state_dict()``.
 
         Raises:
-            ConfigError: in update mode, where nothing is scaled; or this compression already follows a scaler.
+            ConfigError: in update mode, where nothing is scaled; or this compression already follows a scaler; or this
+            is none.
         """
         if self._follows_none():
             raise ConfigError(
                 "follow() takes the gradient scaler of one optimizer, once; in update mode nothing is scaled, so "
                 "leave it out"
             )
-        check_scaler(scaler)
+        if not all(callable(getattr(scaler, name, None)) for name in ("update", "get_scale")):
+            raise ConfigError(f"follow() takes a gradient scaler such as torch.amp.GradScaler(), got {scaler!r:.200}")
         if self._reducer:
             self._steps.scale.follow(scaler)
         return scaler

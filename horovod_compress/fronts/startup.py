@@ -11,28 +11,28 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import nn
 
-from ...codecs.base import Codec, check_world, tables_that_stay, variants_of
-from ...codecs.masked import Masked
-from ...engine.agreement import handshake
-from ...engine.agreement.place import own_address
-from ...engine.agreement.ranks import listed
-from ...engine.job import Gathering, Job
-from ...engine.methods import Methods, numbered, parse
-from ...engine.parameters import pairs
-from ...engine.reducer import Reducer
-from ...errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
-from ...exchange import device, on_device
-from ...exchange.choose import chooser
-from ...exchange.deadline import Deadline
-from ...exchange.transports import gloo, nccl
-from ...exchange.transports.base import Transport
-from ...exchange.transports.link import NcclLink
-from ...exchange.transports.local import Hub
-from ...ops import loader
-from ...ops.algebra import Algebra
-from ...options import Options
-from ...schedule.plan import DTYPES, Plan, TensorSpec
-from ...schedule.policies.registry import OPTIONAL, is_adaptive, make_plan
+from ..codecs.base import Codec, check_world, tables_that_stay, variants_of
+from ..codecs.masked import Masked
+from ..engine.agreement import handshake
+from ..engine.agreement.place import own_address
+from ..engine.agreement.ranks import listed
+from ..engine.job import Gathering, Job
+from ..engine.methods import Methods, numbered, parse
+from ..engine.parameters import pairs
+from ..engine.reducer import Reducer
+from ..errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
+from ..exchange import device, on_device
+from ..exchange.choose import chooser
+from ..exchange.deadline import Deadline
+from ..exchange.transports import gloo, nccl
+from ..exchange.transports.base import Transport
+from ..exchange.transports.link import NcclLink
+from ..exchange.transports.local import Hub
+from ..ops import loader
+from ..ops.algebra import Algebra
+from ..options import Options
+from ..schedule.plan import DTYPES, Plan, TensorSpec
+from ..schedule.policies.registry import OPTIONAL, is_adaptive, make_plan
 
 _DEFAULT_SECONDS = Options().flow_seconds
 #: What ranks meet for, in this order, and the one name that the framework knows these gathers by.

@@ -21,7 +21,7 @@ from torch import nn
 
 from ...engine import names
 from ...engine.agreement.operands import difference
-from ...engine.optimizer import family, second_moment as moments
+from ...engine.optimizer import family, heavy_ball, second_moment as moments
 from ...engine.optimizer.exact_rounds import REBUILD_EVERY, WARMUP_STEPS
 from ...engine.optimizer.hooks import uncompiled
 from ...engine.optimizer.options import options_of
@@ -29,9 +29,12 @@ from ...engine.optimizer.update_exchange import Exchange
 from ...engine.optimizer.update_moment import SharedSecondMoment
 from ...engine.optimizer.update_schedule import Schedule, Settings
 from ...engine.parameters import pairs
+from ...engine.reducer import Reducer
 from ...errors import ConfigError, MismatchError
-from .calls import in_broadcast_optimizer_state
-from .guards import left_out
+from ...schedule.policies.registry import OPTIONAL
+from ..compression import BaseCompression
+from .gradients import Finder, left_out
+from .private import in_broadcast_optimizer_state
 
 _STATE_KEY = "horovod_compress"
 _SHARED_BY_DEFAULT = ("marsit",)
@@ -73,7 +76,13 @@ def distributed_update_optimizer(
     Raises:
         ConfigError: these do not fit together, or differ between ranks; it says what would fit.
     """
-    _check_kinds(optimizer, compression)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"the optimizer should be one of torch.optim, such as SGD, got {optimizer!r:.200}")
+    if isinstance(compression, type) or not callable(getattr(compression, "begin_updates", None)):
+        raise ConfigError(
+            f"compression should be what hvc.Compression.marsit(model.named_parameters()) or another method's function "
+            f"returns, got {compression!r:.200}"
+        )
     if not compression.included():
         return optimizer  # a rank outside the process set trains by itself, as under Horovod
     problem, settings, parameters = None, None, []
@@ -98,17 +107,6 @@ def distributed_update_optimizer(
     # Before the exchange, if one follows.
     made.register_step_post_hook(uncompiled(lambda *given: compression._report()))
     return made
-
-
-def _check_kinds(optimizer: object, compression: object) -> None:
-    """Refuse what cannot even be asked whether this rank takes part."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(f"the optimizer should be one of torch.optim, such as SGD, got {optimizer!r:.200}")
-    if isinstance(compression, type) or not callable(getattr(compression, "begin_updates", None)):
-        raise ConfigError(
-            f"compression should be what hvc.Compression.marsit(model.named_parameters()) or another method's function "
-            f"returns, got {compression!r:.200}"
-        )
 
 
 def _settings(
@@ -296,3 +294,102 @@ class _UpdateMode:
         groups[:] = self.param_groups
         self.param_groups = groups
         self._updates.load_state_dict(state_dict[_STATE_KEY])
+
+
+TAKEN = (
+    "a compression serves one optimizer: make another one for DistributedUpdateOptimizer or for "
+    "hvd.DistributedOptimizer"
+)
+
+
+class ForUpdates(BaseCompression):
+    """A compression that may serve update mode in place of an optimizer of Horovod's."""
+
+    _how_to_use = "an optimizer; write hvd.DistributedOptimizer(..., compression=compression)"
+    _what_copies_lack = (
+        "a copy of an optimizer of Horovod's has no compression, and cannot be used: create compression and optimizer "
+        "for the copied model"
+    )
+    _in_updates = False
+    _optimizer: Any = None  # the one that attach() was given
+    _finder: Finder
+
+    def begin_updates(self) -> Reducer:
+        """Hand the reducer to :func:`DistributedUpdateOptimizer`; gradients are refused from then on.
+
+        Raises:
+            ConfigError: the compression is in use already.
+        """
+        self.check_updates()
+        self._in_updates, self._exchanged, self._unused = True, "updates", False
+        self._reports.updates = True
+        if self._steps.tuner:
+            self._steps.tuner.stop()
+        self._optimizer = self  # nobody waits for tokens
+        self._running().result_scale = 1.0
+        return self._running()
+
+    def _report(self) -> None:
+        """Make the reports that are due, between two exchanges of updates."""
+        self._reports.look()
+
+    def check_updates(self) -> None:
+        """Refuse what update mode cannot work with.
+
+        Raises:
+            ConfigError: the compression is in use already, or has an option that would hide errors.
+        """
+        reducer = self._running()
+        if self._in_updates or self._optimizer is not None or self._finder.calls or reducer.step:
+            raise ConfigError(TAKEN)
+        if self._steps.scale.scaler is not None:
+            raise ConfigError(
+                "this compression follows a gradient scaler, and updates are not scaled; leave follow() out"
+            )
+        if self._methods.masked:
+            raise ConfigError(
+                "masked() leaves out elements of gradients, and local weights differ between ranks; give update mode "
+                "the method without it"
+            )
+        if self._steps.tuner and reducer.options.schedule != OPTIONAL:
+            raise ConfigError(
+                "adaptive schedules hide exchanges behind the backward pass, which update mode does not "
+                'have; choose a fixed schedule such as "size:25MB"'
+            )
+        if any(bucket.plain for bucket in reducer.plan.buckets):
+            raise ConfigError(
+                "this plan leaves buckets uncompressed, which was chosen for gradients; give update mode a fixed "
+                'schedule such as "size:25MB"'
+            )
+        if reducer.options.nonfinite == "zero":
+            raise ConfigError(
+                'nonfinite="zero" has no meaning for weight updates: momentum and local weights would stay '
+                'non-finite; choose "propagate" or "raise"'
+            )
+
+    def _follows_none(self) -> bool:
+        return self._in_updates or super()._follows_none()
+
+    def included(self) -> bool:
+        """Return whether this rank takes part."""
+        return self._job.included()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters in the order of the plan; none on a rank that takes no part."""
+        return list(self._steps.parameters) if self._reducer else []
+
+    def communication_delay(self) -> int:
+        """Return after how many local steps the method's settings exchange updates."""
+        return self._methods.communication_delay()
+
+    def full_precision_every(self) -> int:
+        """Return the period of the method's full-precision rounds, 0 if it has none."""
+        return self._methods.full_precision_every()
+
+    def check_momentum(self, optimizer: Any) -> None:
+        """Refuse momentum in the updates of an optimizer upon a method's own.
+
+        Raises:
+            ConfigError: says which of them to leave out.
+        """
+        heavy_ball.refuse_twice(optimizer, self._methods, self._steps.named, updates=True)

@@ -1,10 +1,18 @@
-"""What ranks meet for before and between steps, in words."""
+"""Small plain data of all ranks, before and between steps: as bytes, and in words where ranks stay away.
+
+What ranks show each other is JSON behind a header with its length and checksum. Nothing that arrives is ever executed.
+"""
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Sequence
+from typing import Any
 
-from ...engine.agreement.ranks import listed
+from ..engine import sealed
+from ..engine.agreement.ranks import listed
+from ..errors import CorruptFrameError
 
 #: What ranks meet for, by the second word of its name.
 _MEETINGS = {
@@ -38,3 +46,40 @@ def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int])
         "data or model than timeout= allows; compression objects are not created, or used, in the same order on every "
         "rank"
     )
+
+
+# ---- as bytes ----
+
+_HEADER = struct.Struct("<4sIQ")
+_MAGIC = b"HVCJ"
+
+
+def pack(value: Any) -> bytes:
+    """Return one rank's part."""
+    text = json.dumps(value, separators=(",", ":")).encode()  # in its own order, in which differences are told
+    return _HEADER.pack(_MAGIC, sealed.crc(text), len(text)) + text
+
+
+def unpack(joined: bytes, ranks: int) -> list[Any]:
+    """Return the values of all parts, one behind the other.
+
+    Raises:
+        CorruptFrameError: these are not so many parts.
+    """
+    found, at = [], 0
+    try:
+        while at < len(joined):
+            magic, crc, size = _HEADER.unpack_from(joined, at)
+            at += _HEADER.size + size
+            text = joined[at - size : at]
+            if magic != _MAGIC or len(text) != size or sealed.crc(text) != crc:
+                break
+            found.append(json.loads(text))
+    except (struct.error, ValueError, RecursionError):
+        found = []
+    if len(found) != ranks or at != len(joined):
+        raise CorruptFrameError(
+            f"{len(joined)} bytes came from {ranks} ranks, but are not a message of this package; check that every "
+            "rank runs the same version of horovod-compress, and check the network"
+        )
+    return found

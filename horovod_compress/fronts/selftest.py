@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...codecs.registry import available
-from ...errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
-from ...known import MethodName
+from ..codecs.registry import available
+from ..errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
+from ..known import MethodName
 from . import local_ranks
 from .ranks import PATIENCE, Ranks
 
