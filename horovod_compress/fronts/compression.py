@@ -6,41 +6,31 @@ import atexit
 import contextlib
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from ..codecs.base import Codec
 from ..codecs.masked import Masked
 from ..engine import names
-from ..engine.agreement import leaving, way
-from ..engine.job import Gathering, Job
+from ..engine.agreement import leaving
+from ..engine.job import Job
 from ..engine.methods import Methods
 from ..engine.parameters import listed
-from ..engine.reducer import Reducer
-from ..errors import ConfigError, ExchangeError, HorovodCompressError
+from ..errors import ConfigError
 from ..observe import trace as recording
+from ..observe.stats import Stats
 from ..observe.trace import Trace
 from ..schedule.plan import Plan
 from .reports import Counters
-from .saving import Checkpoints
-from .session import Closing, look_for_steps, weakly
-from .startup import before_handshake, start
-from .steps import Steps
+from .saving import Saved
+from .session import Closing, Session, look_for_steps, weakly
+from .startup import Hooks, Wrap, as_it_is, before_handshake, start
 
 Scaler = TypeVar("Scaler")
 
-_NAMED = 5  # at most, in messages
-
 _log = logging.getLogger("horovod_compress")
-
-
-#: What other modules of this package call, and nobody else.
-_OURS = {"allgather_object", "begin_updates", "check_momentum", "check_state", "check_updates", "communication_delay"}
-_OURS |= {"exchange", "full_precision_every", "included", "is_over", "parameters"}
 
 
 class Copied:
@@ -78,16 +68,25 @@ class _Listed(type):
 
 
 def _public(names: Iterable[str]) -> list[str]:
-    return sorted(name for name in names if not name.startswith("_") and name not in _OURS)
+    return sorted(name for name in names if not name.startswith("_") and name != "exchange")  # which a hook calls
 
 
-class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
-    """A compression, without what depends on the framework."""
+class BaseCompression(metaclass=_Listed):
+    """A compression, without what depends on the framework.
 
-    _unused = False  # nothing was handed over yet, and no model or optimizer has this
+    It is made of a session, the started engine with its steps, and what saves and what reports that.
+    """
+
+    #: None on a rank that takes no part, and until all have started.
+    _session: Session | None = None
+    _saved: Saved
+    _counters: Counters
+    _closing: Closing
+    _told_reduced = False  # that it is in no copy
+    # ---- what a front says of itself ----
     _how_to_use: str
     _what_copies_lack: str
-    _told_reduced = False  # that it is in no copy
+    _ranks_in_words: str
 
     def __init__(
         self,
@@ -95,6 +94,7 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
         named_parameters: Any = None,
         options: Mapping[str, Any] = MappingProxyType({}),
         job: Job | None = None,
+        wrap: Wrap = as_it_is,
         **others: Any,
     ) -> None:
         if job is None or others:
@@ -104,38 +104,25 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
             )
         self.method = str(getattr(method, "name", method))
         self._job = job
-        self._reducer, self._under_way = None, 0
-        #: With two devices there are two threads of autograd, and both hand gradients over.
-        self._handing_over, self._compared_ways = threading.RLock(), False
         if not job.included():
             return
         with before_handshake(job):
-            named, method, options, said = names.in_arguments(listed(named_parameters), method, options)
-        self._methods, self._reducer = start(method, named, options, job)
+            given, method, options, said = names.in_arguments(listed(named_parameters), method, options)
+        methods, reducer = start(method, given, options, job, self._hooks(), wrap)
+        self._closing = Closing(self, job)
+        self._closing.add(reducer.close)
         with contextlib.ExitStack() as undo:
-            undo.callback(self.close)  # else the connections and threads of the reducer would stay
-            self._closing = Closing(self, job)
-            self._closing.add(self._reducer.close)
-            self._prepare(self._reducer)
-            self._steps = Steps(self._reducer, self._methods, named, self._share)
-            #: Those that were given and are not exchanged, as they were frozen.
-            self._others = [(name, parameter) for name, parameter in named if not parameter.requires_grad]
-            self._take_order()
-            # Not a number of this process: others may have made more compressions, or fewer.
-            self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
-            self._reducer.offering.check_usable = job.check
-            self._reports = self._begin_reports(self._reducer)
-            self._unused = True
-            self._closing.add(look_for_steps(self._steps.parameters, weakly(self._why_unused, None)))
-            _open.add(self)
-            recording.follow(self._reducer, job.number, self.method)
+            undo.callback(self._closing.close)  # else the connections and threads of the reducer would stay
+            session = Session(job, methods, reducer, given)
+            self._saved, self._counters = Saved(session), Counters(session, self.method)
+            self._begin(session)
+            self._closing.add(look_for_steps(session.steps.parameters, weakly(self._why_unused, None)))
+            recording.follow(reducer, job.number, self.method)
             undo.pop_all()
+        self._session = session
+        _open.add(self)
         if said and job.rank == 0:
             _log.info("%s", said)
-
-    def _prepare(self, reducer: Reducer) -> None:
-        """Set what the reducer asks of the front; no gradient has been offered yet."""
-        raise NotImplementedError
 
     def __dir__(self) -> list[str]:
         return _public(super().__dir__())
@@ -150,82 +137,54 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
         return copied, (self._what_copies_lack,)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._in_words()}>"
+        words = self._counters.in_words() if self._session else f"{self.method}: not on this rank"
+        return f"<{type(self).__name__} {words}>"
 
-    # ---- a step ----
+    # ---- what depends on the framework ----
 
-    def _way(self) -> bool:
+    def _hooks(self) -> Hooks:
+        """Return what the reducer asks of the front."""
+        raise NotImplementedError
+
+    def _begin(self, session: Session) -> None:
+        """Begin what the front has beside the session; no gradient has been offered yet."""
+        raise NotImplementedError
+
+    def _is_attached(self) -> bool:
         """Return whether this rank does without what others would have to wait for; called once, before a gradient."""
         raise NotImplementedError
 
-    def _begin_step(self) -> None:
+    def _renumber(self, session: Session) -> None:
+        """Take note that the parameters have other numbers now, where that matters."""
+
+    # ---- a step ----
+
+    def _here(self) -> Session:
+        """Return the session of this rank.
+
+        Raises:
+            ConfigError: it takes no part.
+        """
+        if self._session is None:
+            raise ConfigError(
+                f"rank {self._job.number} is not in this compression's {self._ranks_in_words}, or the start failed"
+            )
+        return self._session
+
+    def _begin_step(self) -> Session:
         """Begin a step where nothing is under way."""
-        self._job.check()
-        self._unused = False
-        if not self._compared_ways:
-            with self._handing_over:
-                if not self._compared_ways:
-                    self._compare_ways()
-        if not self._under_way:
-            self._reports.look()
-            if self._steps.begin():
-                self._take_order()
-
-    def _leave_step(self) -> bool:
-        """Give up a step whose results nobody fetches any more; return whether it was exchanged on all ranks."""
-        if not self._under_way:
-            return False
-        reducer = self._running()
-        try:
-            self._skip_sparse(reducer, self._step_under_way)
-            if missing := reducer.missing(self._step_under_way):  # it would wait for them in vain
-                raise ConfigError(
-                    f"rank {self._job.number}: the optimizer's load_state_dict() was called during an exchange, with "
-                    f"{len(missing)} gradient(s) still missing ({', '.join(missing[:_NAMED])}); call the optimizer's "
-                    "synchronize() first, on every rank"
-                )
-            if not reducer.wait_idle(reducer.options.longest_seconds):
-                raise ExchangeError(f"rank {self._job.number}: an exchange did not end before load_state_dict()")
-        except ConfigError:
-            raise
-        except HorovodCompressError:  # it has failed and is over
-            self._under_way = 0
-            return False
-        self._under_way = 0
-        return True
-
-    def _compare_ways(self) -> None:
-        """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
-        reducer, attached = self._running(), self._way()
-        self._steps.settle_moments()
-        mine = way.Way(reducer.plan.fingerprint(), attached, self._steps.second_moment(), self._steps.options())
-        way.check_all(self.allgather_object(asdict(mine), "hvc.attach", by_name=True))
-        self._compared_ways = True
-
-    def _offer(self, index: int, grad: Any) -> int:
-        step = self._running().offer(index, grad)
-        self._under_way += 1
-        self._step_under_way = step
-        return step
-
-    def _skip_sparse(self, reducer: Reducer, step: int) -> None:
-        """Count in gradients of a step that the framework reduces, where nobody has done so."""
-
-    def _share(self, value: Any) -> list[Any]:
-        reducer = self._running()
-        limit, failed = reducer.options.longest_seconds, reducer.failure.failed
-        try:
-            with reducer.context.progress.meeting():
-                return self._job.gather(value, Gathering(self._tuning_name, limit, failed=failed))
-        except ExchangeError as error:
-            raise (
-                reducer.failure.call_off(str(error).removeprefix(f"rank {self._job.number}: ").rstrip(".")) or error
-            ) from error
+        session = self._here()
+        if session.begin_step(self._is_attached, self._counters.reports.look):
+            self._renumber(session)
+        return session
 
     def _why_unused(self, tells: bool) -> str | None:
         """Return how to use this, if training goes on without it, until somebody is told."""
-        unused, self._unused = self._unused, self._unused and not tells
-        if not unused or self.is_over() or self._running().rank:
+        session = self._session
+        if session is None or not session.unused:
+            return None
+        session.unused = not tells
+        if session.is_over() or session.reducer.rank:
             return None
         return f"{self.method} has compressed nothing: it was created, but never given to {self._how_to_use}"
 
@@ -244,31 +203,138 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
             ConfigError: in update mode, where nothing is scaled; or this compression already follows a scaler; or this
             is none.
         """
-        if self._follows_none():
+        session = self._session
+        if session and (session.exchanges == "updates" or session.steps.scale.scaler is not None):
             raise ConfigError(
                 "follow() takes the gradient scaler of one optimizer, once; in update mode nothing is scaled, so "
                 "leave it out"
             )
         if not all(callable(getattr(scaler, name, None)) for name in ("update", "get_scale")):
             raise ConfigError(f"follow() takes a gradient scaler such as torch.amp.GradScaler(), got {scaler!r:.200}")
-        if self._reducer:
-            self._steps.scale.follow(scaler)
+        if session:
+            session.steps.scale.follow(scaler)
         return scaler
 
-    def _follows_none(self) -> bool:
-        """Return whether there is nothing to follow, or a scaler is followed already."""
-        return bool(self._reducer and self._steps.scale.scaler is not None)
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's step and residuals; every rank saves its own, between two steps."""
+        self._here()
+        return self._saved.state()
+
+    def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
+        """Restore a state, completely or not at all; call it on every rank, between the same two steps.
+
+        Args:
+            residuals: "restore", or "reset" to continue with empty residuals, for example after a change of the number
+                of ranks.
+
+        Raises:
+            ConfigError: a step is under way.
+            StateError: the state is malformed, or belongs to another method, rank, number of ranks, model or plan.
+            CorruptFrameError: its checksums show that it has changed since it was saved.
+        """
+        session = self._here()
+        self._saved.load(state, residuals)
+        self._renumber(session)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Save the state of all ranks in a folder that they share; call it on every rank, between two steps.
+
+        The folder holds one file per rank and a manifest, and switches from the previous checkpoint to the new one
+        atomically: a save that is interrupted, or finds the disk full, leaves the previous one in place.
+
+        If the folder holds a checkpoint that this job has neither saved nor loaded, rank 0 warns, and that one
+        stays there under another name.
+
+        Raises:
+            ConfigError: some rank could not write its part, and says why; every rank raises it. Or another job has
+                saved there since this one did, or another compression of this process saves there.
+        """
+        self._here()
+        self._saved.save_folder(folder)
+
+    def load(self, folder: str | os.PathLike[str], residuals: str = "refuse") -> None:
+        """Restore what :meth:`save` left in a folder; call it on every rank, between the same two steps.
+
+        Either every rank restores its part, or none changes anything.
+
+        Args:
+            residuals: if the number of ranks has changed since saving, "refuse" raises an error, "redistribute" divides
+                the unsent residual among the ranks, and "reset" begins with empty residuals, whatever the number.
+
+        Raises:
+            ConfigError: a step is under way on some rank.
+            StateError: the checkpoint is missing, or belongs to another method, model, schedule or number of ranks.
+            CorruptFrameError: a file is not, byte for byte, what was written.
+        """
+        session = self._here()
+        self._saved.load_folder(folder, residuals)
+        self._renumber(session)
+
+    def stats(self) -> Stats:
+        """Return this rank's counters, a dictionary; :class:`~horovod_compress.observe.stats.Stats` has its keys.
+
+        steps, exact_steps            finished steps, and those in which nothing was compressed
+        bytes_sent                    bytes handed to the transport, headers included
+        bytes_exact, bytes_compressed the parts of it that were gradients as plain numbers, and compressed ones
+        bytes_dense                   bytes that a float32 ring would have sent
+        times_fewer_bytes             the ratio of bytes_dense and bytes_sent
+        seconds                       by phase
+        residual_norm                 the norm of what waits
+        norm_ratio                    what compressed gradients are handed back times, so that they have the norm of
+                                      the exact mean
+        gradient_norm                 that norm, as last measured; 0 before that
+        nonfinite                     NaN and infinite values offered by all ranks together, however treated
+        verified                      steps whose results were compared across ranks
+        buckets, plain_buckets        how many there are, and how many of them the schedule leaves uncompressed
+        collectives                   those in use
+        tuned                         no search for buckets is in progress
+        method                        its name
+        overlap, overlap_seconds      the share of the exchange time that the backward pass hides, 0 to 1, and the
+                                      seconds it is computed from
+        """
+        self._here()
+        return self._counters.stats()
+
+    def publish(
+        self,
+        *,
+        tensorboard: Any = None,
+        prometheus: str | os.PathLike[str] | None = None,
+        every: int = 100,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Report the counters of this rank at regular intervals, to TensorBoard, to Prometheus, or to both.
+
+            compression.publish(tensorboard=SummaryWriter("runs/first") if rank == 0 else None)
+            compression.publish(prometheus="/var/lib/node_exporter/train.prom", labels={"job_name": "first"})
+
+        docs/monitoring.md has the names of all values. A report that cannot be written causes a warning, and training
+        continues.
+
+        Args:
+            tensorboard: a ``SummaryWriter``, or an object with its ``add_scalar``; None on ranks that have none.
+            prometheus: a file that ends in ``.prom``, in the folder of the node exporter's textfile collector; each
+                rank writes its own, ``train.rank3.prom``. Each compression needs its own file name.
+            every: steps from one report to the next.
+            labels: to add to every value for Prometheus, besides ``rank`` and ``method``. A host that runs several
+                jobs or models needs one that distinguishes them.
+
+        Raises:
+            ConfigError: one of these cannot work; then nothing is reported.
+        """
+        if self._session:
+            self._counters.publish(tensorboard, prometheus, every, labels)
 
     @property
     def plan(self) -> Plan:
         """The buckets in use."""
-        return self._running().plan
+        return self._here().reducer.plan
 
     def close(self) -> None:
         """Stop the exchange thread and close the connections; safe to call twice. In a fork it does nothing."""
-        if self._reducer:
+        if self._session:
             self._closing.close()
-        self._end_reports()
+            self._counters.end()
         _open.discard(self)
 
 
@@ -276,7 +342,7 @@ def begin_trace(path: str | os.PathLike[str], rank: int, steps: int | range | No
     """Record a timeline of all compressions of this process, also of those created later."""
     found = recording.begin(path, rank, steps, events)
     for compression in list(_open):
-        found.follow(compression._running(), compression.method)
+        found.follow(compression._here().reducer, compression.method)
     return found
 
 
@@ -289,7 +355,7 @@ def _close_all() -> None:
     for compression in list(_open):
         try:
             if not compression._job.forked():
-                leaving.leave_word(compression._running().context.transport, why)
+                leaving.leave_word(compression._here().reducer.context.transport, why)
             compression.close()
         except Exception as error:  # noqa: BLE001  the others are to be closed all the same
             _log.warning("closing a compression at exit failed: %s", error)

@@ -1,4 +1,4 @@
-"""Small plain data of all ranks, before and between steps: as bytes, and in words where ranks stay away.
+"""Gathers of small plain data of all ranks, before and between steps: as bytes, and in words where ranks stay away.
 
 What ranks show each other is JSON behind a header with its length and checksum. Nothing that arrives is ever executed.
 """
@@ -12,10 +12,12 @@ from typing import Any
 
 from ..engine import sealed
 from ..engine.agreement.ranks import listed
-from ..errors import CorruptFrameError
+from ..engine.job import Gathering, Job
+from ..errors import CorruptFrameError, ExchangeError
+from ..exchange.deadline import Deadline
 
 #: What ranks meet for, by the second word of its name.
-_MEETINGS = {
+_PURPOSES = {
     "handshake": "the handshake",
     "addresses": "the exchange of addresses, by which ranks connect",
     "connected": "the end of the handshake, where ranks report whether they are connected",
@@ -30,7 +32,7 @@ _MEETINGS = {
 
 
 def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int]) -> str:
-    """Return what is known of a meeting that did not take place.
+    """Return what is known of a gather that did not take place.
 
     Args:
         name: of the gather.
@@ -38,14 +40,64 @@ def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int])
         within: the time that ranks had to come, None if it was not that.
         absent: the ranks that are known not to have come, as people know them.
     """
-    meeting = _MEETINGS.get(name.split(".")[1], name)
-    what = f"not every rank came to {meeting} within {within}" if within else f"{meeting} did not take place"
+    purpose = _PURPOSES.get(name.split(".")[1], name)
+    what = f"not every rank came to {purpose} within {within}" if within else f"{purpose} did not take place"
     who = f" Rank(s) {listed(absent)} never came: look at their output." if absent else ""
     return (
         f"rank {rank}: {what}.{who} Usual causes: a rank failed before this point; a rank needs longer to load its "
         "data or model than timeout= allows; compression objects are not created, or used, in the same order on every "
         "rank"
     )
+
+
+# ---- the stages of a start ----
+
+#: What ranks meet for, in this order, and the one name that the framework knows these gathers by.
+STAGES = ("handshake", "addresses", "connected", "nccl", "linked")
+_START = "hvc.start"
+#: List at most this many ranks' problems; the others usually say the same.
+_LISTED = 4
+
+
+def gather_stage(stage: str, value: Any, job: Job, seconds: float) -> list[Any]:
+    """Return every rank's value at a stage of the start.
+
+    All stages have one name for the framework, so that ranks which are at different ones meet as well: after a start
+    that was given up, by some ranks only perhaps, those that had come further give up too, and all begin again
+    together. And where some cannot connect, those that are connected hear of it while they wait for their next
+    addresses.
+
+    Raises:
+        ExchangeError: not every rank came, some have begun again, or some could not connect.
+    """
+    deadline, mine, left = Deadline(seconds), STAGES.index(stage), seconds
+    while True:
+        asked = Gathering(f"hvc.{stage}", left, by_name=stage == STAGES[0], under=_START)
+        found = job.gather([mine, value], asked)
+        left = max(deadline.left(), 0.01)
+        stages = [theirs for theirs, _ in found]
+        if min(stages) == max(stages):
+            return [theirs for _, theirs in found]
+        if min(stages) > 0:  # all are in this start: who begins another one comes to its handshake first
+            check_all([theirs if at == STAGES.index("connected") else None for at, theirs in found])
+        if mine > min(stages):
+            behind = [rank for rank, theirs in enumerate(stages) if theirs < mine]
+            raise ExchangeError(
+                f"rank {job.rank}: rank(s) {listed(behind)} have given up this start and begun another one; create "
+                "the compression again on every rank"
+            )
+
+
+def check_all(problems: Sequence[str | None]) -> None:
+    """Stop where some rank has a problem.
+
+    Raises:
+        ExchangeError: says which rank has which.
+    """
+    told = [f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}" for rank, text in enumerate(problems) if text]
+    if told:
+        more = f"; and {len(told) - _LISTED} more" if len(told) > _LISTED else ""
+        raise ExchangeError("; ".join(told[:_LISTED]) + more)
 
 
 # ---- as bytes ----

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..known import MethodName
+from .startup import Wrap, as_it_is
 
 #: Seconds for what is to succeed, on a machine that may be busy.
 PATIENCE = 30.0
@@ -54,8 +55,12 @@ class Ranks(Protocol):
     def mean_in_fp16(self, tensor: Tensor) -> None:
         """Take the mean over ranks in place, as the framework's own fp16 compression does."""
 
-    def train(self, model: nn.Module, method: MethodName, **options: Any) -> Training:
-        """Begin a training by SGD with a method."""
+    def train(self, model: nn.Module, method: MethodName, wrap: Wrap = as_it_is, **options: Any) -> Training:
+        """Begin a training by SGD with a method.
+
+        Args:
+            wrap: returns the transport of the compression, given the one to the other ranks.
+        """
 
     def exchange(self, training: Training, parameter: nn.Parameter, grad: Tensor) -> None:
         """Exchange one gradient and wait for its result, without a backward pass."""

@@ -11,141 +11,97 @@ from typing import Any
 
 from torch import nn
 
-from ..engine.reducer import Reducer
 from ..errors import ConfigError
 from ..observe import verdict
 from ..observe.prometheus import PrometheusFile
 from ..observe.reports import Reports, TensorBoard
 from ..observe.stats import AtAnyTime, Stats
-from .session import Running
+from .session import Session
 
 
-class Counters(Running):
-    """A compression that counts."""
+class Counters:
+    """What one compression counts, and where that is reported.
 
-    _reports: Reports
+    Args:
+        method: its name.
 
-    def _begin_reports(self, reducer: Reducer) -> Reports:
-        name = f"rank {self._job.number}: {self.method}"
-        line = reducer.rank == 0 and reducer.world > 1  # with one rank there is nothing to exchange
-        return Reports(
+    Attributes:
+        reports: to the log, and to wherever else they are asked for.
+    """
+
+    def __init__(self, session: Session, method: str) -> None:
+        self._session, self._method = session, method
+        reducer = session.reducer
+        self.reports = Reports(
             reducer.metrics,
-            self._counters,
+            self.at_any_time,
             self.stats,
             reducer.next_step,
-            name,
-            line=line,
+            f"rank {session.job.number}: {method}",
+            line=reducer.rank == 0 and reducer.world > 1,  # with one rank there is nothing to exchange
             pace=verdict.Pace(reducer.metrics, reducer.context.overlap),
             total_steps=reducer.options.total_steps,
             verdict=self._verdict,
         )
 
-    def _in_words(self) -> str:
+    def in_words(self) -> str:
         """Return the method, the options that are not the defaults, and the ratio so far with what it is worth."""
-        if self._reducer is None:
-            return f"{self.method}: not on this rank"
-        reducer = self._reducer
-        asked, number = (
-            filter(None, (self._methods.differing(), reducer.options.differing())),
-            len(reducer.plan.buckets),
-        )
+        reducer = self._session.reducer
+        asked = filter(None, (self._session.methods.differing(), reducer.options.differing()))
+        number = len(reducer.plan.buckets)
         state = f"{' '.join(asked)}: {number} bucket{'s' * (number != 1)}, step {reducer.step}"
         return "; ".join((state, self._verdict() or "nothing sent yet"))
 
     def _verdict(self) -> str:
         """Return in words what compression is worth; of updates only the ratio is known."""
-        reducer = self._running()
-        if self._reports.updates:
+        reducer, steps = self._session.reducer, self._session.steps
+        if self.reports.updates:
             return verdict.ratio(reducer.metrics)
         total = reducer.options.total_steps
-        return verdict.in_words(reducer.metrics, self._reports.pace, self._steps.is_exact, reducer.step, total)
+        return verdict.in_words(reducer.metrics, self.reports.pace, steps.is_exact, reducer.step, total)
 
     def stats(self) -> Stats:
-        """Return this rank's counters, a dictionary; :class:`~horovod_compress.observe.stats.Stats` has its keys.
-
-        steps, exact_steps            finished steps, and those in which nothing was compressed
-        bytes_sent                    bytes handed to the transport, headers included
-        bytes_exact, bytes_compressed the parts of it that were gradients as plain numbers, and compressed ones
-        bytes_dense                   bytes that a float32 ring would have sent
-        times_fewer_bytes             the ratio of bytes_dense and bytes_sent
-        seconds                       by phase
-        residual_norm                 the norm of what waits
-        norm_ratio                    what compressed gradients are handed back times, so that they have the norm of
-                                      the exact mean
-        gradient_norm                 that norm, as last measured; 0 before that
-        nonfinite                     NaN and infinite values offered by all ranks together, however treated
-        verified                      steps whose results were compared across ranks
-        buckets, plain_buckets        how many there are, and how many of them the schedule leaves uncompressed
-        collectives                   those in use
-        tuned                         no search for buckets is in progress
-        method                        its name
-        overlap, overlap_seconds      the share of the exchange time that the backward pass hides, 0 to 1, and the
-                                      seconds it is computed from
-        """
-        reducer = self._running()
+        """Return all counters, see :meth:`~.compression.BaseCompression.stats`."""
+        reducer, tuner = self._session.reducer, self._session.steps.tuner
         return {
-            **self._counters(),
+            **self.at_any_time(),
             "residual_norm": reducer.kept.residual_norm(),
             "buckets": len(reducer.plan.buckets),
             "collectives": sorted({state.round(reducer.step).collective.name for state in reducer.buckets}),
             "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
-            "tuned": self._steps.tuner is None or self._steps.tuner.done,
-            "method": self.method,
+            "tuned": tuner is None or tuner.done,
+            "method": self._method,
             "norm_ratio": reducer.norms.ratio.used(),
             "gradient_norm": reducer.norms.ratio.norm,
         }
 
-    def _counters(self) -> AtAnyTime:
-        """Return what can be read at any time."""
-        reducer = self._running()
+    def at_any_time(self) -> AtAnyTime:
+        """Return what can be read in the middle of a step too."""
+        reducer = self._session.reducer
         return {**reducer.metrics.document(), **reducer.context.overlap.document()}
 
     def publish(
-        self,
-        *,
-        tensorboard: Any = None,
-        prometheus: str | os.PathLike[str] | None = None,
-        every: int = 100,
-        labels: Mapping[str, str] | None = None,
+        self, tensorboard: Any, prometheus: str | os.PathLike[str] | None, every: int, labels: Mapping[str, str] | None
     ) -> None:
-        """Report the counters of this rank at regular intervals, to TensorBoard, to Prometheus, or to both.
-
-            compression.publish(tensorboard=SummaryWriter("runs/first") if rank == 0 else None)
-            compression.publish(prometheus="/var/lib/node_exporter/train.prom", labels={"job_name": "first"})
-
-        docs/monitoring.md has the names of all values. A report that cannot be written causes a warning, and training
-        continues.
-
-        Args:
-            tensorboard: a ``SummaryWriter``, or an object with its ``add_scalar``; None on ranks that have none.
-            prometheus: a file that ends in ``.prom``, in the folder of the node exporter's textfile collector; each
-                rank writes its own, ``train.rank3.prom``. Each compression needs its own file name.
-            every: steps from one report to the next.
-            labels: to add to every value for Prometheus, besides ``rank`` and ``method``. A host that runs several
-                jobs or models needs one that distinguishes them.
-
-        Raises:
-            ConfigError: one of these cannot work; then nothing is reported.
-        """
-        if not self._reducer:
-            return
-        file = None if prometheus is None else PrometheusFile(prometheus, self._job.number, self.method, labels)
+        """Report at regular intervals, see :meth:`~.compression.BaseCompression.publish`."""
+        number = self._session.job.number
+        file = None if prometheus is None else PrometheusFile(prometheus, number, self._method, labels)
         board = None if tensorboard is None else TensorBoard(tensorboard)
         if file:
             _check_free(file.path)
         if board:
-            self._reports.add(board, every)
+            self.reports.add(board, every)
         if file:
-            self._reports.add(file, every)
-            _writers[file.path.resolve()] = self
+            self.reports.add(file, every)
+            _writers[file.path.resolve()] = self._session
 
-    def _end_reports(self) -> None:
+    def end(self) -> None:
         """Leave the files to other compressions."""
-        for path in [path for path, writer in _writers.items() if writer is self]:
+        for path in [path for path, writer in _writers.items() if writer is self._session]:
             del _writers[path]
 
 
-_writers: weakref.WeakValueDictionary[Path, Counters] = weakref.WeakValueDictionary()  # by the files of this process
+_writers: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()  # by the files of this process
 
 
 def _check_free(path: Path) -> None:

@@ -15,7 +15,7 @@ from ..engine import checkpoint, names, state_folder
 from ..engine.redistribute import redistributed
 from ..engine.state_folder import Entry, Known, Manifest
 from ..errors import ConfigError, HorovodCompressError, MismatchError, StateError
-from .session import Running
+from .session import Session
 
 WAYS = ("refuse", "reset", "redistribute")
 #: What another rank's error is raised as here.
@@ -26,14 +26,14 @@ _KINDS = {
 }
 
 #: Returns every rank's value.
-Share = Callable[[Any], list[Any]]
+Gather = Callable[[Any], list[Any]]
 
 
 def save(
     folder: str | os.PathLike[str],
     state: Callable[[], Mapping[str, Any]],
     rank: int,
-    share: Share,
+    gather: Gather,
     known: Known | None = None,
 ) -> None:
     """Write this rank's state beside those of the others.
@@ -57,7 +57,7 @@ def save(
         problem = _said(error)
     # What was shown may be seen by ranks that come later than this one waits: the file stays then, for the next save
     # to remove.
-    found = share([problem, entry and asdict(entry), mine.get("step")])
+    found = gather([problem, entry and asdict(entry), mine.get("step")])
     with _discarding(path, entry):
         steps = sorted({step for told, _, step in found if not told})
         if len(steps) > 1:
@@ -69,7 +69,7 @@ def save(
         problem, made = None, ""
         if rank == 0:
             problem, made = _commit(path, mine, [Entry(**written) for _, written, _ in found], known)
-    told = share([problem, made])  # where a rank is gone now, the manifest may name this rank's file: it stays
+    told = gather([problem, made])  # where a rank is gone now, the manifest may name this rank's file: it stays
     problem, made = told[0]
     with _discarding(path, entry):
         _raise([problem])
@@ -104,7 +104,7 @@ def load(
     place: tuple[int, int],
     owned: set[str],
     check: Callable[[Mapping[str, Any], str], None],
-    share: Share,
+    gather: Gather,
     known: Known | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Return this rank's state once every rank has found its own good, and how to take it: "restore" or "reset".
@@ -128,7 +128,7 @@ def load(
             check(state, way)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
             problem = _said(error)
-        found = share([problem, state_folder.fingerprint(seen)])
+        found = gather([problem, state_folder.fingerprint(seen)])
         different = len({other for _, other in found if other}) > 1
         if not different:
             break
@@ -184,114 +184,88 @@ def _raise(problems: list[list[str] | None]) -> None:
             raise _KINDS.get(kind, ConfigError)(f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}")
 
 
-class Checkpoints(Running):
-    """A compression whose state can be saved: one rank's, or that of all ranks in a folder."""
+class Saved:
+    """The state of one compression, as it is saved and loaded: one rank's, or that of all ranks in a folder."""
 
-    _exchanged = "gradients"
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's step and residuals; every rank saves its own, between two steps."""
-        reducer = self._running()
-        self._check_between_steps()
-        return checkpoint.save(reducer, self._methods, self._steps.state() | {"exchanged": self._exchanged})
-
-    def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
-        """Restore a state, completely or not at all; call it on every rank, between the same two steps.
-
-        Args:
-            residuals: "restore", or "reset" to continue with empty residuals, for example after a change of the number
-                of ranks.
+    def state(self) -> dict[str, Any]:
+        """Return this rank's state.
 
         Raises:
             ConfigError: a step is under way.
-            StateError: the state is malformed, or belongs to another method, rank, number of ranks, model or plan.
-            CorruptFrameError: its checksums show that it has changed since it was saved.
         """
-        self.check_state(state, residuals)
-        self._take_state(state, residuals)
-
-    def check_state(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
-        """Refuse a state that could not be loaded; nothing is changed.
-
-        Raises:
-            ConfigError, CorruptFrameError: see :meth:`load_state_dict`.
-        """
+        session = self._session
         self._check_between_steps()
-        state = names.in_state(state, self._running().plan.names())
-        self._steps.check(state, residuals)
-        if residuals == "restore":
-            checkpoint.check_exchanged(self._exchanged, state)
+        return checkpoint.save(
+            session.reducer, session.methods, session.steps.state() | {"exchanged": session.exchanges}
+        )
 
-    def _take_state(self, state: Mapping[str, Any], residuals: str) -> None:
-        state = names.in_state(state, self._running().plan.names())
-        self._steps.load(state, residuals, begun=self._compared_ways)
-        self._take_order()
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Save the state of all ranks in a folder that they share; call it on every rank, between two steps.
-
-        The folder holds one file per rank and a manifest, and switches from the previous checkpoint to the new one
-        atomically: a save that is interrupted, or finds the disk full, leaves the previous one in place.
-
-        If the folder holds a checkpoint that this job has neither saved nor loaded, rank 0 warns, and that one
-        stays there under another name.
+    def load(self, state: Mapping[str, Any], residuals: str) -> None:
+        """Restore a state, completely or not at all.
 
         Raises:
-            ConfigError: some rank could not write its part, and says why; every rank raises it. Or another job has
-                saved there since this one did, or another compression of this process saves there.
+            ConfigError, StateError, CorruptFrameError: see :meth:`~.compression.BaseCompression.load_state_dict`.
         """
-        reducer, path = self._running(), Path(folder).resolve()
+        self._check(state, residuals)
+        self._take(state, residuals)
+
+    def save_folder(self, folder: str | os.PathLike[str]) -> None:
+        """Save the state of all ranks, see :meth:`~.compression.BaseCompression.save`."""
+        session, path = self._session, Path(folder).resolve()
 
         def state() -> dict[str, Any]:
-            _check_free(path, self)
-            return self.state_dict()
+            _check_free(path, session)
+            return self.state()
 
-        save(folder, state, reducer.rank, lambda value: self.allgather_object(value, "hvc.save"), _known)
-        _savers[path] = self
+        save(folder, state, session.reducer.rank, lambda value: session.gather(value, "hvc.save"), _known)
+        _savers[path] = session
 
-    def load(self, folder: str | os.PathLike[str], residuals: str = "refuse") -> None:
-        """Restore what :meth:`save` left in a folder; call it on every rank, between the same two steps.
-
-        Either every rank restores its part, or none changes anything.
-
-        Args:
-            residuals: if the number of ranks has changed since saving, "refuse" raises an error, "redistribute" divides
-                the unsent residual among the ranks, and "reset" begins with empty residuals, whatever the number.
-
-        Raises:
-            ConfigError: a step is under way on some rank.
-            StateError: the checkpoint is missing, or belongs to another method, model, schedule or number of ranks.
-            CorruptFrameError: a file is not, byte for byte, what was written.
-        """
-        reducer = self._running()
-        owned = self._methods.folded()
+    def load_folder(self, folder: str | os.PathLike[str], residuals: str) -> None:
+        """Restore this rank's part, once every rank has found its own good."""
+        session, reducer = self._session, self._session.reducer
         state, how = load(
-            folder, residuals, (reducer.rank, reducer.world), owned, self.check_state,
-            lambda value: self.allgather_object(value, "hvc.load"), _known,
+            folder, residuals, (reducer.rank, reducer.world), session.methods.folded(), self._check,
+            lambda value: session.gather(value, "hvc.load"), _known,
         )  # fmt: skip
-        self._take_state(state, how)
+        self._take(state, how)
+
+    def _check(self, state: Mapping[str, Any], residuals: str) -> None:
+        """Refuse a state that could not be loaded; nothing is changed."""
+        session = self._session
+        self._check_between_steps()
+        state = names.in_state(state, session.reducer.plan.names())
+        session.steps.check(state, residuals)
+        if residuals == "restore":
+            checkpoint.check_exchanged(session.exchanges, state)
+
+    def _take(self, state: Mapping[str, Any], residuals: str) -> None:
+        session = self._session
+        state = names.in_state(state, session.reducer.plan.names())
+        session.steps.load(state, residuals, begun=session.compared)
 
     def _check_between_steps(self) -> None:
-        if self._under_way:
+        if self._session.under_way:
             raise ConfigError(
-                f"rank {self._job.number}: a step is under way; the compression state can be saved and loaded "
+                f"rank {self._session.job.number}: a step is under way; the compression state can be saved and loaded "
                 f"between steps only: call the optimizer's step() or synchronize() first"
             )
 
 
 #: Of folders. The next compression of this process, after elastic training has begun again, is of the same job.
 _known = Known()
-_savers: weakref.WeakValueDictionary[Path, Checkpoints] = weakref.WeakValueDictionary()  # by their folders
+_savers: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()  # by their folders
 
 
-def _check_free(folder: Path, saver: Checkpoints) -> None:
+def _check_free(folder: Path, saver: Session) -> None:
     """Refuse a folder in which the compression of another model has saved.
 
     Raises:
         ConfigError: it is in use.
     """
     other = _savers.get(folder)
-    if other is None or other.is_over() or other._steps.index.keys() & saver._steps.index.keys():
+    if other is None or other.is_over() or other.steps.index.keys() & saver.steps.index.keys():
         return
     raise ConfigError(
         f"{folder} holds the checkpoint of another compression of this process, which saving here would remove; use a "

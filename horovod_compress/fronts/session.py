@@ -9,73 +9,133 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from functools import cache
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ..engine.agreement import way
 from ..engine.job import Gathering, Job
 from ..engine.methods import Methods
 from ..engine.optimizer.hooks import uncompiled
 from ..engine.reducer import Reducer
-from ..errors import ConfigError, ExchangeError
-from .steps import Steps
+from ..errors import ConfigError, ExchangeError, HorovodCompressError
+from .steps import Named, Steps
+
+T = TypeVar("T")
+
+_log = logging.getLogger("horovod_compress")
 
 
-class Running:
-    """A compression that may exchange, unless this rank is not in it."""
+class Session:
+    """The started engine of one compression, with what a front has to know of its steps.
 
-    method: str
-    _job: Job
-    _methods: Methods
-    _steps: Steps
-    _reducer: Reducer | None
-    _under_way: int  # gradients handed over whose results were not fetched yet
-    _compared_ways: bool  # whether all ranks are known to hand over gradients alike
+    Args:
+        given: the parameters that the compression was given, by name.
 
-    def _running(self) -> Reducer:
-        if self._reducer is None:
-            raise ConfigError(self._not_here())
-        return self._reducer
+    Attributes:
+        others: those that were given and are not exchanged, as they were frozen.
+        lock: with two devices there are two threads of autograd, and both hand gradients over.
+        under_way: gradients handed over whose results were not fetched yet.
+        step: the one that these belong to.
+        compared: all ranks are known to hand over gradients alike.
+        unused: nothing was handed over yet, and no model or optimizer has the compression.
+        attached: the optimizer needs no tokens.
+        exchanges: "gradients" or "updates".
+    """
+
+    def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named) -> None:
+        self.job, self.methods, self.reducer = job, methods, reducer
+        # Not a number of this process: others may have made more compressions, or fewer.
+        self._tuning_name = f"hvc.tuning.{reducer.plan.fingerprint()}"
+        self.steps = Steps(reducer, methods, given, self._gather_times)
+        self.others = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
+        self.lock = threading.RLock()
+        self.under_way, self.step = 0, -1
+        self.compared, self.unused, self.attached = False, True, False
+        self.exchanges = "gradients"
 
     def is_over(self) -> bool:
         """Return whether nothing will be exchanged any more: closed, failed, or of ranks that are no longer there."""
-        if self._reducer is None or self._reducer.failure.closing or self._reducer.failure.failed():
+        if self.reducer.failure.closing or self.reducer.failure.failed():
             return True
         try:
-            self._job.check()
+            self.job.check()
         except ConfigError:
             return True
         return False
 
-    def _not_here(self) -> str:
-        """Return why there is no reducer, for people."""
-        raise NotImplementedError
+    # ---- the other ranks ----
 
-    def _take_order(self) -> None:
-        """Take note that the parameters have other numbers now, where that matters."""
-
-    def allgather_object(self, value: Any, name: str, *, by_name: bool = False) -> list[Any]:
+    def gather(self, value: Any, name: str, *, by_name: bool = False) -> list[Any]:
         """Return every rank's value.
 
         Raises:
             ExchangeError: not every rank arrived in time, or this one has heard that some rank has failed.
         """
-        reducer = self._running()
-        limit, failed = reducer.options.longest_seconds, reducer.failure.failed
-        asked = Gathering(name, limit, by_name=by_name, failed=failed)
         try:
-            with reducer.context.progress.meeting():
-                return self._job.gather(value, asked)
+            return self._gather(value, name, by_name)
         except ExchangeError:
-            reducer.wait_idle(0.0)  # raises what this rank has failed with, which says more
+            self.reducer.wait_idle(0.0)  # raises what this rank has failed with, which says more
             raise
 
+    def _gather_times(self, value: Any) -> list[Any]:
+        """Return every rank's measured times; where that fails, no rank goes on."""
+        try:
+            return self._gather(value, self._tuning_name)
+        except ExchangeError as error:
+            why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
+            raise (self.reducer.failure.call_off(why) or error) from error
 
-T = TypeVar("T")
+    def _gather(self, value: Any, name: str, by_name: bool = False) -> list[Any]:
+        limit, failed = self.reducer.options.longest_seconds, self.reducer.failure.failed
+        with self.reducer.context.progress.meeting():
+            return self.job.gather(value, Gathering(name, limit, by_name=by_name, failed=failed))
 
-_log = logging.getLogger("horovod_compress")
+    # ---- a step ----
+
+    def begin_step(self, is_attached: Callable[[], bool], report: Callable[[], None]) -> bool:
+        """Begin a step where nothing is under way; return whether the parameters have other numbers now.
+
+        Args:
+            is_attached: returns whether this rank does without what others would have to wait for; called once.
+            report: makes the reports that are due.
+        """
+        self.job.check()
+        self.unused = False
+        if not self.compared:
+            with self.lock:
+                if not self.compared:
+                    self._compare(is_attached())
+        if self.under_way:
+            return False
+        report()
+        return self.steps.begin()
+
+    def _compare(self, attached: bool) -> None:
+        """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
+        self.steps.settle_moments()
+        mine = way.Way(self.reducer.plan.fingerprint(), attached, self.steps.second_moment(), self.steps.options())
+        way.check_all(self.gather(asdict(mine), "hvc.attach", by_name=True))
+        self.compared = True
+
+    def offer(self, index: int, grad: Tensor) -> int:
+        """Hand over one gradient, by the number of its parameter; return its step."""
+        self.step = step = self.reducer.offer(index, grad)
+        self.under_way += 1
+        return step
+
+    def result(self, index: int, step: int, result_scale: float | None = None) -> Tensor:
+        """Wait for one result and return it, see :meth:`~horovod_compress.engine.reducer.Reducer.result`."""
+        try:
+            result = self.reducer.result(index, step, result_scale)
+        except HorovodCompressError:
+            self.under_way = 0  # nobody fetches the other results of this step
+            raise
+        self.under_way -= 1
+        return result
 
 
 # ---- a compression that was created and then forgotten ----

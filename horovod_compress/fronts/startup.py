@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -15,15 +15,13 @@ from ..codecs.base import Codec, check_world, tables_that_stay, variants_of
 from ..codecs.masked import Masked
 from ..engine.agreement import handshake
 from ..engine.agreement.place import own_address
-from ..engine.agreement.ranks import listed
-from ..engine.job import Gathering, Job
+from ..engine.job import Job
 from ..engine.methods import Methods, numbered, parse
 from ..engine.parameters import pairs
 from ..engine.reducer import Reducer
 from ..errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
 from ..exchange import device, on_device
 from ..exchange.choose import chooser
-from ..exchange.deadline import Deadline
 from ..exchange.transports import gloo, nccl
 from ..exchange.transports.base import Transport
 from ..exchange.transports.link import NcclLink
@@ -33,16 +31,35 @@ from ..ops.algebra import Algebra
 from ..options import Options
 from ..schedule.plan import DTYPES, Plan, TensorSpec
 from ..schedule.policies.registry import OPTIONAL, is_adaptive, make_plan
+from .gather import check_all, gather_stage
 
 _DEFAULT_SECONDS = Options().flow_seconds
-#: What ranks meet for, in this order, and the one name that the framework knows these gathers by.
-_STAGES = ("handshake", "addresses", "connected", "nccl", "linked")
-_START = "hvc.start"
 _EMPTY = "; it is empty: an iterator can be read only once, so write model.named_parameters() each time, or pass a list"
-#: List at most this many ranks' problems; the others usually say the same.
-_LISTED = 4
-
 T = TypeVar("T")
+
+#: Puts a transport around another, as one that a fault is planted in.
+Wrap = Callable[[Transport], Transport]
+
+
+def as_it_is(transport: Transport) -> Transport:
+    """Return a transport."""
+    return transport
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a reducer asks of its front; must not keep the compression alive.
+
+    Attributes:
+        on_unseen: called from the exchange thread, again and again, with a failure that the training thread has not
+            come for.
+        in_join: returns whether this rank is in ``hvd.join()``; called from the exchange thread.
+        result_scale: what results are multiplied by, None if that is known only when the first one is asked for.
+    """
+
+    on_unseen: Callable[[str], None]
+    in_join: Callable[[], bool] = lambda: False
+    result_scale: float | None = 1.0
 
 
 def start(
@@ -50,6 +67,8 @@ def start(
     named: object,
     given: Mapping[str, Any],
     job: Job,
+    hooks: Hooks,
+    wrap: Wrap = as_it_is,
 ) -> tuple[Methods, Reducer]:
     """Compare options with the other ranks, agree on the plan, connect, and return a reducer.
 
@@ -87,9 +106,17 @@ def start(
     choose = chooser(options.exchange, transport.adds)
     with contextlib.ExitStack() as undo:
         undo.callback(transport.close)  # else its threads, ports and connections would stay
-        reducer = Reducer(plan, methods.codecs, transport, choose, options, devices)
+        reducer = Reducer(plan, methods.codecs, wrap(transport), choose, options, devices)
         undo.pop_all()
+    _hook_up(reducer, hooks, job)
     return methods, reducer
+
+
+def _hook_up(reducer: Reducer, hooks: Hooks, job: Job) -> None:
+    reducer.offering.check_usable = job.check
+    reducer.failure.on_unseen = hooks.on_unseen
+    reducer.uneven.in_join = hooks.in_join
+    reducer.result_scale = hooks.result_scale
 
 
 def check_alone(method: str | Codec | Masked | Methods, named: object, given: Mapping[str, Any]) -> None:
@@ -126,39 +153,10 @@ def refuse(error: Exception, job: Job, seconds: float = _DEFAULT_SECONDS) -> NoR
 
 def _shake(document: handshake.Document, job: Job, seconds: float) -> list[handshake.Document]:
     """Return the documents of all ranks, which agree."""
-    found = _meet("handshake", asdict(document), job, seconds)
+    found = gather_stage("handshake", asdict(document), job, seconds)
     documents = [handshake.from_plain(plain) for plain in found]
     handshake.check(documents)
     return documents
-
-
-def _meet(stage: str, value: Any, job: Job, seconds: float) -> list[Any]:
-    """Return every rank's value at a stage of the start.
-
-    All stages have one name for the framework, so that ranks which are at different ones meet as well: after a start
-    that was given up, by some ranks only perhaps, those that had come further give up too, and all begin again
-    together. And where some cannot connect, those that are connected hear of it while they wait for their next
-    addresses.
-
-    Raises:
-        ExchangeError: not every rank came, some have begun again, or some could not connect.
-    """
-    deadline, mine, left = Deadline(seconds), _STAGES.index(stage), seconds
-    while True:
-        asked = Gathering(f"hvc.{stage}", left, by_name=stage == _STAGES[0], under=_START)
-        found = job.gather([mine, value], asked)
-        left = max(deadline.left(), 0.01)
-        stages = [theirs for theirs, _ in found]
-        if min(stages) == max(stages):
-            return [theirs for _, theirs in found]
-        if min(stages) > 0:  # all are in this start: who begins another one comes to its handshake first
-            _check_all([theirs if at == _STAGES.index("connected") else None for at, theirs in found])
-        if mine > min(stages):
-            behind = [rank for rank, theirs in enumerate(stages) if theirs < mine]
-            raise ExchangeError(
-                f"rank {job.rank}: rank(s) {listed(behind)} have given up this start and begun another one; create "
-                "the compression again on every rank"
-            )
 
 
 @contextlib.contextmanager
@@ -315,7 +313,7 @@ def _connect_all(own: str, job: Job, seconds: float, where: device.Device | None
         if divided:
             raise divided[0] from None  # the ranks are not together, so there is nobody to hear of it
         # Connecting has a bound of its own, which another rank may use up before it answers here.
-        _check_all(_meet("connected", problem, job, 2 * seconds))
+        check_all(gather_stage("connected", problem, job, 2 * seconds))
         undo.pop_all()
     assert transport is not None
     return _link(transport, where, job, seconds) if where else transport
@@ -331,18 +329,6 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:
         return None, str(error)
 
 
-def _check_all(problems: Sequence[str | None]) -> None:
-    """Stop where some rank has a problem.
-
-    Raises:
-        ExchangeError: says which rank has which.
-    """
-    told = [f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}" for rank, text in enumerate(problems) if text]
-    if told:
-        more = f"; and {len(told) - _LISTED} more" if len(told) > _LISTED else ""
-        raise ExchangeError("; ".join(told[:_LISTED]) + more)
-
-
 def _link(tokens: Transport, where: device.Device, job: Job, seconds: float) -> Transport:
     """Join NCCL's communicator; ranks come here together, as joining would wait for a late one without limit.
 
@@ -352,14 +338,14 @@ def _link(tokens: Transport, where: device.Device, job: Job, seconds: float) -> 
     with contextlib.ExitStack() as undo:
         undo.callback(tokens.close)
         found, problem = _attempt(lambda: _identity(tokens.rank))
-        found_by_all = _meet("nccl", [found, problem], job, seconds)
-        _check_all([problem for _, problem in found_by_all])
+        found_by_all = gather_stage("nccl", [found, problem], job, seconds)
+        check_all([problem for _, problem in found_by_all])
         link, problem = _attempt(lambda: _join(tuple(found_by_all[0][0]), where, tokens, seconds))
         if link:
             undo.callback(link.abort)
         else:
             undo.close()  # at once: other ranks may be waiting for this one
-        _check_all(_meet("linked", problem, job, 2 * seconds))
+        check_all(gather_stage("linked", problem, job, 2 * seconds))
         undo.pop_all()
     assert link is not None
     return nccl.NcclTransport(tokens, link)
@@ -385,7 +371,7 @@ def _connect(own: str, job: Job, seconds: float, divided: list[ExchangeError]) -
     def share(values: dict[str, bytes]) -> dict[str, bytes]:
         shown = {key: value.hex() for key, value in values.items()}
         try:
-            found = _meet("addresses", shown, job, next(limits))
+            found = gather_stage("addresses", shown, job, next(limits))
         except ExchangeError as error:
             divided.append(error)
             raise

@@ -8,7 +8,10 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from horovod_compress.fronts.horovod.updates import ForUpdates
+import torch
+
+from horovod_compress.fronts.horovod.compression import Compression
+from horovod_compress.fronts.horovod.updates import distributed_update_optimizer
 
 
 class Outside:
@@ -18,8 +21,10 @@ class Outside:
         return False
 
 
-def test_a_rank_outside_the_process_set_has_no_parameters() -> None:
+def test_a_rank_outside_the_process_set_trains_by_itself() -> None:
     job: Any = Outside()
-    compression = ForUpdates("topk", [], {}, job)
-    assert not compression.included() and compression.parameters() == []
+    compression = Compression("topk", [], {}, job)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    assert compression._for_updates() is None
+    assert distributed_update_optimizer(optimizer, [], compression) is optimizer
     compression.close()

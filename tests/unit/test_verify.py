@@ -156,7 +156,7 @@ def test_only_a_planted_fault_is_waited_for_briefly(
         given.append(seconds)
         raise selftest.Failed
 
-    monkeypatch.setattr(selftest, "_Job", job)
+    monkeypatch.setattr(selftest, "_Trained", job)
     ranks: Any = SimpleNamespace(rank=rank, size=2)
     with pytest.raises(selftest.Failed):
         selftest.Checks(ranks, plant).same_bits(method)

@@ -135,6 +135,19 @@ class Tokens:
         )
 
 
+def result_scale_of(op: Any, world: int) -> float:
+    """Return what an optimizer's operation multiplies results by.
+
+    Raises:
+        ConfigError: it is none that can be served.
+    """
+    if op == hvd.Average:
+        return 1.0
+    if op == hvd.Sum:
+        return float(world)
+    raise ConfigError(f"only op=hvd.Average and op=hvd.Sum are supported, got {op}")
+
+
 def _value(rank: int) -> float:
     """Return the value of a rank's tokens. They differ, so that no other operation gives their mean or sum."""
     return 3.0 if rank else 1.0
@@ -160,6 +173,16 @@ def guard(optimizer: Any, names: Mapping[int, str] | None) -> None:
             unexchanged.look()
 
     optimizer.register_step_pre_hook(uncompiled(look))
+
+
+def leave_frozen(optimizer: Any, frozen: Iterable[nn.Parameter]) -> None:
+    """Before an optimizer's own step, let it skip frozen parameters, as torch alone does.
+
+    Horovod has given them gradients of zeros, with which momentum and weight decay would move them.
+    """
+    if not optimizer._handles:  # else Horovod has not fetched the results yet
+        for parameter in frozen:
+            parameter.grad = None
 
 
 def leave_before_loading(optimizer: Any, leave: Callable[[], bool]) -> None:

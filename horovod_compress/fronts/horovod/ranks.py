@@ -29,6 +29,7 @@ from ...schedule.watch import Watch
 from .. import local_ranks, selftest
 from ..local_ranks import End, Look
 from ..ranks import PATIENCE, Training
+from ..startup import Wrap, as_it_is
 from .compression import Compression
 from .job import HorovodJob
 
@@ -74,9 +75,9 @@ class HorovodRanks:
         payload, _ = hvd.Compression.fp16.compress(tensor)
         tensor.copy_(hvd.allreduce_(payload, name="ranks.fp16"))
 
-    def train(self, model: nn.Module, method: MethodName, **options: Any) -> Training:
+    def train(self, model: nn.Module, method: MethodName, wrap: Wrap = as_it_is, **options: Any) -> Training:
         named = list(model.named_parameters())
-        compression = Compression.create(method, named, **options)
+        compression = Compression(method, named, options, HorovodJob(hvd.global_process_set), wrap)
         plain = torch.optim.SGD(model.parameters(), lr=_LR)
         optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=compression)
         return Training(compression, compression.attach(optimizer), model)
@@ -209,7 +210,7 @@ class _Bench:
         optimizer = compression.attach(wrapped)
         for _ in range(_WARM_UP):
             self._step(model, optimizer.step)
-        reducer = compression._running()
+        reducer = compression._here().reducer
         reducer.context.watch = watch = Watch(reducer.plan)
         before = compression.stats()["bytes_sent"]
         seconds = [self._step(model, optimizer.step) for _ in range(self._repeat)]

@@ -175,11 +175,11 @@ def update_optimizer(*given: object, **options: object) -> NoReturn:
     raise ConfigError(NO_UPDATES)
 
 
-def places(parameters: Sequence[Tensor], index: Mapping[int, int], rank: int) -> list[int]:
-    """Return the places of a bucket's parameters in the plan.
+def numbers(parameters: Sequence[Tensor], index: Mapping[int, int], rank: int) -> list[int]:
+    """Return the numbers of a bucket's parameters in the plan.
 
     Args:
-        index: the place of each parameter of the compression, by identity.
+        index: the number of each parameter of the compression, by identity.
 
     Raises:
         ConfigError: one is none of ours.
@@ -191,7 +191,7 @@ def places(parameters: Sequence[Tensor], index: Mapping[int, int], rank: int) ->
             f"rank {rank}: the model has a parameter of shape {shape} that is not one of the {len(index)} in "
             "named_parameters; give the compression all parameters of the model"
         )
-    return [place for place in found if place is not None]
+    return [number for number in found if number is not None]
 
 
 # ---- ZeroRedundancyOptimizer, each of whose ranks steps its own share of the parameters ----

@@ -20,6 +20,7 @@ from ...known import MethodName
 from .. import local_ranks, selftest
 from ..local_ranks import End, Look
 from ..ranks import PATIENCE, Training
+from ..startup import Wrap, as_it_is
 from .compression import Compression
 from .job import TorchJob
 
@@ -67,8 +68,8 @@ class TorchRanks:
         dist.all_reduce(payload)
         tensor.copy_(payload)
 
-    def train(self, model: nn.Module, method: MethodName, **options: Any) -> Training:
-        compression = Compression.create(method, list(model.named_parameters()), **options)
+    def train(self, model: nn.Module, method: MethodName, wrap: Wrap = as_it_is, **options: Any) -> Training:
+        compression = Compression(method, model.named_parameters(), options, TorchJob(None), wrap)
         optimizer = torch.optim.SGD(model.parameters(), lr=_LR)
         return Training(compression, optimizer, compression.register(DistributedDataParallel(model), optimizer))
 

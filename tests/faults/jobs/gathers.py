@@ -83,7 +83,7 @@ def train() -> None:
 
 def fail() -> None:
     """Let this rank's reducer fail, as it would in an exchange; nothing else of the job knows."""
-    made[0]._reducer.failure.report("a test", RuntimeError("this rank's own error"))
+    made[0]._session.reducer.failure.report("a test", RuntimeError("this rank's own error"))
 
 
 def wait_for_the_others() -> None:
