@@ -88,7 +88,7 @@ class Counters:
         file = None if prometheus is None else PrometheusFile(prometheus, number, self._method, labels)
         board = None if tensorboard is None else TensorBoard(tensorboard)
         if file:
-            _check_free(file.path)
+            _check_file(file.path)
         if board:
             self.reports.add(board, every)
         if file:
@@ -104,7 +104,7 @@ class Counters:
 _writers: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()  # by the files of this process
 
 
-def _check_free(path: Path) -> None:
+def _check_file(path: Path) -> None:
     """Refuse a file that another compression would write over.
 
     Raises:

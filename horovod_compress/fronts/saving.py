@@ -216,7 +216,7 @@ class Saved:
         session, path = self._session, Path(folder).resolve()
 
         def state() -> dict[str, Any]:
-            _check_free(path, session)
+            _check_folder(path, session)
             return self.state()
 
         save(folder, state, session.reducer.rank, lambda value: session.gather(value, "hvc.save"), _known)
@@ -258,7 +258,7 @@ _known = Known()
 _savers: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()  # by their folders
 
 
-def _check_free(folder: Path, saver: Session) -> None:
+def _check_folder(folder: Path, saver: Session) -> None:
     """Refuse a folder in which the compression of another model has saved.
 
     Raises:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -136,6 +137,11 @@ class Session:
             raise
         self.under_way -= 1
         return result
+
+
+def in_backward() -> bool:
+    """Return whether this thread is inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1
 
 
 # ---- a compression that was created and then forgotten ----

@@ -311,7 +311,7 @@ class Scale:
         """Follow a scaler from now on."""
         self.scaler = scaler
         if scaler not in _followers:
-            _watch(scaler)
+            _tell_followers(scaler)
         _followers[scaler].add(self)
         if not self._scale:
             self._scale = float(scaler.get_scale())
@@ -366,7 +366,7 @@ class Scale:
 _followers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Scale]] = weakref.WeakKeyDictionary()
 
 
-def _watch(scaler: Any) -> None:
+def _tell_followers(scaler: Any) -> None:
     """Let a scaler tell its followers of each new scale, and refuse gradients that are being exchanged."""
     stock, _followers[scaler] = scaler.update, weakref.WeakSet()
 

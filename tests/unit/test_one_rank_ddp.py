@@ -299,7 +299,7 @@ def test_a_process_group_that_has_ended_is_forgotten(request: pytest.FixtureRequ
     request.getfixturevalue("group")
     pair()[1].close()
     group = weakref.ref(dist.group.WORLD)
-    assert group() in job._meetings
+    assert group() in job._gathers
     dist.destroy_process_group()
     gc.collect()
     assert group() is None

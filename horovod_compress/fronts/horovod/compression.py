@@ -19,9 +19,9 @@ from ...observe.trace import MAX_EVENTS, Trace
 from .. import factories
 from ..compression import BaseCompression, begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
-from ..session import Session, weakly
+from ..session import Session, in_backward, weakly
 from ..startup import Hooks
-from .gradients import NO_ADASUM, Finder, Tokens, guard, leave_before_loading, leave_frozen, result_scale_of
+from .gradients import NO_ADASUM, Finder, Tokens, leave_before_loading, leave_frozen, result_scale_of, watch_steps
 from .job import HorovodJob
 from .private import (
     await_tokens,
@@ -31,7 +31,6 @@ from .private import (
     explain,
     forget_step,
     has_begun,
-    in_backward,
     in_join,
     waits_for_tokens,
 )
@@ -202,7 +201,7 @@ class Compression(BaseCompression, Factories):
         if not steps.met and self._watched is not optimizer:  # attach() may have refused an option before
             self._watched = optimizer
             if session.reducer.world > 1:
-                guard(optimizer, names_of(session.others) if not session.job.rank else None)
+                watch_steps(optimizer, names_of(session.others) if not session.job.rank else None)
             optimizer.register_step_pre_hook(uncompiled(lambda *given: leave_frozen(optimizer, steps.frozen)))
             optimizer.register_step_pre_hook(before_step(steps.prepare))
             leave_before_loading(optimizer, self._leave_step)

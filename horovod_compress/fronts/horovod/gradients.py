@@ -156,7 +156,7 @@ def _value(rank: int) -> float:
 # ---- what is refused at an optimizer's step ----
 
 
-def guard(optimizer: Any, names: Mapping[int, str] | None) -> None:
+def watch_steps(optimizer: Any, names: Mapping[int, str] | None) -> None:
     """Refuse closures of a Horovod optimizer from now on, and tell of parameters that nobody reduces.
 
     Args:

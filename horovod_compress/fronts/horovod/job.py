@@ -105,7 +105,7 @@ class HorovodJob:
 
 def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
     """Return what is known of a gather that did not take place; what Horovod says of it, which is little, last."""
-    late = isinstance(error, NotAll)
+    late = isinstance(error, LateGather)
     said = " ".join(str(error).split()).rstrip(".")
     absent = roll.absent() if roll else []
     ended = "" if late else f". Horovod has ended, and says: {said}"
@@ -129,11 +129,11 @@ _POLL_SECONDS = 0.002
 _given_up: dict[str, int] = {}
 
 
-class NotAll(HorovodInternalError):  # type: ignore[misc]
+class LateGather(HorovodInternalError):  # type: ignore[misc]
     """Some rank did not come to a gather in so many seconds."""
 
 
-class CalledOff(HorovodInternalError):  # type: ignore[misc]
+class StoppedGather(HorovodInternalError):  # type: ignore[misc]
     """It is known that not every rank will come."""
 
 
@@ -147,7 +147,7 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
         failed: returns whether it is known that not every rank will come.
 
     Raises:
-        NotAll: some rank did not come in time.
+        LateGather: some rank did not come in time.
         HorovodInternalError: Horovod has ended.
         CorruptFrameError: what came is not what ranks send.
     """
@@ -156,7 +156,7 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
         before = _given_up.pop(key)
         try:
             _wait(before, deadline, failed)
-        except (NotAll, CalledOff):
+        except (LateGather, StoppedGather):
             _given_up[key] = before
             raise
         except (ValueError, HorovodInternalError):  # a handle of an earlier run of Horovod, or one that failed
@@ -165,7 +165,7 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
     handle = hvd.allgather_async(data, name=name, process_set=process_set)
     try:
         return unpack(_wait(handle, deadline, failed).numpy().tobytes(), process_set.size())
-    except (NotAll, CalledOff):
+    except (LateGather, StoppedGather):
         _given_up[key] = handle
         raise
 
@@ -173,9 +173,9 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
 def _wait(handle: int, deadline: Deadline, failed: Callable[[], bool]) -> torch.Tensor:
     while not hvd.poll(handle):
         if deadline.passed():
-            raise NotAll(f"{deadline.seconds:g}")
+            raise LateGather(f"{deadline.seconds:g}")
         if failed():
-            raise CalledOff("another rank has stopped")
+            raise StoppedGather("another rank has stopped")
         time.sleep(_POLL_SECONDS)
     return hvd.synchronize(handle)
 
@@ -189,10 +189,10 @@ _HERE, _LEFT = "here", "left"
 
 
 class RollCall:
-    """One meeting of all ranks.
+    """Who has come to one gather of all ranks.
 
     Args:
-        name: of the meeting.
+        name: of the gather.
         process_set: the ranks that should come.
     """
 
@@ -206,11 +206,11 @@ class RollCall:
         _call("PUT", f"{self._name}.{self._rank}", word)
 
     def held(self) -> None:
-        """Note that every rank has come, as there may be another meeting of this name."""
+        """Note that every rank has come, as there may be another gather of this name."""
         self._say(_LEFT)
 
     def absent(self) -> list[int]:
-        """Return the ranks that have not come, as far as is known; one that came to an earlier meeting in vain has."""
+        """Return the ranks that have not come, as far as is known; one that came to an earlier gather in vain has."""
         if self._missing():
             time.sleep(_GRACE_SECONDS)  # where the first of all has ended, others may be about to come
         return self._missing()

@@ -42,11 +42,6 @@ def owner_of_token() -> torch.Tensor:
     return owner
 
 
-def in_backward() -> bool:
-    """Return whether this thread is inside a backward pass."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def waits_for_tokens(compression: Any) -> bool:
     """Return whether a thread is inside Horovod's wait for one of this compression's tokens."""
     wait = mpi_ops.synchronize.__code__
@@ -184,7 +179,7 @@ class Gate:
                 return interrupt
 
 
-def guard() -> Gate | None:
+def gate() -> Gate | None:
     """Put the gate before Horovod's shutdown, whoever calls it; None where this Horovod has none to be found."""
     library: Any = getattr(mpi_ops._basics, "MPI_LIB_CTYPES", None)
     function = getattr(library, "horovod_shutdown", None)
@@ -201,7 +196,7 @@ def end_all_waits() -> None:
 
     Not ``hvd.shutdown()``: that forgets the handles first, and their waits would end with ValueError.
     """
-    guard()
+    gate()
     mpi_ops._basics.shutdown()
 
 
@@ -209,7 +204,7 @@ class Run:
     """One run of Horovod, from its initialization to its end, which an elastic job follows with another one."""
 
     def __init__(self) -> None:
-        self._gate, self._process = guard(), os.getpid()
+        self._gate, self._process = gate(), os.getpid()
         self._calls = self._gate.calls if self._gate else 0
 
     def forked(self) -> bool:

@@ -115,7 +115,7 @@ def run_local(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Trials:
     """What rank 0 tells the others: the plans to try, or why there are none."""
 
     plans: list[tuple[str, list[dict[str, Any]]]]
@@ -130,7 +130,7 @@ def compare(case: Case, codec: Codec, repeat: int, tell: Callable[[str], None]) 
     """
     said = tell if hvd.rank() == 0 else lambda text: None
     said(f"measuring the codec of {codec.name} on this machine")
-    asked = _Asked(**_share(asdict(_ask(case, codec)) if hvd.rank() == 0 else None, "plan.asked")[0])
+    asked = _Trials(**_share(asdict(_ask(case, codec)) if hvd.rank() == 0 else None, "plan.asked")[0])
     if asked.problem:
         raise ConfigError(asked.problem)
     torch.set_num_threads(1)
@@ -152,12 +152,12 @@ def _share(value: Any, name: str) -> list[Any]:
     return HorovodJob(hvd.global_process_set).gather(value, Gathering(f"hvc.{name}", _TIMEOUT_SECONDS))
 
 
-def _ask(case: Case, codec: Codec) -> _Asked:
+def _ask(case: Case, codec: Codec) -> _Trials:
     try:
         found = predicted(case, codec)
-        return _Asked([(one.schedule, one.plan.document()) for one in found.timelines])
+        return _Trials([(one.schedule, one.plan.document()) for one in found.timelines])
     except ConfigError as error:  # told to every rank, which raises it
-        return _Asked([], str(error))
+        return _Trials([], str(error))
 
 
 class _NullOptimizer(torch.optim.Optimizer):

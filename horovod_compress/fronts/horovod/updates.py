@@ -93,14 +93,7 @@ def distributed_update_optimizer(
     problem, settings, parameters = None, None, []
     try:
         settings = _settings(
-            optimizer,
-            session,
-            compression.method,
-            communication_delay,
-            second_moment,
-            warmup_steps,
-            rebuild_every,
-            momentum_masking,
+            optimizer, session, communication_delay, second_moment, warmup_steps, rebuild_every, momentum_masking
         )
         parameters = _in_plan_order(optimizer, named_parameters, session)
     except ConfigError as error:
@@ -125,7 +118,6 @@ def distributed_update_optimizer(
 def _settings(
     optimizer: torch.optim.Optimizer,
     session: Session,
-    method: str,
     delay: int | None,
     second_moment: str,
     warmup: int,
@@ -150,7 +142,7 @@ def _settings(
     if type(masking) is not bool:
         raise ConfigError(f"momentum_masking should be True or False, got {masking!r}")
     fits = family.may_share(optimizer, second_moment, updates=True)
-    shared = fits and (second_moment == "shared" or method in _SHARED_BY_DEFAULT)
+    shared = fits and (second_moment == "shared" or methods.name in _SHARED_BY_DEFAULT)
     return Settings(delay, shared, warmup if shared else 0, every, masking)
 
 

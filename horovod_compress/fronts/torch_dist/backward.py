@@ -161,11 +161,6 @@ def _raising(error: Exception) -> Callable[[], None]:
     return end
 
 
-def in_backward() -> bool:
-    """Return whether this thread is inside a backward pass."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def at_the_end(call: Callable[[], None]) -> None:
     """Have something called at the end of this backward pass, after what was asked for before."""
     torch.autograd.Variable._execution_engine.queue_callback(call)

@@ -22,10 +22,10 @@ from ...observe.trace import MAX_EVENTS, Trace
 from ..compression import BaseCompression, begin_trace
 from ..factories import RanksOption, add_factories
 from ..reports import Unexchanged
-from ..session import Session, weakly
+from ..session import Session, in_backward, weakly
 from ..startup import Hooks
 from . import checks
-from .backward import Backward, Fetching, Unused, at_the_end, in_backward, looks_for_unused
+from .backward import Backward, Fetching, Unused, at_the_end, looks_for_unused
 from .job import TorchJob
 
 Model = TypeVar("Model", bound=DistributedDataParallel)

@@ -28,8 +28,8 @@ from ..gather import pack, unpack, why_not_all
 #: Network interfaces by the name of the variable that names them: ours first, then that of torch.
 _INTERFACES = (gloo.INTERFACE, "GLOO_SOCKET_IFNAME")
 
-#: The meetings of each process group that was used, for as long as it lives.
-_meetings: weakref.WeakKeyDictionary[Any, Meetings] = weakref.WeakKeyDictionary()
+#: The gathers of each process group that was used, for as long as it lives.
+_gathers: weakref.WeakKeyDictionary[Any, Gathers] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
@@ -104,8 +104,8 @@ class TorchJob:
 
     def gather(self, value: Any, asked: Gathering) -> list[Any]:
         try:
-            parts = self._meetings().gather(asked.under or asked.name, pack(value), asked.seconds, asked.failed)
-        except NotAll as error:
+            parts = self._gathers().gather(asked.under or asked.name, pack(value), asked.seconds, asked.failed)
+        except FailedGather as error:
             ranks = dist.get_process_group_ranks(self.group)
             absent = [ranks[rank] for rank in error.absent] if error.late else []
             said = "" if error.late else f". {error}"
@@ -113,12 +113,12 @@ class TorchJob:
             raise ExchangeError(text + said) from None
         return unpack(b"".join(parts), self.size)
 
-    def _meetings(self) -> Meetings:
+    def _gathers(self) -> Gathers:
         with _making:
-            if self.group not in _meetings:
+            if self.group not in _gathers:
                 store = c10d._get_process_group_store(self.group)
-                _meetings[self.group] = Meetings(store, f"hvc/{self.group.group_name}", self.rank, self.size)
-            return _meetings[self.group]
+                _gathers[self.group] = Gathers(store, f"hvc/{self.group.group_name}", self.rank, self.size)
+            return _gathers[self.group]
 
 
 _POLL_SECONDS = 0.002
@@ -128,7 +128,7 @@ _GRACE_SECONDS = 1.0  # for the store to say who is missing
 _PARTING_SECONDS = 2.0  # for other ranks to read what was shown
 
 
-class NotAll(Exception):
+class FailedGather(Exception):
     """Some rank did not come to a gather in time, or it is known that one will not.
 
     Attributes:
@@ -141,7 +141,7 @@ class NotAll(Exception):
         self.late, self.absent = late, absent
 
 
-class Meetings:
+class Gathers:
     """The gathers of one process group, in the order in which each name occurs; threads may share it.
 
     Args:
@@ -150,7 +150,7 @@ class Meetings:
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
-        self._place = _Place(_own(store), prefix, rank, size)
+        self._place = _Keys(_own(store), prefix, rank, size)
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
         self._numbers: dict[str, int] = {}
@@ -163,13 +163,13 @@ class Meetings:
         Threads that gather under one name take turns, and the first of this rank meets the first of every other one.
 
         Raises:
-            NotAll: some rank did not come in time.
+            FailedGather: some rank did not come in time.
         """
         deadline = Deadline(seconds)
         with self._lock:
             turn = self._turns.setdefault(name, threading.Lock())
         if not turn.acquire(timeout=max(0.0, deadline.left())):
-            raise NotAll(f"{seconds:g} s", True, [])
+            raise FailedGather(f"{seconds:g} s", True, [])
         try:
             return self._gather(name, mine, deadline, failed)
         finally:
@@ -177,16 +177,16 @@ class Meetings:
 
     def _gather(self, name: str, mine: bytes, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
         if name in self._given_up:
-            self._meet(name, None, deadline, failed)
+            self._try(name, None, deadline, failed)
             self._given_up.remove(name)
         self._numbers[name] = self._numbers.get(name, 0) + 1
         self._given_up.add(name)
-        found = self._meet(name, mine, deadline, failed)
+        found = self._try(name, mine, deadline, failed)
         self._given_up.remove(name)
         return found
 
-    def _meet(self, name: str, mine: bytes | None, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
-        asked = _Asked(self._place, name, self._numbers[name], mine)
+    def _try(self, name: str, mine: bytes | None, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
+        asked = _StoreCalls(self._place, name, self._numbers[name], mine)
         while not asked.done.wait(_POLL_SECONDS):
             late, has_failed = deadline.passed(), failed()
             if asked.found:
@@ -196,13 +196,15 @@ class Meetings:
             elif late or has_failed:
                 asked.given_up = True
                 asked.done.wait(_GRACE_SECONDS if late else 0.0)
-                raise NotAll(f"{deadline.seconds:g} s" if late else "another rank has stopped", late, asked.absent)
+                raise FailedGather(
+                    f"{deadline.seconds:g} s" if late else "another rank has stopped", late, asked.absent
+                )
         if asked.error:
-            raise NotAll(f"the store of torch.distributed does not answer: {asked.error}", False, [])
+            raise FailedGather(f"the store of torch.distributed does not answer: {asked.error}", False, [])
         return asked.found
 
 
-class _Place:
+class _Keys:
     """Where the ranks of one run of a process group leave their keys.
 
     A store may outlive the group, and serve the next one of the same name, with other processes. So runs are counted
@@ -221,13 +223,13 @@ class _Place:
         return f"{self._prefix}/{self._run}/{name}"
 
 
-class _Asked:
+class _StoreCalls:
     """One gather's calls into the store, on a thread.
 
     A rank leaves when all have read, or have not for a while: its process may host the store, and end right after.
     """
 
-    def __init__(self, place: _Place, name: str, number: int, mine: bytes | None) -> None:
+    def __init__(self, place: _Keys, name: str, number: int, mine: bytes | None) -> None:
         self._place, self._of, self._number, self._mine = place, name, number, mine
         self._store, self._rank, self._missing = place.store, place.rank, list(range(place.size))
         self._key = ""
