@@ -16,6 +16,10 @@ from ..engine.job import Gathering, Job
 from ..errors import CorruptFrameError, ExchangeError
 from ..exchange.deadline import Deadline
 
+FORKED = (
+    "this process is a fork of a rank: its compression has no threads here, and its connections belong to "
+    "the rank; exchange gradients in the rank itself"
+)
 #: What ranks meet for, by the second word of its name.
 _PURPOSES = {
     "handshake": "the handshake",

@@ -24,7 +24,7 @@ from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError
 from ...exchange.deadline import Deadline
 from ...exchange.transports import gloo
-from ..gather import pack, unpack, why_not_all
+from ..gather import FORKED, pack, unpack, why_not_all
 from .private import Run
 
 _WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
@@ -73,10 +73,7 @@ class HorovodJob:
 
     def check(self) -> None:
         if self.run.forked():
-            raise ConfigError(
-                "this process is a fork of a rank: its compression has no threads here, and its connections belong to "
-                "the rank; exchange gradients in the rank itself"
-            )
+            raise ConfigError(FORKED)
         if self.run.replaced():
             raise ConfigError(
                 f"rank {hvd.rank()}: Horovod was shut down and started again, perhaps with other ranks, and this "

@@ -71,7 +71,6 @@ class Compression(BaseCompression, Factories):
         "a model; write compression.register(ddp_model, optimizer) before the first backward pass, or "
         "ddp_model.register_comm_hook(compression, hvc.ddp_hook)"
     )
-
     _ranks_in_words = "process group"
 
     def _hooks(self) -> Hooks:

@@ -23,7 +23,7 @@ from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError
 from ...exchange.deadline import Deadline
 from ...exchange.transports import gloo
-from ..gather import pack, unpack, why_not_all
+from ..gather import FORKED, pack, unpack, why_not_all
 
 #: Network interfaces by the name of the variable that names them: ours first, then that of torch.
 _INTERFACES = (gloo.INTERFACE, "GLOO_SOCKET_IFNAME")
@@ -81,10 +81,7 @@ class TorchJob:
 
     def check(self) -> None:
         if self.forked():
-            raise ConfigError(
-                "this process is a fork of a rank: its compression has no threads here, and its connections belong to "
-                "the rank; exchange gradients in the rank itself"
-            )
+            raise ConfigError(FORKED)
         if dist.is_initialized() and self.group not in c10d._world.pg_map:
             raise ConfigError(
                 f"rank {self._number}: torch.distributed was shut down and initialized again, perhaps with other "
