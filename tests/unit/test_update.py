@@ -14,6 +14,7 @@ from torch import nn
 
 from horovod_compress.engine import checkpoint
 from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError
+from horovod_compress.fronts.horovod.compression import Compression as HorovodCompression
 from horovod_compress.fronts.horovod.updates import distributed_update_optimizer
 from horovod_compress.fronts.reports import Counters
 from horovod_compress.fronts.session import Session
@@ -408,3 +409,12 @@ def test_which_second_moment_is_shared(method: str, choice: str, options: dict[s
     assert ("second_moment" in made[0].state_dict()["horovod_compress"]) is shares
     # The last step is an exchange only after a warm-up of 3 steps.
     assert torch.equal(named[0]["used"], named[1]["used"]) is shares
+
+
+def test_a_rank_outside_the_process_set_trains_by_itself() -> None:
+    job: Any = SimpleNamespace(included=lambda: False)
+    compression = HorovodCompression("topk", [], {}, job)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    assert compression._for_updates() is None
+    assert distributed_update_optimizer(optimizer, [], compression) is optimizer
+    compression.close()
