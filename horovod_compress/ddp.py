@@ -24,8 +24,7 @@ from .errors import (
     StateError,
 )
 from .fronts.torch_dist.checks import update_optimizer as DistributedUpdateOptimizer
-from .fronts.torch_dist.compression import Compression, trace
-from .fronts.torch_dist.hook import ddp_hook
+from .fronts.torch_dist.compression import Compression, ddp_hook, trace
 from .known import MethodName
 from .observe.metrics import Stats
 from .observe.trace import Trace

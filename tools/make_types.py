@@ -138,7 +138,7 @@ def factory_types(front: str) -> str:
         f"# {WRITTEN}\n\nfrom collections.abc import Mapping\n\n{IMPORTED[front]}\n"
         "from typing_extensions import Self, Unpack\n\nfrom ...codecs import option_types as of\n"
         "from ...codecs.base import Codec\nfrom ...codecs.masked import Masked\nfrom ...known import MethodName\n"
-        "from ..common.factories import NamedParameters as Named\n\nclass Factories:"
+        "from ..factories import NamedParameters as Named\n\nclass Factories:"
     )
     taken = {name: ("", f"For{titled(name)}") for name in methods()}
     taken["create"] = ("method: MethodName | Codec | Masked, ", "ForSomeMethod")

@@ -190,7 +190,7 @@ FAULTS = (
     ),
     Fault(
         "engine: what was frozen at first is taken for exchanged",
-        "horovod_compress/fronts/common/steps.py",
+        "horovod_compress/fronts/steps.py",
         " for name, parameter in given if name in exchanged]",
         " for name, parameter in given]",
         "tests/parallel/test_optimizers.py",
@@ -277,8 +277,8 @@ FAULTS = (
     Fault(
         "front: an attach() after a refused one registers its hooks again",
         "horovod_compress/fronts/horovod/compression.py",
-        "if not self._steps.met and self._watched is not optimizer:",
-        "if not self._steps.met:",
+        "if not steps.met and self._watched is not optimizer:",
+        "if not steps.met:",
         "tests/parallel/test_usage.py",
     ),
 )

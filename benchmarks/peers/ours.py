@@ -57,7 +57,7 @@ class Ours:
         return self.compression is None or bool(self.compression.stats()["tuned"])
 
     def exchange_alone(self) -> None:
-        reducer = self.compression._running()
+        reducer = self.compression._here().reducer
         for number in range(len(reducer.buckets)):
             reducer.time_exchange(number)
 

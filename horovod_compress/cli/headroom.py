@@ -64,11 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
             f"one rank has no one to exchange with; start it on the hosts of your job, such as\n  {_START[launcher]}"
         )
     from ..errors import ConfigError
-    from ..fronts.common import headroom
+    from ..fronts.ranks import measure
 
     options = {"full_precision_every": 0} if arguments.method == "marsit" else {}
     try:
-        timings = headroom.measure(ranks, arguments.elements, arguments.repeat, arguments.method, options)
+        timings = measure(ranks, arguments.elements, arguments.repeat, arguments.method, options)
     except ConfigError as error:  # such as more ranks than the method can serve
         return _refuse(str(error))
     if ranks.rank == 0:

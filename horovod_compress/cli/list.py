@@ -195,10 +195,10 @@ def markdown() -> str:
 def _cells(kind: Any) -> tuple[str, ...]:
     from horovod_compress.codecs.base import variants_of
     from horovod_compress.exchange import wire
-    from horovod_compress.fronts import help_text
+    from horovod_compress.fronts import factories
 
     one, form = entry(kind, {}), variants_of(kind())[0]
-    options = ", ".join(f"`{field.name}={help_text.shown(field.default)}`" for field in dataclasses.fields(kind))
+    options = ", ".join(f"`{field.name}={factories.shown(field.default)}`" for field in dataclasses.fields(kind))
     page = f"[{kind.page.partition('#')[0]}]({kind.page})" if kind.page else ""
     return (
         f"`{kind.name}`",
@@ -215,7 +215,7 @@ def _exchanges(kind: Any) -> str:
     """Return the collectives that fit, and the single options with which others do."""
     from horovod_compress.codecs.base import variants_of
     from horovod_compress.exchange.choose import fitting
-    from horovod_compress.fronts import help_text
+    from horovod_compress.fronts import factories
 
     def fit(options: dict[str, Any]) -> str:
         *names, last = fitting(variants_of(kind(**options))[0].algebra)
@@ -225,5 +225,5 @@ def _exchanges(kind: Any) -> str:
     found: dict[str, None] = {}  # a set that keeps its order
     for name, value in (option for sample in kind.samples for option in sample.items()):
         if (other := fit({name: value})) != usual:
-            found[f"{other} with `{name}={help_text.shown(value)}`"] = None
+            found[f"{other} with `{name}={factories.shown(value)}`"] = None
     return "; ".join([usual, *found])

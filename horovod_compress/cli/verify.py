@@ -110,7 +110,7 @@ class _Table:
 
 
 def _with_own_ranks(arguments: argparse.Namespace, launcher: str, table: _Table) -> None:
-    run = common.module_of(launcher, "local_ranks").run
+    run = common.module_of(launcher, "ranks").run_local
     world, plant = arguments.np, arguments.plant or ""
     table.begin(world, launcher)
     victims = [world - 1] if plant == "freeze" else []
@@ -137,7 +137,7 @@ def _with_own_ranks(arguments: argparse.Namespace, launcher: str, table: _Table)
 
 def _in_this_job(arguments: argparse.Namespace, ranks: Any, launcher: str, table: _Table) -> None:
     from ..errors import HorovodCompressError
-    from ..fronts.common.selftest import Checks
+    from ..fronts.selftest import Checks
 
     if ranks.rank == 0:
         table.begin(ranks.size, launcher)

@@ -379,6 +379,10 @@ class Reducer:
 
     # ---- the end ----
 
+    def leave_word(self, why: str) -> None:
+        """Tell the other ranks why this one leaves, in words; the first reason counts."""
+        leave_word(self.context.transport, why)
+
     def close(self) -> None:
         """Stop all threads and close the transport; safe to call twice.
 
@@ -390,7 +394,7 @@ class Reducer:
         if exchanging.thread.is_alive() and exchanging.thread is not threading.current_thread():
             self.failure.tell_of_closing()  # before the connections that a note takes are closed
         elif first:
-            leave_word(transport, why_closed())
+            self.leave_word(why_closed())
         transport.close()
         exchanging.join(_CLOSE_SECONDS)
         for worker in (self._offering, exchanging.decoding):

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from horovod_compress.codecs import registry
-from horovod_compress.fronts import help_text
+from horovod_compress.fronts import factories
 from horovod_compress.options import Options
 
 each_method = pytest.mark.parametrize("name", registry.available())
@@ -19,17 +19,17 @@ each_method = pytest.mark.parametrize("name", registry.available())
 @each_method
 def test_every_option_is_explained_with_its_default(name: str) -> None:
     kind = registry.codec_class(name)
-    text = " ".join(help_text.of_method(kind).split()).partition(" Args: ")[2]
+    text = " ".join(factories.of_method(kind).split()).partition(" Args: ")[2]
     for field in (*dataclasses.fields(kind), *dataclasses.fields(Options)):
         said = f" {text}".partition(f" {field.name}: ")[2].partition("Default: ")
-        assert len(said[0]) > 5 and said[2].startswith(f"{help_text.shown(field.default)}.")
+        assert len(said[0]) > 5 and said[2].startswith(f"{factories.shown(field.default)}.")
 
 
 @each_method
 def test_the_signature_takes_every_option(name: str) -> None:
     kind = registry.codec_class(name)
     shown = inspect.signature(kind).parameters
-    given = help_text.signature(kind, "all").parameters
+    given = factories.signature(kind, "all").parameters
     assert list(given) == ["named_parameters", *shown, *Options.names(), "process_set"]
     assert all(given[option].default == shown[option].default for option in shown)
 
@@ -37,4 +37,4 @@ def test_the_signature_takes_every_option(name: str) -> None:
 def test_methods_from_papers_name_them_and_their_page() -> None:
     for name in sorted(set(registry.available()) - {"none", "fp16", "bf16"}):
         kind = registry.codec_class(name)
-        assert f"Source: {kind.source}." in help_text.of_method(kind) and kind.source and kind.page
+        assert f"Source: {kind.source}." in factories.of_method(kind) and kind.source and kind.page

@@ -28,6 +28,9 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
+#: What both fronts share.
+FRONTS = {f"fronts.{name}" for name in ("compression", "factories", "gather", "local_ranks", "ranks", "reports")}
+FRONTS |= {f"fronts.{name}" for name in ("saving", "selftest", "session", "startup", "steps")}
 #: What a room inside a room may import of the rest of that room.
 INNER = {
     "cli.plan": {"cli.common"},
@@ -36,9 +39,8 @@ INNER = {
     "engine.bucket": set(),
     "engine.optimizer": {"engine.agreement", "engine.methods", "engine.norms", "engine.reducer", "engine.sealed"},
     "exchange.transports": {"exchange.device"},
-    "fronts.common": {"fronts.help_text"},
-    "fronts.horovod": {"fronts.common", "fronts.help_text"},
-    "fronts.torch_dist": {"fronts.common"},
+    "fronts.horovod": FRONTS,
+    "fronts.torch_dist": FRONTS,
     "ops.reference": {"ops.keys"},
 }
 #: These import nothing else of their room: all of it may use them.
@@ -266,7 +268,7 @@ def f():
     assert found == here | {"horovod.torch", "horovod.common"}
     assert imports_of(ast.parse("from horovod import torch"), [], ()) == {"horovod.torch"}
     assert "codecs.dense" in OURS["codecs.marsit"] and "ops" in OURS["exchange.wire"]
-    assert "engine.reducer" in OURS["fronts.common.startup"]
+    assert "engine.reducer" in OURS["fronts.startup"]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +279,7 @@ def f():
         ("schedule.plan", "ops.keys"),
         ("engine.reducer", "cli.plan.network"),
         ("observe.trace", "engine.reducer"),
-        ("fronts.horovod.calls", "cli.command"),
+        ("fronts.horovod.private", "cli.command"),
     ],
 )
 def test_a_room_that_is_not_below_is_noticed(module: str, used: str) -> None:

@@ -16,12 +16,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from horovod_compress.fronts.common import local_ranks
+from horovod_compress.fronts import local_ranks
 
 #: Starts ranks, and says who they are. They would go on for two minutes.
 CALLER = """
 import signal
-from horovod_compress.fronts.common import local_ranks
+from horovod_compress.fronts import local_ranks
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told tests to ignore it
 
@@ -33,7 +33,7 @@ local_ranks.run("ranks_of_a_test", [{"OWN": "0"}, {"OWN": "1"}], "orphan", 120.0
 """
 MODULE = """
 import os, signal, time
-from horovod_compress.fronts.common import local_ranks
+from horovod_compress.fronts import local_ranks
 
 def become():
     rank, what = os.environ["OWN"], local_ranks.task()

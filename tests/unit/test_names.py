@@ -36,7 +36,7 @@ GIVEN_UP = {
 USUAL = {
     ("cli/headroom.py", "gain"): "what compression gains",
     ("cli/common.py", "mark"): "what marks the processes of a job",
-    ("fronts/common/selftest.py", "drift"): "ranks whose weights drift apart",
+    ("fronts/selftest.py", "drift"): "ranks whose weights drift apart",
 }
 
 

@@ -299,7 +299,7 @@ def on(where: str) -> list[TensorSpec]:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("horovod.torch")
-    from horovod_compress.fronts.common import startup
+    from horovod_compress.fronts import startup
 
     monkeypatch.setattr(startup, "_check_kernels", lambda: None)
     return startup
@@ -341,7 +341,7 @@ def test_ranks_that_share_a_gpu_are_named(start: Any) -> None:
 
 def test_kernels_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod.torch")
-    from horovod_compress.fronts.common import startup
+    from horovod_compress.fronts import startup
 
     def missing(name: str) -> None:
         raise ImportError(f"{name} does not load")

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod_compress.ddp as hvc
-from horovod_compress.fronts.common.scale import Scale
+from horovod_compress.fronts.steps import Scale
 from horovod_compress.fronts.torch_dist import job
 
 LONG = 30.0
@@ -71,7 +71,7 @@ def backward(model: nn.Module) -> BaseException | None:
 def test_closing_in_the_middle_of_a_backward_pass_ends_it(closes: bool, ddp: dict[str, Any]) -> None:
     model, compression = pair()
     called = compression.register(DistributedDataParallel(model, **ddp))
-    offer, last = compression._offer, len(list(model.parameters()))
+    offer, last = compression._session.offer, len(list(model.parameters()))
     offered: list[int] = []
 
     def then_close(index: int, grad: torch.Tensor) -> int:
@@ -83,7 +83,7 @@ def test_closing_in_the_middle_of_a_backward_pass_ends_it(closes: bool, ddp: dic
             other.join()
         return step
 
-    compression._offer = then_close  # type: ignore[method-assign]
+    compression._session.offer = then_close  # type: ignore[method-assign]
     error = backward(called)
     assert len(offered) == last
     assert isinstance(error, hvc.ExchangeError) == closes, error
@@ -112,7 +112,7 @@ def test_a_parameter_may_be_frozen_at_any_time(when: str) -> None:
     for _ in range(3):
         assert backward(called) is None
         come_to(3)
-    assert compression.stats()["steps"] == 3 and compression._under_way == 0
+    assert compression.stats()["steps"] == 3 and compression._session.under_way == 0
     assert model[1].weight.grad is not None  # type: ignore[index]
     assert frozen.weight.grad is not None or FREEZINGS[when] is not None
     compression.close()
@@ -152,7 +152,7 @@ def test_the_next_step_after_a_failure_says_the_same(early: bool) -> None:
     """Not that torch's own reduction is in a state that it should not be in."""
     model, compression = pair()
     called = compression.register(DistributedDataParallel(model))
-    failure = compression._running().failure
+    failure = compression._here().reducer.failure
     if early:  # else in the middle of the backward pass
         failure.report("a test", hvc.ExchangeError("a link broke"))
         while not failure.failed():
@@ -247,7 +247,7 @@ def test_what_nobody_refers_to_is_closed(registers: bool) -> None:
         compression.register(called, optimizer)
         assert backward(called) is None
         optimizer.step()
-    reducer = compression._running()
+    reducer = compression._here().reducer
     assert threading.active_count() > before and not reducer.failure.closing
     del model, called, optimizer, compression
     end = time.monotonic() + 10.0
@@ -284,7 +284,7 @@ def test_what_was_started_is_closed_if_the_rest_fails(monkeypatch: pytest.Monkey
         raise OSError("no trace")
 
     before = threading.active_count()
-    monkeypatch.setattr("horovod_compress.fronts.common.base.recording.follow", fails)
+    monkeypatch.setattr("horovod_compress.fronts.compression.recording.follow", fails)
     with pytest.raises(OSError, match="no trace"):
         pair()
     assert threading.active_count() == before
@@ -299,7 +299,7 @@ def test_a_process_group_that_has_ended_is_forgotten(request: pytest.FixtureRequ
     request.getfixturevalue("group")
     pair()[1].close()
     group = weakref.ref(dist.group.WORLD)
-    assert group() in job._meetings
+    assert group() in job._gathers
     dist.destroy_process_group()
     gc.collect()
     assert group() is None
@@ -370,7 +370,7 @@ def test_another_optimizer_is_refused_and_the_same_one_is_not() -> None:
     compression.attach(first)
     with pytest.raises(hvc.ConfigError, match="already has an optimizer, Adam; of several"):
         compression.attach(torch.optim.SGD(model[1].parameters(), lr=0.1))  # type: ignore[index]
-    assert compression._steps.held
+    assert compression._session.steps.held
     del first
     gc.collect()
     with pytest.raises(hvc.ConfigError, match="already has an optimizer"):
@@ -424,24 +424,24 @@ def test_a_scaler_may_outlive_a_compression(ends: str) -> None:
     if ends == "close":
         compression.close()
     else:
-        compression._running().failure.report("a test", RuntimeError("over"))
+        compression._here().reducer.failure.report("a test", RuntimeError("over"))
         deadline = time.monotonic() + LONG
-        while not compression._running().failure.failed() and time.monotonic() < deadline:
+        while not compression._here().reducer.failure.failed() and time.monotonic() < deadline:
             time.sleep(0.01)
     model, compression = pair()
     called = compression.register(DistributedDataParallel(model))
     compression.follow(scaler)
     assert backward(called) is None
-    before = compression._running().kept.residual_norm()
+    before = compression._here().reducer.kept.residual_norm()
     scaler.update(16.0)
-    assert compression._running().kept.residual_norm() == pytest.approx(2 * before) and before
+    assert compression._here().reducer.kept.residual_norm() == pytest.approx(2 * before) and before
     compression.close()
 
 
 @pytest.mark.usefixtures("group")
 def test_a_scaler_keeps_no_compression_alive() -> None:
     scaler, compression = Scaler(), pair()[1]
-    follower = Scale(compression._running())
+    follower = Scale(compression._here().reducer)
     follower.follow(scaler)
     gone = weakref.ref(follower)
     scaler.update(4.0)
@@ -460,15 +460,15 @@ def test_residuals_have_the_scale_that_the_scaler_has_last() -> None:
     compression.follow(scaler)
     called = compression.register(DistributedDataParallel(model))
     assert backward(called) is None
-    state, before = compression.state_dict(), compression._running().kept.residual_norm()
+    state, before = compression.state_dict(), compression._here().reducer.kept.residual_norm()
     scaler.update(32.0)
     compression.load_state_dict(state)
     scaler.update(16.0)
-    assert compression._running().kept.residual_norm() == pytest.approx(2 * before) and before
+    assert compression._here().reducer.kept.residual_norm() == pytest.approx(2 * before) and before
     compression.close()
     scaler.update(64.0)
     assert compression.state_dict()["scale"] == 16.0
-    assert compression._running().kept.residual_norm() == pytest.approx(2 * before)
+    assert compression._here().reducer.kept.residual_norm() == pytest.approx(2 * before)
 
 
 @pytest.mark.usefixtures("group")

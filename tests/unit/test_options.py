@@ -18,7 +18,7 @@ from horovod_compress.engine.methods import parse
 from horovod_compress.errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.device import Deadline
-from horovod_compress.fronts.common import startup
+from horovod_compress.fronts import startup
 from horovod_compress.options import LONGEST_SECONDS, SHORTEST_SECONDS, Options
 from horovod_compress.schedule.plan import Plan
 from tests.support.connected import connected

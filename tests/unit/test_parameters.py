@@ -64,7 +64,7 @@ def test_a_parameter_without_a_shape_is_refused() -> None:
 
 def test_a_start_refuses_them() -> None:
     pytest.importorskip("horovod.torch")
-    from horovod_compress.fronts.common.startup import specs
+    from horovod_compress.fronts.startup import specs
 
     with pytest.raises(ConfigError, match="got None"):
         specs(None)

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from horovod_compress.engine.agreement.handshake import refusal
 from horovod_compress.errors import ConfigError
-from horovod_compress.fronts.common.startup import refuse
+from horovod_compress.fronts.startup import refuse
 
 
 class Two:

@@ -392,10 +392,10 @@ def test_a_file_has_one_writer(tmp_path: Path) -> None:
 def test_a_compression_that_has_failed_leaves_its_file(tmp_path: Path) -> None:
     first, path = made(), tmp_path / "train.prom"
     first.publish(prometheus=path)
-    first._running().failure.failed = lambda: True
+    first._here().reducer.failure.failed = lambda: True
     second = made()
     second.publish(prometheus=path)
-    del first._running().failure.failed
+    del first._here().reducer.failure.failed
     for compression in (first, second):
         compression.close()
 
@@ -406,9 +406,9 @@ def test_publishing_is_all_or_nothing(wrong: dict[str, Any], tmp_path: Path) -> 
     compression, right = made(), {"prometheus": tmp_path / "train.prom", "tensorboard": Writer()}
     with pytest.raises(ConfigError):
         compression.publish(**right | wrong)
-    assert not compression._reports._series
+    assert not compression._counters.reports._series
     compression.publish(**right)
-    assert len(compression._reports._series) == 2
+    assert len(compression._counters.reports._series) == 2
     compression.close()
 
 

@@ -22,7 +22,7 @@ from horovod_compress.errors import (
     NonFiniteError,
     StateError,
 )
-from horovod_compress.fronts.common import saving
+from horovod_compress.fronts import saving
 from tests.unit.test_state_folder import WORLD, Team, files, fleet_of, grads
 
 ODD = 1

@@ -20,7 +20,7 @@ import horovod_compress.ddp as hvc
 from horovod_compress.engine.saved import checkpoint, state_folder
 from horovod_compress.engine.saved.state_folder import MANIFEST, Known
 from horovod_compress.errors import ConfigError, CorruptFrameError, ExchangeError
-from horovod_compress.fronts.common import checkpoints, saving
+from horovod_compress.fronts import saving
 from tests.support.saving_jobs import check, played
 from tests.unit.test_one_rank_ddp import group as group
 from tests.unit.test_state_folder import WORLD, Team, files, fleet_of, grads
@@ -108,12 +108,12 @@ def test_a_job_that_is_started_again(
     with contextlib.closing(compression()) as again:
         again.save(folder)
     assert len(files(folder)) == 2 and "neither loaded nor saved" not in caplog.text
-    monkeypatch.setattr(checkpoints, "_known", Known())
+    monkeypatch.setattr(saving, "_known", Known())
     with contextlib.closing(compression()) as two:
         two.load(folder)
         two.save(folder)
     assert len(files(folder)) == 2 and "neither loaded nor saved" not in caplog.text
-    monkeypatch.setattr(checkpoints, "_known", Known())
+    monkeypatch.setattr(saving, "_known", Known())
     with contextlib.closing(compression()) as three:
         three.save(folder)
         three.save(folder)

@@ -18,7 +18,7 @@ import torch
 
 from horovod_compress.engine.saved import checkpoint, state_folder
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError, StateError
-from horovod_compress.fronts.common import saving
+from horovod_compress.fronts import saving
 from tests.battery.kept import kept, same
 from tests.support.local import Fleet, all_same, random_grads, spec
 

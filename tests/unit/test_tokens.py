@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("horovod.torch")
 
 from horovod_compress.fronts.horovod import job
-from horovod_compress.fronts.horovod.calls import owner_of_token
 from horovod_compress.fronts.horovod.job import HorovodInternalError
+from horovod_compress.fronts.horovod.private import owner_of_token
 
 
 def test_a_token_is_float32_on_the_cpu_and_owned_whatever_the_program_s_defaults_are() -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from horovod_compress.engine.optimizer import momentum
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError
-from horovod_compress.fronts.horovod.update import distributed_update_optimizer
+from horovod_compress.fronts.horovod.compression import Compression as HorovodCompression
+from horovod_compress.fronts.horovod.updates import distributed_update_optimizer
+from horovod_compress.fronts.reports import Counters
+from horovod_compress.fronts.session import Session
 from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet
 from tests.support.states import unsealed
@@ -26,31 +29,17 @@ class Compression:
     """What update mode asks of a compression, on one rank of a fleet."""
 
     def __init__(self, fleet: Fleet, rank: int, named: dict[str, nn.Parameter]) -> None:
-        self._fleet, self._reducer, self._named = fleet, fleet.reducers[rank], named
-        self.method, self.plan = fleet.methods.name, fleet.plan
-        self.communication_delay = fleet.methods.communication_delay
-        self.full_precision_every = fleet.methods.full_precision_every
+        self._fleet, self._reducer = fleet, fleet.reducers[rank]
+        self.method = fleet.methods.name
+        job: Any = SimpleNamespace(number=rank, gather=lambda value, asked: [value] * fleet.world)
+        self._session = Session(job, fleet.methods, self._reducer, list(named.items()))
+        self._counters = Counters(self._session, self.method)
 
-    def included(self) -> bool:
-        return True
-
-    def check_updates(self) -> None:
-        pass
-
-    def check_momentum(self, optimizer: Any) -> None:
-        momentum.refuse_twice(optimizer, self._fleet.methods, self._named.items(), updates=True)
-
-    def begin_updates(self) -> Any:
-        return self._reducer
-
-    def _report(self) -> None:
-        pass
+    def _for_updates(self) -> Session:
+        return self._session
 
     def parameters(self) -> list[nn.Parameter]:
-        return [self._named[name] for name in self.plan.names()]
-
-    def allgather_object(self, value: Any, name: str, *, by_name: bool = False) -> list[Any]:
-        return [value] * self._fleet.world
+        return self._session.steps.parameters
 
     def saved(self) -> dict[str, Any]:
         return checkpoint.save(self._reducer, self._fleet.methods)
@@ -420,3 +409,12 @@ def test_which_second_moment_is_shared(method: str, choice: str, options: dict[s
     assert ("second_moment" in made[0].state_dict()["horovod_compress"]) is shares
     # The last step is an exchange only after a warm-up of 3 steps.
     assert torch.equal(named[0]["used"], named[1]["used"]) is shares
+
+
+def test_a_rank_outside_the_process_set_trains_by_itself() -> None:
+    job: Any = SimpleNamespace(included=lambda: False)
+    compression = HorovodCompression("topk", [], {}, job)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    assert compression._for_updates() is None
+    assert distributed_update_optimizer(optimizer, [], compression) is optimizer
+    compression.close()

@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 
 from horovod_compress.cli import common, verify
 from horovod_compress.cli.command import main
-from horovod_compress.fronts.common import selftest
-from horovod_compress.fronts.common.local_ranks import End
-from horovod_compress.fronts.common.ranks import PATIENCE
-from horovod_compress.fronts.torch_dist import local_ranks
+from horovod_compress.fronts import selftest
+from horovod_compress.fronts.local_ranks import End
+from horovod_compress.fronts.ranks import PATIENCE
+from horovod_compress.fronts.torch_dist import ranks as torch_ranks
 
 TEXT = "rank 0: rank 1 is gone. No sign of life from rank(s) 2: look at their output."
 
@@ -78,7 +78,7 @@ def test_status_and_document(ok: bool, monkeypatch: pytest.MonkeyPatch, capsys: 
             return [End(rank, 0, {"checks": [row("same bits: none"), row("drift", ok)]}, "") for rank in range(3)]
         return ends(6.0, 6.0)
 
-    monkeypatch.setattr(local_ranks, "run", run)
+    monkeypatch.setattr(torch_ranks, "run_local", run)
     for name in ("HOROVOD_RANK", "RANK"):
         monkeypatch.delenv(name, raising=False)
     assert main(["verify", "--np", "3", "--launcher", "torchrun", "--json"]) == (0 if ok else 1)
@@ -105,7 +105,7 @@ def test_a_row_is_printed_when_its_check_is_done(
             shown.append(capsys.readouterr().out)
         return [End(rank, 0, {"checks": rows}, "") for rank in range(3)]
 
-    monkeypatch.setattr(local_ranks, "run", run)
+    monkeypatch.setattr(torch_ranks, "run_local", run)
     for name in ("HOROVOD_RANK", "RANK"):
         monkeypatch.delenv(name, raising=False)
     assert main(["verify", "--np", "3", "--launcher", "torchrun"]) == 0
@@ -155,7 +155,7 @@ def test_only_a_planted_fault_is_waited_for_briefly(
         given.append(seconds)
         raise selftest.Failed
 
-    monkeypatch.setattr(selftest, "_Job", job)
+    monkeypatch.setattr(selftest, "_Trained", job)
     ranks: Any = SimpleNamespace(rank=rank, size=2)
     with pytest.raises(selftest.Failed):
         selftest.Checks(ranks, plant).same_bits(method)

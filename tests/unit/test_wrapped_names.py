@@ -163,7 +163,7 @@ def test_a_pattern_fits_the_given_name_or_the_short_one(patterns: dict[str, Any]
     """The first rule that fits either decides."""
     given = list(Distributed(Bare()).named_parameters())
     compression = hvc.Compression.per_layer(patterns, given, min_elements=0)
-    methods = compression._methods
+    methods = compression._session.methods
     assert sorted(name for name in compression.plan.names() if methods.codec(name).name == "none") == short
     assert methods.is_masked("layer.weight") == (len(patterns) == 3)
     assert not any("module." in key for key in methods.config())

@@ -18,7 +18,7 @@ import torch
 from ...codecs.base import Codec
 from ...engine.tuning import costs_of, costs_over_ranks, plain_costs
 from ...errors import ConfigError
-from ...fronts.common.ranks import Ranks
+from ...fronts.ranks import Ranks
 from ...schedule import layerfusion
 from ...schedule.costs import Arrivals, Costs, step_seconds
 from ...schedule.plan import Plan

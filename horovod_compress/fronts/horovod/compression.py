@@ -11,31 +11,30 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
+from ...engine.job import Job
 from ...engine.optimizer.family import before_step, uncompiled
 from ...engine.optimizer.second_moment import names_of
-from ...engine.reducer import Hooks, Reducer
-from ...errors import ConfigError, HorovodCompressError, NonFiniteError
+from ...engine.reducer import Hooks
+from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError
 from ...observe.trace import MAX_EVENTS, Trace
-from .. import help_text
-from ..common.base import begin_trace
-from ..common.factories import RanksOption, add_factories, of_an_object
-from ..common.forgotten import weakly
-from .calls import (
+from .. import factories
+from ..compression import BaseCompression, begin_trace
+from ..factories import RanksOption, add_factories, of_an_object
+from ..session import Session, in_backward, weakly
+from .gradients import NO_ADASUM, Finder, Tokens, leave_before_loading, leave_frozen, result_scale_of, watch_steps
+from .job import HorovodJob
+from .private import (
     await_tokens,
     calling_optimizer,
     densified_parameter,
+    end_all_waits,
+    explain,
     forget_step,
     has_begun,
-    in_backward,
     in_join,
     waits_for_tokens,
 )
-from .ending import end_all_waits, explain
-from .finding import NO_ADASUM, Finder
-from .for_updates import TAKEN, ForUpdates
-from .guards import guard, leave_before_loading
-from .job import HorovodJob
-from .tokens import Tokens
+from .updates import TAKEN
 
 if TYPE_CHECKING:
     from .factory_types import Factories
@@ -43,10 +42,11 @@ else:
     Factories = object  # the functions are added below
 
 _log = logging.getLogger("horovod_compress")
+_NAMED = 5  # at most, in messages
 _PRIVATE_API = "0.28."  # the Horovod versions whose private methods attach() was written for
 
 
-class Compression(ForUpdates, Factories):
+class Compression(BaseCompression, Factories):
     """A compression for ``hvd.DistributedOptimizer(compression=...)``.
 
     Create one by the name of a method, ``Compression.marsit(model.named_parameters(), ...)``, after
@@ -62,40 +62,56 @@ class Compression(ForUpdates, Factories):
     """
 
     _job: HorovodJob
+    _how_to_use = "an optimizer; write hvd.DistributedOptimizer(..., compression=compression)"
+    _what_copies_lack = (
+        "a copy of an optimizer of Horovod's has no compression, and cannot be used: create compression and optimizer "
+        "for the copied model"
+    )
+    _ranks_in_words = "process set"
     _warned = _logged = False
-    _watched: Any = None  # the optimizer that has our hooks
+    _optimizer: Any = None  # the one that attach() was given
+    _watched: Any = None  # the one that has our hooks
     _settled = -1  # the step whose sparse gradients were looked for
 
-    def _hooks(self, job: Any) -> Hooks:
+    def _hooks(self, job: Job) -> Hooks:
         return Hooks(job.check, weakly(self._wake, None), in_join)
 
-    def _prepare(self, reducer: Reducer) -> None:
+    def _begin(self, session: Session) -> None:
+        reducer = session.reducer
         self._tokens = Tokens(reducer.rank, reducer.world, len(reducer.plan.names()))
+        self._renumber(session)
 
-    def _not_here(self) -> str:
-        return f"rank {hvd.rank()} is not in this compression's process set, or the start failed"
+    def _renumber(self, session: Session) -> None:
+        self._settled = -1
+        self._finder = Finder(session.steps.parameters, session.job.number)
+
+    def _for_updates(self) -> Session | None:
+        """Return the session for :func:`DistributedUpdateOptimizer`; None on a rank that takes no part."""
+        return self._session
 
     # ---- Horovod's contract ----
 
     @of_an_object
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Accept a gradient; Horovod all-reduces the one-element token that this returns."""
-        if self._in_updates:
+        session = self._here()
+        if session.exchanges == "updates":
             raise ConfigError(TAKEN)
-        repeat = self._is_repeat()
-        with self._tokens.whole_steps(self, self._running().failure.failed, self._steps.index):
-            with self._handing_over:
+        repeat = self._is_repeat(session)
+        with self._tokens.whole_steps(self, session.reducer.failure.failed, session.steps.index):
+            with session.lock:
                 if not repeat:
                     self._begin_step()
-                index = self._index_of(tensor)
-                return self._tokens.of(index), tensor if repeat else (index, self._offer(index, tensor))
+                index = self._index_of(session, tensor)
+                return self._tokens.of(index), tensor if repeat else (index, session.offer(index, tensor))
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Return the result for a token; other tensors pass through."""
         if not isinstance(ctx, tuple):
             return tensor if ctx is None else ctx
         index, step = ctx
-        return self._result(index, step, result_scale=self._result_scale_of(tensor.item()))
+        op = getattr(calling_optimizer(self), "op", None)
+        return self._result(self._here(), index, step, self._tokens.result_scale(tensor.item(), op))
 
     def attach(
         self,
@@ -133,9 +149,10 @@ class Compression(ForUpdates, Factories):
             ConfigError: the optimizer was created with another compression, process set or operation, or gradients
                 were exchanged before.
         """
-        if self._in_updates:
+        session = self._session
+        if session and session.exchanges == "updates":
             raise ConfigError(TAKEN)
-        if self._compared_ways:
+        if session and session.compared:
             raise ConfigError(
                 "call attach() before the first backward pass, on every rank, right after "
                 "hvd.DistributedOptimizer(...); this compression has already exchanged gradients"
@@ -150,41 +167,46 @@ class Compression(ForUpdates, Factories):
         if hasattr(optimizer, "_starting_models"):
             raise ConfigError(NO_ADASUM)
         self._check_same_ranks(optimizer)
-        if not self._reducer:
+        if not session:
             return optimizer
-        self._meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
+        self._meet(session, optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
         if not horovod.__version__.startswith(_PRIVATE_API):
             _log.warning("Horovod %s is unknown to attach(); using the stock path instead", horovod.__version__)
             return optimizer
-        self._reducer.result_scale = self._result_scale_for(optimizer.op)
-        _attach(optimizer, self)
-        self._optimizer = optimizer
+        session.reducer.result_scale = result_scale_of(optimizer.op, session.reducer.world)
+        _attach(optimizer, self, session)
+        self._optimizer, session.attached = optimizer, True
         return optimizer
 
     def _why_unused(self, tells: bool) -> str | None:
-        return None if self._running().world == 1 else super()._why_unused(tells)  # Horovod hands nothing over then
+        alone = self._session is not None and self._session.reducer.world == 1  # Horovod hands nothing over then
+        return None if alone else super()._why_unused(tells)
 
     # ---- the optimizer ----
 
-    def _way(self) -> bool:
+    def _is_attached(self) -> bool:
+        session = self._here()
         optimizer = calling_optimizer(self) if self._optimizer is None else None
         if optimizer is not None:
             self._check_same_ranks(optimizer)
             explain(optimizer, self._why_ended)
-            if not self._steps.met:
-                self._meet(optimizer, "auto")
+            if not session.steps.met:
+                self._meet(session, optimizer, "auto")
         return self._optimizer is not None
 
-    def _meet(self, optimizer: Any, *options: Any, match_norm: bool = True) -> None:
+    def _meet(self, session: Session, optimizer: Any, *options: Any, match_norm: bool = True) -> None:
         """Look at the optimizer that takes the results."""
-        if not self._steps.met and self._watched is not optimizer:  # attach() may have refused an option before
+        steps = session.steps
+        if optimizer.op in (hvd.Average, hvd.Sum):  # else the first token that comes back is refused
+            session.reducer.result_scale = result_scale_of(optimizer.op, session.reducer.world)
+        if not steps.met and self._watched is not optimizer:  # attach() may have refused an option before
             self._watched = optimizer
-            if self._running().world > 1:
-                guard(optimizer, names_of(self._others) if not self._job.rank else None)
-            optimizer.register_step_pre_hook(uncompiled(lambda *given: self._leave_frozen(optimizer)))
-            optimizer.register_step_pre_hook(before_step(self._steps.prepare))
+            if session.reducer.world > 1:
+                watch_steps(optimizer, names_of(session.others) if not session.job.rank else None)
+            optimizer.register_step_pre_hook(uncompiled(lambda *given: leave_frozen(optimizer, steps.frozen)))
+            optimizer.register_step_pre_hook(before_step(steps.prepare))
             leave_before_loading(optimizer, self._leave_step)
-        self._steps.meet(optimizer, *options, match_norm=match_norm)
+        steps.meet(optimizer, *options, match_norm=match_norm)
 
     def _check_same_ranks(self, optimizer: Any) -> None:
         """Refuse an optimizer of other ranks, some of which would wait for ranks that never come.
@@ -200,38 +222,25 @@ class Compression(ForUpdates, Factories):
                 f"{self._job.process_set}; give both the same process_set="
             )
 
-    def _leave_frozen(self, optimizer: Any) -> None:
-        """Before the optimizer's own step, let it skip frozen parameters, as torch alone does.
-
-        Horovod has given them gradients of zeros, with which momentum and weight decay would move them.
-        """
-        if not optimizer._handles:  # else Horovod has not fetched the results yet
-            for parameter in self._steps.frozen:
-                parameter.grad = None
-
     # ---- gradients ----
 
-    def _take_order(self) -> None:
-        self._settled = -1
-        self._finder = Finder(self._steps.parameters, self._job.number)
-
-    def _index_of(self, tensor: Tensor) -> int:
+    def _index_of(self, session: Session, tensor: Tensor) -> int:
         """Return the index of the parameter whose gradient this is, or a dense copy of it."""
-        place = self._finder.look(tensor, first=not self._under_way)
-        if place is None and (parameter := densified_parameter(tensor)) is not None:
-            place = self._steps.index.get(id(parameter))
-        if place is None:
+        index = self._finder.look(tensor, first=not session.under_way)
+        if index is None and (parameter := densified_parameter(tensor)) is not None:
+            index = session.steps.index.get(id(parameter))
+        if index is None:
             raise ConfigError(self._finder.why_unknown(tensor))
-        return place
+        return index
 
-    def _is_repeat(self) -> bool:
+    def _is_repeat(self, session: Session) -> bool:
         """Return whether this call belongs to a second synchronize() of the same step.
 
         ``step()`` after ``synchronize()`` without ``skip_synchronize()`` hands every result over
         once more. All ranks hold the same results then, so they are their own mean; reducing them
         again would corrupt the residuals. Horovod marks the optimizer in between.
         """
-        if in_backward() or self._under_way:
+        if in_backward() or session.under_way:
             return False
         optimizer = self._optimizer or calling_optimizer(self)
         if optimizer is None or not optimizer._synchronized or has_begun(optimizer):
@@ -244,41 +253,52 @@ class Compression(ForUpdates, Factories):
             )
         return True
 
-    def _result(self, index: int, step: int, result_scale: float | None = None) -> Tensor:
-        reducer = self._running()
+    def _result(self, session: Session, index: int, step: int, result_scale: float | None = None) -> Tensor:
         if self._settled != step:
             self._settled = step
-            self._skip_sparse(reducer, step)
+            self._skip_sparse(session, step)
         try:
-            result = reducer.result(index, step, result_scale)
+            return session.result(index, step, result_scale)
         except HorovodCompressError as error:
-            self._under_way = 0  # nobody fetches the other results of this step
             if optimizer := self._optimizer or calling_optimizer(self):
                 if isinstance(error, NonFiniteError):  # on all ranks alike, and training may go on
                     await_tokens(optimizer)
                 forget_step(optimizer)
             raise
-        self._under_way -= 1
-        return result
 
-    def _skip_sparse(self, reducer: Reducer, step: int) -> None:
+    def _skip_sparse(self, session: Session, step: int) -> None:
         """Count in the parameters whose gradients Horovod reduces itself, as they are sparse."""
+        reducer = session.reducer
         reducer.settle(step - 1)  # a bucket of sparse gradients only is awaited by nobody else
         missing = set(reducer.missing(step))
         for index, name in enumerate(reducer.plan.names()):
-            grad = self._steps.parameters[index].grad
+            grad = session.steps.parameters[index].grad
             if name in missing and grad is not None and grad.is_sparse:
                 reducer.skip(index)
 
-    def _result_scale_of(self, token: float) -> float:
-        return self._tokens.result_scale(token, getattr(calling_optimizer(self), "op", None))
-
-    def _result_scale_for(self, op: Any) -> float:
-        if op == hvd.Average:
-            return 1.0
-        if op == hvd.Sum:
-            return float(self._running().world)
-        raise ConfigError(f"only op=hvd.Average and op=hvd.Sum are supported, got {op}")
+    def _leave_step(self) -> bool:
+        """Give up a step whose results nobody fetches any more; return whether it was exchanged on all ranks."""
+        session = self._here()
+        if not session.under_way:
+            return False
+        reducer, rank = session.reducer, session.job.number
+        try:
+            self._skip_sparse(session, session.step)
+            if missing := reducer.missing(session.step):  # it would wait for them in vain
+                raise ConfigError(
+                    f"rank {rank}: the optimizer's load_state_dict() was called during an exchange, with "
+                    f"{len(missing)} gradient(s) still missing ({', '.join(missing[:_NAMED])}); call the optimizer's "
+                    "synchronize() first, on every rank"
+                )
+            if not reducer.wait_idle(reducer.options.longest_seconds):
+                raise ExchangeError(f"rank {rank}: an exchange did not end before load_state_dict()")
+        except ConfigError:
+            raise
+        except HorovodCompressError:  # it has failed and is over
+            session.under_way = 0
+            return False
+        session.under_way = 0
+        return True
 
     # ---- failures ----
 
@@ -289,7 +309,8 @@ class Compression(ForUpdates, Factories):
         off than to shut down, on all ranks. Its error then says nothing of the reason.
         """
         joined = in_join()
-        if self._job.run.replaced() or (self._optimizer is not None and not joined):
+        waits_for_us = self._optimizer is not None or (self._session and self._session.exchanges == "updates")
+        if self._job.run.replaced() or (waits_for_us and not joined):
             return  # it waits for our results only
         if not self._logged:
             self._logged = True
@@ -299,9 +320,10 @@ class Compression(ForUpdates, Factories):
 
     def _why_ended(self, optimizer: Any, said: str) -> HorovodCompressError | None:
         """Return the error for the end of Horovod in the middle of a step, None where nothing is known."""
-        found = self._running().failure.call_off(f"Horovod has ended and says {said!r}")
+        session = self._here()
+        found = session.reducer.failure.call_off(f"Horovod has ended and says {said!r}")
         if found is not None:
-            self._under_way = 0  # nobody fetches the other results of this step
+            session.under_way = 0  # nobody fetches the other results of this step
             forget_step(optimizer)
         return found
 
@@ -334,7 +356,7 @@ def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, eve
     return begin_trace(path, hvd.rank(), steps, events)
 
 
-def _attach(optimizer: Any, compression: Compression) -> None:
+def _attach(optimizer: Any, compression: Compression, session: Session) -> None:
     """Replace the call that hands one gradient over; Horovod takes a callable as its handle."""
     stock = optimizer._allreduce_grad_async
 
@@ -346,15 +368,15 @@ def _attach(optimizer: Any, compression: Compression) -> None:
             if not optimizer.sparse_as_dense:
                 return stock(parameter)
             grad = grad.to_dense()
-        if id(parameter) not in compression._steps.index:
+        if id(parameter) not in session.steps.index:
             raise ConfigError(compression._finder.why_unknown(parameter.grad))
-        if compression._is_repeat():
+        if compression._is_repeat(session):
             return (lambda: grad), None
-        with compression._handing_over:
+        with session.lock:
             compression._begin_step()
-            index = compression._steps.index[id(parameter)]
-            step = compression._offer(index, grad)
-        return (lambda: compression._result(index, step)), None
+            index = session.steps.index[id(parameter)]
+            step = session.offer(index, grad)
+        return (lambda: compression._result(session, index, step)), None
 
     optimizer._allreduce_grad_async = hand_over
     # The plan's buckets take the place of Horovod's groups, whose handles cannot be callables.
@@ -363,6 +385,6 @@ def _attach(optimizer: Any, compression: Compression) -> None:
 
 add_factories(
     Compression,
-    RanksOption("process_set", hvd.global_process_set, help_text.PROCESS_SET, HorovodJob),
+    RanksOption("process_set", hvd.global_process_set, factories.PROCESS_SET, HorovodJob),
     refused=("compress", "decompress", "attach", "follow"),
 )

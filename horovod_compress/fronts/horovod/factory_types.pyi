@@ -9,7 +9,7 @@ from ...codecs import option_types as of
 from ...codecs.base import Codec
 from ...codecs.masked import Masked
 from ...known import MethodName
-from ..common.factories import NamedParameters as Named
+from ..factories import NamedParameters as Named
 
 class Factories:
     @classmethod

@@ -1,21 +1,31 @@
-"""Horovod's jobs: the ranks of a process set."""
+"""Horovod's jobs: the ranks of a process set, and how these show each other plain data within a bound of time.
+
+A gather of Horovod's does not say who is missing. But the rendezvous server that ``horovodrun`` starts, through which
+Horovod's own ranks find each other, keeps small values by key: each rank leaves word there when it comes, and one that
+has waited in vain reads who did not. Jobs without that server, as MPI starts them, do not learn it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
+import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from ...engine.agreement.handshake import Place
 from ...engine.agreement.notes import ADVICE
 from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError
+from ...exchange.device import Deadline
 from ...exchange.transports import gloo
-from ..common.meetings import why_not_all
-from .ending import Run
-from .gathering import NotAll, gather
-from .rollcall import RollCall
+from ..gather import FORKED, pack, unpack, why_not_all
+from .private import Run
 
 _WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
 
@@ -63,10 +73,7 @@ class HorovodJob:
 
     def check(self) -> None:
         if self.run.forked():
-            raise ConfigError(
-                "this process is a fork of a rank: its compression has no threads here, and its connections belong to "
-                "the rank; exchange gradients in the rank itself"
-            )
+            raise ConfigError(FORKED)
         if self.run.replaced():
             raise ConfigError(
                 f"rank {hvd.rank()}: Horovod was shut down and started again, perhaps with other ranks, and this "
@@ -95,7 +102,7 @@ class HorovodJob:
 
 def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
     """Return what is known of a gather that did not take place; what Horovod says of it, which is little, last."""
-    late = isinstance(error, NotAll)
+    late = isinstance(error, LateGather)
     said = " ".join(str(error).split()).rstrip(".")
     absent = roll.absent() if roll else []
     ended = "" if late else f". Horovod has ended, and says: {said}"
@@ -110,3 +117,121 @@ def _check_process_set(given: object) -> None:
             "process_set should be hvd.global_process_set, or what hvd.add_process_set([0, 1]) returned on every rank; "
             f"got {given if isinstance(given, hvd.ProcessSet) else repr(given)}"
         )
+
+
+# ---- Horovod's all-gather ----
+
+_POLL_SECONDS = 0.002
+#: Gathers that were given up and may still take place, by name: Horovod knows no way to take one back.
+_given_up: dict[str, int] = {}
+
+
+class LateGather(HorovodInternalError):  # type: ignore[misc]
+    """Some rank did not come to a gather in so many seconds."""
+
+
+class StoppedGather(HorovodInternalError):  # type: ignore[misc]
+    """It is known that not every rank will come."""
+
+
+def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Callable[[], bool]) -> list[Any]:
+    """Return every rank's value, in rank order; tuples have become lists.
+
+    What is left of a gather that was given up is not taken for an answer.
+
+    Args:
+        value: plain data.
+        failed: returns whether it is known that not every rank will come.
+
+    Raises:
+        LateGather: some rank did not come in time.
+        HorovodInternalError: Horovod has ended.
+        CorruptFrameError: what came is not what ranks send.
+    """
+    key, deadline = f"{name} {process_set.process_set_id}", Deadline(seconds)
+    if key in _given_up:
+        before = _given_up.pop(key)
+        try:
+            _wait(before, deadline, failed)
+        except (LateGather, StoppedGather):
+            _given_up[key] = before
+            raise
+        except (ValueError, HorovodInternalError):  # a handle of an earlier run of Horovod, or one that failed
+            pass
+    data = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
+    handle = hvd.allgather_async(data, name=name, process_set=process_set)
+    try:
+        return unpack(_wait(handle, deadline, failed).numpy().tobytes(), process_set.size())
+    except (LateGather, StoppedGather):
+        _given_up[key] = handle
+        raise
+
+
+def _wait(handle: int, deadline: Deadline, failed: Callable[[], bool]) -> torch.Tensor:
+    while not hvd.poll(handle):
+        if deadline.passed():
+            raise LateGather(f"{deadline.seconds:g}")
+        if failed():
+            raise StoppedGather("another rank has stopped")
+        time.sleep(_POLL_SECONDS)
+    return hvd.synchronize(handle)
+
+
+# ---- who has come ----
+
+_SCOPE = "hvc.rollcall"
+_SECONDS = 2.0  # that the server may take to answer
+_GRACE_SECONDS = 1.0
+_HERE, _LEFT = "here", "left"
+
+
+class RollCall:
+    """Who has come to one gather of all ranks.
+
+    Args:
+        name: of the gather.
+        process_set: the ranks that should come.
+    """
+
+    def __init__(self, name: str, process_set: Any) -> None:
+        self._name = f"{name}.{process_set.process_set_id}"
+        self._rank, self._ranks = process_set.rank(), range(process_set.size())
+        self._numbers = process_set.ranks or list(self._ranks)  # of the whole job, as people know them
+        self._say(_HERE)
+
+    def _say(self, word: str) -> None:
+        _call("PUT", f"{self._name}.{self._rank}", word)
+
+    def held(self) -> None:
+        """Note that every rank has come, as there may be another gather of this name."""
+        self._say(_LEFT)
+
+    def absent(self) -> list[int]:
+        """Return the ranks that have not come, as far as is known; one that came to an earlier gather in vain has."""
+        if self._missing():
+            time.sleep(_GRACE_SECONDS)  # where the first of all has ended, others may be about to come
+        return self._missing()
+
+    def _missing(self) -> list[int]:
+        missing = []
+        for rank in self._ranks:
+            word = _call("GET", f"{self._name}.{rank}")
+            if word is None:
+                return []  # the server does not answer
+            if word != _HERE:
+                missing.append(self._numbers[rank])
+        return missing
+
+
+def _call(verb: str, key: str, value: str | None = None) -> str | None:
+    """Ask the server; return its answer, empty if it has no such value, or None if there is no server."""
+    host, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    if not host or not port:
+        return None
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):  # a message may go without names
+        connection = http.client.HTTPConnection(host, int(port), timeout=_SECONDS)
+        with contextlib.closing(connection):
+            connection.request(verb, f"/{_SCOPE}/{key}", value)
+            answer = connection.getresponse()
+            return answer.read().decode() if answer.status == http.client.OK else ""
+    return None

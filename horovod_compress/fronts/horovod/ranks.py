@@ -1,7 +1,11 @@
-"""Horovod's ranks, for the commands that check and measure."""
+"""Horovod's ranks, for the commands that check and measure: ``verify``, ``headroom`` and ``plan --measure``.
+
+As a module, it is a rank that ``verify`` has started itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import horovod.torch as hvd
@@ -12,10 +16,14 @@ from torch.optim import Optimizer
 from ...codecs.base import Codec
 from ...engine.job import Gathering
 from ...known import MethodName
-from ..common.ranks import PATIENCE, Training
+from .. import local_ranks, selftest
+from ..local_ranks import End, Look
+from ..ranks import PATIENCE, Training
+from ..startup import Wrap, as_it_is
 from .compression import Compression
 from .job import HorovodJob
 
+_MODULE = "horovod_compress.fronts.horovod.ranks"
 _LR = 0.01
 
 
@@ -56,10 +64,15 @@ class HorovodRanks:
         tensor.copy_(hvd.allreduce_(payload, name="ranks.fp16"))
 
     def train(
-        self, model: nn.Module, method: MethodName | Codec, optimizer: Optimizer | None = None, **options: Any
+        self,
+        model: nn.Module,
+        method: MethodName | Codec,
+        optimizer: Optimizer | None = None,
+        wrap: Wrap = as_it_is,
+        **options: Any,
     ) -> Training:
         named = list(model.named_parameters())
-        compression = Compression.create(method, named, **options)
+        compression = Compression(method, named, options, HorovodJob(hvd.global_process_set), wrap)
         plain = optimizer or torch.optim.SGD(model.parameters(), lr=_LR)
         optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=compression)
         return Training(compression, compression.attach(optimizer), model)
@@ -68,3 +81,30 @@ class HorovodRanks:
         parameter.grad = grad
         training.optimizer._synchronized = False  # the step() that would follow is not measured
         training.optimizer.synchronize()
+
+
+def run_local(
+    world: int, what: Any, seconds: float, victims: Collection[int] = (), look: Look = lambda left: None
+) -> list[End]:
+    """Run this module as every rank of a job on this machine; see :func:`.local_ranks.run`.
+
+    Only the server through which ranks find each other is taken from Horovod's launcher.
+    """
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()
+    plan = get_host_assignments(parse_hosts(f"localhost:{world}"), world)
+    common = create_run_env_vars("127.0.0.1", ["lo"], server.start())
+    server.init(plan)
+    try:
+        own = [{key: str(value) for key, value in (common | create_slot_env_vars(slot)).items()} for slot in plan]
+        return local_ranks.run(_MODULE, own, what, seconds, victims, look)
+    finally:
+        server.stop()
+        server._httpd.server_close()  # which stop() leaves to the garbage collector
+
+
+if __name__ == "__main__":
+    selftest.serve(begin)

@@ -8,18 +8,29 @@ An error set on such a future would reach the training thread as a RuntimeError 
 whatever happened, with an error only where nothing else is left, and the error is raised by a callback at the end of
 the backward pass, before DistributedDataParallel looks at what came. Where training may go on, it is raised by another
 one behind that, when all is as after any step.
+
+With ``find_unused_parameters=True``, a hook gets zeros for a parameter that this rank has not used, and whether some
+other rank has used it is known at the end of the backward pass only, from an all-reduce of DistributedDataParallel's.
+If none has, it drops the result. So what is kept for the parameters that this rank has not used is set aside before
+their zeros are offered, and put back if the result was dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
+from ...engine.context import Worker
+from ...engine.kept import Kept
 from ...errors import ExchangeError, HorovodCompressError, NonFiniteError
 
 _LOOK_SECONDS = 1.0
@@ -150,11 +161,115 @@ def _raising(error: Exception) -> Callable[[], None]:
     return end
 
 
-def in_backward() -> bool:
-    """Return whether this thread is inside a backward pass."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def at_the_end(call: Callable[[], None]) -> None:
     """Have something called at the end of this backward pass, after what was asked for before."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+_log = logging.getLogger("horovod_compress")
+_CLOSE_SECONDS = 1.0
+
+
+class Fetching:
+    """Completes backward passes, in the order in which they come.
+
+    Args:
+        rank: for messages.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._ended, self._handing = rank, False, threading.Lock()
+        self._worker = Worker("hvc-results", self._failed)
+
+    def alive(self) -> bool:
+        """Return whether the thread is there."""
+        return self._worker.alive()
+
+    def hand_over(self, backward: Backward) -> None:
+        """Have the results of a backward pass fetched; another thread may be closing this."""
+        with self._handing:  # else the thread could end between the look and the task
+            if self.alive() and not self._ended:
+                self._worker.put(backward.complete)
+                return
+        backward.give_up(
+            ExchangeError(f"rank {self._rank}: this compression was closed in the middle of a backward pass")
+        )
+
+    def close(self) -> None:
+        """End the thread after the passes given before; safe to call twice."""
+        with self._handing:
+            self._ended = True
+        self._worker.close(_CLOSE_SECONDS)
+
+    def _failed(self, error: BaseException) -> None:
+        """Note that nobody fetches results any more."""
+        with self._handing:
+            self._ended = True
+        _log.error("rank %s: the thread that fetches results failed: %r", self._rank, error)
+
+
+# ---- parameters that no rank uses ----
+
+#: What was kept for a tensor, with its number in the plan, and its gradient in DistributedDataParallel's bucket.
+Aside = tuple[int, dict[str, Tensor], Tensor, Tensor]
+
+
+def looks_for_unused(model: DistributedDataParallel) -> bool:
+    """Return whether a step may leave parameters out; a static graph leaves out the same ones in every step."""
+    return bool(model.find_unused_parameters) and not getattr(model, "static_graph", False)
+
+
+class Unused:
+    """Follows which parameters of a model the ranks use.
+
+    Args:
+        model: it looks for unused parameters.
+        kept: what the reducer keeps from step to step.
+    """
+
+    def __init__(self, model: DistributedDataParallel, kept: Kept) -> None:
+        self._model, self._kept = weakref.ref(model), kept  # the model holds the hook, and so this
+        self._used: set[int] = set()  # by identity, as all here
+        self._aside: dict[int, Aside] = {}
+        for parameter in model.module.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(partial(self._note, id(parameter)))
+
+    def _note(self, parameter: int, grad: Tensor | None) -> None:
+        if grad is not None:
+            self._used.add(parameter)
+
+    def begin(self) -> None:
+        """Begin a backward pass: an error may have ended the one before."""
+        self._aside.clear()
+
+    def set_aside(self, parameters: Sequence[Tensor], numbers: Sequence[int], grads: Sequence[Tensor]) -> None:
+        """Keep what belongs to the unused ones of a bucket, before their gradients are offered."""
+        for parameter, number, grad in zip(parameters, numbers, grads, strict=True):
+            if id(parameter) not in self._used:
+                self._aside[id(parameter)] = (number, self._kept.set_aside(number), grad, grad.clone())
+
+    def settle(self, brought: Collection[int]) -> None:
+        """At the end of a backward pass, after DistributedDataParallel's own: put back what no rank has used.
+
+        Args:
+            brought: all parameters that it has handed gradients over for.
+        """
+        aside, self._aside = self._aside, {}
+        self._used.clear()
+        model = self._model()
+        if not aside or model is None:
+            return
+        order = [id(parameter) for parameter in model.module.parameters() if id(parameter) in brought]
+        with torch.no_grad():
+            for parameter, ranks in zip(order, _ranks_that_used(model), strict=True):
+                if not ranks and parameter in aside:
+                    number, saved, grad, given = aside[parameter]
+                    self._kept.put_back(number, saved)
+                    grad.copy_(given)  # a gradient of before may lie there
+
+
+def _ranks_that_used(model: DistributedDataParallel) -> list[int]:
+    """Return how many ranks have used each parameter; DistributedDataParallel's ``join()`` asks the same way."""
+    reducer: Any = model.reducer
+    return reducer._get_local_used_map().tolist()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import ConfigError, HorovodCompressError
-from ..common.copied import Copied
+from ..compression import Copied
 
 NO_JOIN = (
     "DistributedDataParallel's join() with uneven batches is not supported: a rank without batches would still have "
@@ -172,11 +175,11 @@ def update_optimizer(*given: object, **options: object) -> NoReturn:
     raise ConfigError(NO_UPDATES)
 
 
-def places(parameters: Sequence[Tensor], index: Mapping[int, int], rank: int) -> list[int]:
-    """Return the places of a bucket's parameters in the plan.
+def numbers(parameters: Sequence[Tensor], index: Mapping[int, int], rank: int) -> list[int]:
+    """Return the numbers of a bucket's parameters in the plan.
 
     Args:
-        index: the place of each parameter of the compression, by identity.
+        index: the number of each parameter of the compression, by identity.
 
     Raises:
         ConfigError: one is none of ours.
@@ -188,4 +191,47 @@ def places(parameters: Sequence[Tensor], index: Mapping[int, int], rank: int) ->
             f"rank {rank}: the model has a parameter of shape {shape} that is not one of the {len(index)} in "
             "named_parameters; give the compression all parameters of the model"
         )
-    return [place for place in found if place is not None]
+    return [number for number in found if number is not None]
+
+
+# ---- ZeroRedundancyOptimizer, each of whose ranks steps its own share of the parameters ----
+
+_MODULE = "torch.distributed.optim.zero_redundancy_optimizer"
+
+
+def refuse_sharded(optimizer: Any, own: bool) -> None:
+    """Refuse an optimizer whose second moment is divided among the ranks.
+
+    Args:
+        own: nobody is to hold a second moment; then the whole of it can be served, not the share of one rank.
+
+    Raises:
+        ConfigError: says what to do.
+    """
+    kind: Any = getattr(sys.modules.get(_MODULE), "ZeroRedundancyOptimizer", None)
+    if kind is None:
+        return
+    if isinstance(optimizer, kind):
+        if not own and not isinstance(getattr(optimizer, "optim", None), torch.optim.SGD):  # which has none
+            raise ConfigError(
+                "ZeroRedundancyOptimizer divides its state among the ranks, and a second moment that is held has to "
+                "be whole on every rank: give DistributedDataParallel's model the plain optimizer, or write "
+                'second_moment="own", with which training is slower, or choose a method that needs none held, such as '
+                "global_qsgd or fp16"
+            )
+    elif any(found.optim is optimizer for found in gc.get_objects() if issubclass(type(found), kind)):
+        raise ConfigError(
+            "this optimizer is the .optim of a ZeroRedundancyOptimizer, which has only this rank's share of the "
+            "parameters: use the plain optimizer without ZeroRedundancyOptimizer, or give that itself with "
+            'second_moment="own"'
+        )
+
+
+def mean_of(grad: Tensor, group: Any) -> Any:
+    """Return a future of the mean over ranks, which travels as indices and values."""
+    share = grad / dist.get_world_size(group)
+    return dist.all_reduce(share, group=group, async_op=True).get_future().then(_first)
+
+
+def _first(done: Any) -> Tensor:
+    return done.value()[0]

@@ -1,6 +1,7 @@
-"""The compression object that DistributedDataParallel is given as the state of its communication hook."""
+"""The compression object that DistributedDataParallel is given as the state of its communication hook, and the hook.
 
-from __future__ import annotations
+Annotations are no texts here: torch looks at those of the hook.
+"""
 
 import logging
 import os
@@ -14,22 +15,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ...engine.job import Job
 from ...engine.optimizer.family import before_step
 from ...engine.reducer import Hooks, Reducer
 from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
-from ..common.base import BaseCompression, begin_trace
-from ..common.factories import RanksOption, add_factories
-from ..common.forgotten import weakly
-from ..common.unexchanged import Unexchanged
+from ..compression import BaseCompression, begin_trace
+from ..factories import RanksOption, add_factories
+from ..reports import Unexchanged
+from ..session import Session, in_backward, weakly
 from . import checks
-from .backward import Backward, at_the_end, in_backward
-from .fetching import Fetching
-from .hook import ddp_hook
+from .backward import Backward, Fetching, Unused, at_the_end, looks_for_unused
 from .job import TorchJob
-from .sharded import refuse_sharded
-from .sparse import mean_of
-from .unused import Unused, looks_for_unused
 
 Model = TypeVar("Model", bound=DistributedDataParallel)
 
@@ -63,7 +60,7 @@ class Compression(BaseCompression, Factories):
 
     _job: TorchJob
     _backward: Backward | None = None
-    _fetching: Fetching | None = None
+    _fetching: Fetching
     _model: Callable[[], DistributedDataParallel | None] = staticmethod(lambda: None)  # it holds the hook
     _left_out: Unused | None = None  # where a step may leave parameters out
     _what_copies_lack = (
@@ -74,29 +71,23 @@ class Compression(BaseCompression, Factories):
         "a model; write compression.register(ddp_model, optimizer) before the first backward pass, or "
         "ddp_model.register_comm_hook(compression, hvc.ddp_hook)"
     )
+    _ranks_in_words = "process group"
 
-    def _hooks(self, job: Any) -> Hooks:
+    def _hooks(self, job: Job) -> Hooks:
+        self._told = False
         return Hooks(job.check, weakly(self._tell, None))
 
-    def _prepare(self, reducer: Reducer) -> None:
-        self._told = False
-        self._fetching = Fetching(self._job.number)
+    def _begin(self, session: Session) -> None:
+        self._fetching = Fetching(session.job.number)
         self._closing.add(self._fetching.close)
         planned = "the compression and DistributedDataParallel"
-        self._unexchanged = Unexchanged(lambda: self._others, planned, "both")
-
-    def _thread(self) -> Fetching:
-        assert self._fetching is not None  # a rank without it has no reducer, which is asked for before
-        return self._fetching
+        self._unexchanged = Unexchanged(lambda: session.others, planned, "both")
 
     def _tell(self, failure: str) -> None:
         """Tell of a failure that the training thread has not come for: it may wait in a collective of torch's."""
         if not self._told:
             self._told = True
             _log.error("%s", failure)
-
-    def _not_here(self) -> str:
-        return f"rank {self._job.number} is not in this compression's process group, or the start failed"
 
     # ---- the model and the optimizer ----
 
@@ -122,9 +113,10 @@ class Compression(BaseCompression, Factories):
             ConfigError: the model has other parameters or other ranks, already has a hook, or uses something that a
                 hook does not support.
         """
-        if not self._reducer:
+        session = self._session
+        if not session:
             return ddp_model
-        checks.check_model(ddp_model, self._job.group, self._steps.named, self._others)
+        checks.check_model(ddp_model, self._job.group, session.steps.named, session.others)
         if optimizer is not None:
             self.attach(
                 optimizer,
@@ -134,12 +126,12 @@ class Compression(BaseCompression, Factories):
                 match_norm=match_norm,
             )
         if looks_for_unused(ddp_model):
-            self._left_out = Unused(ddp_model, self._running().kept)
-        self._others = checks.not_exchanged(ddp_model, self._steps.named)
+            self._left_out = Unused(ddp_model, session.reducer.kept)
+        session.others = checks.not_exchanged(ddp_model, session.steps.named)
         ddp_model.join_hook = checks.RefusedJoin(ddp_model)  # type: ignore[method-assign]
         ddp_model.register_comm_hook(self, ddp_hook)
         self._model = weakref.ref(ddp_model)
-        self._unused = False
+        session.unused = False
         return ddp_model
 
     def attach(
@@ -176,24 +168,26 @@ class Compression(BaseCompression, Factories):
             ConfigError: it has other parameters, or divides its state among the ranks, or gradients were exchanged
                 before.
         """
-        if not self._reducer:
+        session = self._session
+        if not session:
             return optimizer
-        if self._compared_ways:
+        if session.compared:
             raise ConfigError(
                 "call attach() before the first backward pass, on every rank, right after the optimizer is created; "
                 "this compression has already exchanged gradients"
             )
-        refuse_sharded(optimizer, own=second_moment == "own" or not self._needs_held())
-        checks.check_optimizer(optimizer, [*self._steps.named, *self._others])
-        known = self._steps.met
-        self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
+        steps = session.steps
+        checks.refuse_sharded(optimizer, own=second_moment == "own" or not _needs_held(session))
+        checks.check_optimizer(optimizer, [*steps.named, *session.others])
+        known = steps.met
+        steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
         if not known:
-            optimizer.register_step_pre_hook(before_step(self._steps.prepare))
+            optimizer.register_step_pre_hook(before_step(steps.prepare))
         return optimizer
 
-    def _way(self) -> bool:
-        reducer = self._running()
-        if self._needs_held() and not self._steps.met and reducer.rank == 0:
+    def _is_attached(self) -> bool:
+        session = self._here()
+        if _needs_held(session) and not session.steps.met and session.reducer.rank == 0:
             _log.warning(
                 "%s was given no optimizer: write compression.register(ddp_model, optimizer), or "
                 "compression.attach(optimizer). Without it, Adam's second moment is computed from compressed "
@@ -201,10 +195,6 @@ class Compression(BaseCompression, Factories):
                 self.method,
             )
         return True
-
-    def _needs_held(self) -> bool:
-        """Return whether some method learns better with a second moment that is held."""
-        return any(divides != "never" for divides in self._running().buckets.divides().values())
 
     # ---- gradients ----
 
@@ -217,9 +207,9 @@ class Compression(BaseCompression, Factories):
         """
         if not in_backward():
             raise ConfigError(checks.NO_JOIN)
-        self._running()  # a rank outside the group has nothing of what follows
+        session = self._here()
         try:
-            return self._exchange(bucket)
+            return self._exchange(session, bucket)
         except HorovodCompressError as error:
             self._refuse_to_go_on(error)
             raise
@@ -228,36 +218,36 @@ class Compression(BaseCompression, Factories):
         if model := self._model():
             checks.refuse_to_go_on(model, error)
 
-    def _exchange(self, bucket: dist.GradBucket) -> Any:
-        backward, buffer = self._begin_backward(bucket), bucket.buffer()
-        numbers = checks.places(bucket.parameters(), self._steps.index, self._job.number)
+    def _exchange(self, session: Session, bucket: dist.GradBucket) -> Any:
+        backward, buffer = self._begin_backward(session, bucket), bucket.buffer()
+        numbers = checks.numbers(bucket.parameters(), session.steps.index, session.job.number)
         if buffer.is_sparse:
-            reduced, offered = mean_of(buffer, self._job.group), []
-            self._skip(backward, numbers)
+            reduced, offered = checks.mean_of(buffer, self._job.group), []
+            _skip(session.reducer, backward, numbers)
         else:
             grads = bucket.gradients()
             if self._left_out:
                 self._left_out.set_aside(bucket.parameters(), numbers, grads)
-            offered = [(at, self._offer(at, grad)) for at, grad in zip(numbers, grads, strict=True)]
+            offered = [(at, session.offer(at, grad)) for at, grad in zip(numbers, grads, strict=True)]
         future = backward.add(buffer, offered)
-        if bucket.is_last() or backward.has_all(self._steps.parameters):
-            backward.add_to_last(self._offer_frozen(backward.offered()))
+        if bucket.is_last() or backward.has_all(session.steps.parameters):
+            backward.add_to_last(_offer_frozen(session, backward.offered()))
             self._backward = None
             backward.close()
-            self._thread().hand_over(backward)
+            self._fetching.hand_over(backward)
         return reduced if buffer.is_sparse else future
 
-    def _begin_backward(self, bucket: dist.GradBucket) -> Backward:
+    def _begin_backward(self, session: Session, bucket: dist.GradBucket) -> Backward:
         """Return the backward pass that a bucket belongs to; the first bucket begins one, and a step."""
         backward, brought = self._backward, {id(parameter) for parameter in bucket.parameters()}
         if backward and (bucket.index() or backward.brought.isdisjoint(brought)):
             # In the first step of a static graph all buckets are number 0, and none is said to be the last.
             backward.unnumbered = backward.unnumbered or not bucket.index()
         else:
-            self._backward = backward = Backward(self._result, self._thread().alive)
+            self._backward = backward = Backward(session.result, self._fetching.alive)
             backward.gives_up = self._refuse_to_go_on
             at_the_end(backward.end)
-            if self._others and not self._job.rank and self._job.size > 1:
+            if session.others and not session.job.rank and session.job.size > 1:
                 at_the_end(self._unexchanged.look)  # when all gradients of this pass are there
             if self._left_out:
                 self._left_out.begin()
@@ -266,39 +256,36 @@ class Compression(BaseCompression, Factories):
         backward.brought |= brought
         return backward
 
-    def _skip(self, backward: Backward, numbers: list[int]) -> None:
-        """Count in sparse gradients, which torch reduces."""
-        reducer = self._running()
-        for at in numbers:
-            reducer.skip(at)
-        backward.sparse += numbers
-        # A bucket of sparse gradients only is awaited by nobody else.
-        backward.settle = partial(reducer.wait_idle, reducer.options.longest_seconds)
-
     def _exchange_alone(self, grad: Tensor) -> Tensor:
         """Exchange the gradient of a model with one parameter outside a backward pass; for measurements."""
-        self._begin_step()
-        return self._result(0, self._offer(0, grad))
-
-    def _offer_frozen(self, offered: set[int]) -> list[tuple[int, int]]:
-        """Count in what DistributedDataParallel hands nothing over for: it was frozen before the model was wrapped."""
-        parameters = self._steps.parameters
-        left = [at for at, p in enumerate(parameters) if at not in offered and not p.requires_grad]
-        return [(at, self._offer(at, torch.zeros_like(parameters[at]))) for at in left]
-
-    def _result(self, index: int, step: int) -> Tensor:
-        try:
-            result = self._running().result(index, step)
-        except HorovodCompressError:
-            self._under_way = 0  # nobody fetches the other results of this step
-            raise
-        self._under_way -= 1
-        return result
+        session = self._begin_step()
+        return session.result(0, session.offer(0, grad))
 
     def close(self) -> None:
         if not self._job.forked() and (text := self._why_unused(True)):  # no optimizer has made a step
             _log.warning("%s", text)
         super().close()
+
+
+def _needs_held(session: Session) -> bool:
+    """Return whether some method learns better with a second moment that is held."""
+    return any(divides != "never" for divides in session.reducer.buckets.divides().values())
+
+
+def _skip(reducer: Reducer, backward: Backward, numbers: list[int]) -> None:
+    """Count in sparse gradients, which torch reduces."""
+    for at in numbers:
+        reducer.skip(at)
+    backward.sparse += numbers
+    # A bucket of sparse gradients only is awaited by nobody else.
+    backward.settle = partial(reducer.wait_idle, reducer.options.longest_seconds)
+
+
+def _offer_frozen(session: Session, offered: set[int]) -> list[tuple[int, int]]:
+    """Count in what DistributedDataParallel hands nothing over for: it was frozen before the model was wrapped."""
+    parameters = session.steps.parameters
+    left = [at for at, p in enumerate(parameters) if at not in offered and not p.requires_grad]
+    return [(at, session.offer(at, torch.zeros_like(parameters[at]))) for at in left]
 
 
 def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, events: int = MAX_EVENTS) -> Trace:
@@ -330,3 +317,21 @@ add_factories(
     RanksOption("process_group", None, _GROUP, TorchJob),
     refused=("register", "attach", "follow"),
 )
+
+
+def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Compress and exchange a bucket of DistributedDataParallel, for frameworks that take a hook and its state.
+
+    ``compression.register(ddp_model, optimizer)`` does the same and also checks the model. With this hook alone, call
+    ``compression.attach(optimizer)`` as well if the optimizer has momentum or a second moment.
+
+    Args:
+        state: a compression.
+        bucket: the bucket that DistributedDataParallel passes to its hook.
+
+    Returns:
+        A future of the bucket's memory with the mean over ranks.
+    """
+    if not isinstance(bucket, dist.GradBucket):
+        raise ConfigError(checks.PYTHON_REDUCER)
+    return state.exchange(bucket)

@@ -1,10 +1,18 @@
-"""torch.distributed's jobs: the ranks of a process group."""
+"""torch.distributed's jobs: the ranks of a process group, and how these show each other plain data in bounded time.
+
+Every process group has a store, by which its ranks found each other, whatever its backend. A gather writes one value a
+rank under names that no other gather has, reads those of the others, and says that it has. The calls into the store
+are made by a thread: its host may be frozen, and a call then does not come back.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -13,16 +21,15 @@ from torch.distributed import distributed_c10d as c10d
 from ...engine.agreement.handshake import LOOPBACK, Place, host_name
 from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError
+from ...exchange.device import Deadline
 from ...exchange.transports import gloo
-from ..common.meetings import why_not_all
-from ..common.packing import pack, unpack
-from .meeting import Meetings, NotAll
+from ..gather import FORKED, pack, unpack, why_not_all
 
 #: Network interfaces by the name of the variable that names them: ours first, then that of torch.
 _INTERFACES = (gloo.INTERFACE, "GLOO_SOCKET_IFNAME")
 
-#: The meetings of each process group that was used, for as long as it lives.
-_meetings: weakref.WeakKeyDictionary[Any, Meetings] = weakref.WeakKeyDictionary()
+#: The gathers of each process group that was used, for as long as it lives.
+_gathers: weakref.WeakKeyDictionary[Any, Gathers] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
@@ -74,10 +81,7 @@ class TorchJob:
 
     def check(self) -> None:
         if self.forked():
-            raise ConfigError(
-                "this process is a fork of a rank: its compression has no threads here, and its connections belong to "
-                "the rank; exchange gradients in the rank itself"
-            )
+            raise ConfigError(FORKED)
         if dist.is_initialized() and self.group not in c10d._world.pg_map:
             raise ConfigError(
                 f"rank {self._number}: torch.distributed was shut down and initialized again, perhaps with other "
@@ -97,8 +101,8 @@ class TorchJob:
 
     def gather(self, value: Any, asked: Gathering) -> list[Any]:
         try:
-            parts = self._meetings().gather(asked.under or asked.name, pack(value), asked.seconds, asked.failed)
-        except NotAll as error:
+            parts = self._gathers().gather(asked.under or asked.name, pack(value), asked.seconds, asked.failed)
+        except FailedGather as error:
             ranks = dist.get_process_group_ranks(self.group)
             absent = [ranks[rank] for rank in error.absent] if error.late else []
             said = "" if error.late else f". {error}"
@@ -106,9 +110,185 @@ class TorchJob:
             raise ExchangeError(text + said) from None
         return unpack(b"".join(parts), self.size)
 
-    def _meetings(self) -> Meetings:
+    def _gathers(self) -> Gathers:
         with _making:
-            if self.group not in _meetings:
+            if self.group not in _gathers:
                 store = c10d._get_process_group_store(self.group)
-                _meetings[self.group] = Meetings(store, f"hvc/{self.group.group_name}", self.rank, self.size)
-            return _meetings[self.group]
+                _gathers[self.group] = Gathers(store, f"hvc/{self.group.group_name}", self.rank, self.size)
+            return _gathers[self.group]
+
+
+_POLL_SECONDS = 0.002
+_SLOW_SECONDS = 0.02  # between looks at a rank that does not come for long
+_PATIENT_SECONDS = 0.5
+_GRACE_SECONDS = 1.0  # for the store to say who is missing
+_PARTING_SECONDS = 2.0  # for other ranks to read what was shown
+
+
+class FailedGather(Exception):
+    """Some rank did not come to a gather in time, or it is known that one will not.
+
+    Attributes:
+        late: the time has passed.
+        absent: the ranks that have not come, as far as is known.
+    """
+
+    def __init__(self, detail: str, late: bool, absent: list[int]) -> None:
+        super().__init__(detail)
+        self.late, self.absent = late, absent
+
+
+class Gathers:
+    """The gathers of one process group, in the order in which each name occurs; threads may share it.
+
+    Args:
+        store: of the group.
+        prefix: of the keys, which no other group has.
+    """
+
+    def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
+        self._place = _Keys(_own(store), prefix, rank, size)
+        self._lock = threading.Lock()
+        self._turns: dict[str, threading.Lock] = {}
+        self._numbers: dict[str, int] = {}
+        #: Gathers that were given up and may still take place: what was shown cannot be taken back.
+        self._given_up: set[str] = set()
+
+    def gather(self, name: str, mine: bytes, seconds: float, failed: Callable[[], bool]) -> list[bytes]:
+        """Return what every rank shows, in rank order.
+
+        Threads that gather under one name take turns, and the first of this rank meets the first of every other one.
+
+        Raises:
+            FailedGather: some rank did not come in time.
+        """
+        deadline = Deadline(seconds)
+        with self._lock:
+            turn = self._turns.setdefault(name, threading.Lock())
+        if not turn.acquire(timeout=max(0.0, deadline.left())):
+            raise FailedGather(f"{seconds:g} s", True, [])
+        try:
+            return self._gather(name, mine, deadline, failed)
+        finally:
+            turn.release()
+
+    def _gather(self, name: str, mine: bytes, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
+        if name in self._given_up:
+            self._try(name, None, deadline, failed)
+            self._given_up.remove(name)
+        self._numbers[name] = self._numbers.get(name, 0) + 1
+        self._given_up.add(name)
+        found = self._try(name, mine, deadline, failed)
+        self._given_up.remove(name)
+        return found
+
+    def _try(self, name: str, mine: bytes | None, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
+        asked = _StoreCalls(self._place, name, self._numbers[name], mine)
+        while not asked.done.wait(_POLL_SECONDS):
+            late, has_failed = deadline.passed(), failed()
+            if asked.found:
+                if has_failed or asked.parting.passed():
+                    asked.given_up = True
+                    break
+            elif late or has_failed:
+                asked.given_up = True
+                asked.done.wait(_GRACE_SECONDS if late else 0.0)
+                raise FailedGather(
+                    f"{deadline.seconds:g} s" if late else "another rank has stopped", late, asked.absent
+                )
+        if asked.error:
+            raise FailedGather(f"the store of torch.distributed does not answer: {asked.error}", False, [])
+        return asked.found
+
+
+class _Keys:
+    """Where the ranks of one run of a process group leave their keys.
+
+    A store may outlive the group, and serve the next one of the same name, with other processes. So runs are counted
+    in the store, by each rank of a group of this size.
+    """
+
+    def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
+        self.store, self.rank, self.size = store, rank, size
+        self._prefix, self._lock, self._run = f"{prefix}/{size}", threading.Lock(), 0
+
+    def key(self, name: str) -> str:
+        """Return what all keys of a name begin with; asks the store the first time."""
+        with self._lock:
+            if not self._run:
+                self._run = int(self.store.add(f"{self._prefix}/run/{self.rank}", 1))
+        return f"{self._prefix}/{self._run}/{name}"
+
+
+class _StoreCalls:
+    """One gather's calls into the store, on a thread.
+
+    A rank leaves when all have read, or have not for a while: its process may host the store, and end right after.
+    """
+
+    def __init__(self, place: _Keys, name: str, number: int, mine: bytes | None) -> None:
+        self._place, self._of, self._number, self._mine = place, name, number, mine
+        self._store, self._rank, self._missing = place.store, place.rank, list(range(place.size))
+        self._key = ""
+        self.found: list[bytes] = []
+        self.parting = Deadline(_PARTING_SECONDS)
+        self.absent: list[int] = []
+        self.error: Exception | None = None
+        self.given_up, self.done = False, threading.Event()
+        threading.Thread(target=self._run, name="hvc-meet", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._key = self._place.key(self._of)
+            self._ask()
+            if self.found:
+                with contextlib.suppress(Exception):  # the host may have gone: this rank has all it needs
+                    self._part()
+        except Exception as error:  # noqa: BLE001  whoever waits is told
+            self.error = error
+        self.done.set()
+
+    def _ask(self) -> None:
+        began = time.monotonic()
+        if self._mine is not None:
+            self._store.set(self._name(self._rank), self._mine)
+        while self._missing and not self.given_up:
+            if self._is_there(self._missing[0]):
+                self._missing.pop(0)
+            else:
+                time.sleep(_POLL_SECONDS if time.monotonic() - began < _PATIENT_SECONDS else _SLOW_SECONDS)
+        self.absent = [rank for rank in self._missing if not self._is_there(rank)]
+        if not self.absent:
+            found = [bytes(self._store.get(self._name(rank))) for rank in range(self._place.size)]
+            self.parting = Deadline(_PARTING_SECONDS)
+            self.found = found
+
+    def _part(self) -> None:
+        """Say that this rank has read, and wait for the others to say so."""
+        self._forget()
+        self._store.set(self._read(self._rank), b"")
+        others = [self._read(rank) for rank in range(self._place.size)]
+        while not (self.given_up or self.parting.passed() or self._store.check(others)):
+            time.sleep(_POLL_SECONDS)
+
+    def _is_there(self, rank: int) -> bool:
+        return bool(self._store.check([self._name(rank)]))
+
+    def _forget(self) -> None:
+        """Remove what this rank left in the gather before, which every rank has read: all have come to this one."""
+        with contextlib.suppress(RuntimeError):  # not every store can
+            self._store.delete_key(self._name(self._rank, -1))
+            self._store.delete_key(self._read(self._rank, -1))
+
+    def _name(self, rank: int, before: int = 0) -> str:
+        return f"{self._key}/{self._number + before}/{rank}"
+
+    def _read(self, rank: int, before: int = 0) -> str:
+        return f"{self._key}/{self._number + before}/read/{rank}"
+
+
+def _own(store: Any) -> Any:
+    """Return a connection of our own to a store, where it can have several: a call that hangs blocks no one else's."""
+    with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+        return store.clone()
+    return store

@@ -1,7 +1,12 @@
-"""The ranks of a process group, for the commands that check and measure."""
+"""The ranks of a process group, for the commands that check and measure.
+
+As a module, it is a rank that ``hvd-compress verify`` has started itself, with the environment that ``torchrun`` gives
+one. As under ``torchrun``, the process that starts the ranks has the store: it stays when a rank dies.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -14,10 +19,15 @@ from torch.optim import Optimizer
 from ...codecs.base import Codec
 from ...engine.job import Gathering
 from ...known import MethodName
-from ..common.ranks import PATIENCE, Training
+from .. import local_ranks, selftest
+from ..local_ranks import End, Look
+from ..ranks import PATIENCE, Training
+from ..startup import Wrap, as_it_is
 from .compression import Compression
 from .job import TorchJob
 
+_MODULE = "horovod_compress.fronts.torch_dist.ranks"
+_HOST = "127.0.0.1"
 _LR = 0.01
 _START = timedelta(minutes=5)  # hosts of a cluster start ranks at different times
 
@@ -61,12 +71,39 @@ class TorchRanks:
         tensor.copy_(payload)
 
     def train(
-        self, model: nn.Module, method: MethodName | Codec, optimizer: Optimizer | None = None, **options: Any
+        self,
+        model: nn.Module,
+        method: MethodName | Codec,
+        optimizer: Optimizer | None = None,
+        wrap: Wrap = as_it_is,
+        **options: Any,
     ) -> Training:
-        compression = Compression.create(method, list(model.named_parameters()), **options)
+        compression = Compression(method, model.named_parameters(), options, TorchJob(None), wrap)
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=_LR)
         return Training(compression, optimizer, compression.register(DistributedDataParallel(model), optimizer))
 
     def exchange(self, training: Training, parameter: nn.Parameter, grad: Tensor) -> None:
         assert isinstance(training.compression, Compression)
         training.compression._exchange_alone(grad)
+
+
+def run_local(
+    world: int, what: Any, seconds: float, victims: Collection[int] = (), look: Look = lambda left: None
+) -> list[End]:
+    """Run this module as every rank of a job on this machine; see :func:`.local_ranks.run`."""
+    store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+    common = {
+        "MASTER_ADDR": _HOST,
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    own = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    return local_ranks.run(_MODULE, own, what, seconds, victims, look)
+
+
+if __name__ == "__main__":
+    selftest.serve(begin)

@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import torch
 
 import horovod_compress.torch as hvc
-from horovod_compress.fronts.horovod import rollcall
+from horovod_compress.fronts.horovod import job
 from tests.support.rank import arguments, report
 
 case = arguments()
@@ -21,7 +21,7 @@ def end_before(meeting: str) -> None:
     if (hvd.rank(), meeting) != (case["victim"], case["meeting"]):
         return
     others = [f"hvc.{meeting}.0.{rank}" for rank in range(hvd.size()) if rank != hvd.rank()]
-    while not all(rollcall._call("GET", key) for key in others):
+    while not all(job._call("GET", key) for key in others):
         time.sleep(0.05)
     raise RuntimeError("this rank's own error")
 

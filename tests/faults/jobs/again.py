@@ -49,7 +49,7 @@ def attempt(fails: bool) -> str | None:
         for parameter in model.parameters():
             parameter.register_hook(lambda grad: time.sleep(BACKWARD[hvd.rank()]))
         if hvd.rank() == 1:
-            context = compression._running().context
+            context = compression._here().reducer.context
             context.transport = Spoiling(context.transport)  # type: ignore[assignment]
     try:
         for _ in range(2):

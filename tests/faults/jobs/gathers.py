@@ -14,7 +14,7 @@ import torch
 
 import horovod_compress.torch as hvc
 from horovod_compress.exchange.transports import gloo
-from horovod_compress.fronts.common import startup
+from horovod_compress.fronts import startup
 from tests.support.rank import arguments, folder, mark, report
 
 case = arguments()
@@ -83,7 +83,7 @@ def train() -> None:
 
 def fail() -> None:
     """Let this rank's reducer fail, as it would in an exchange; nothing else of the job knows."""
-    made[0]._reducer.failure.report("a test", RuntimeError("this rank's own error"))
+    made[0]._session.reducer.failure.report("a test", RuntimeError("this rank's own error"))
 
 
 def wait_for_the_others() -> None:

@@ -11,7 +11,7 @@ import horovod.torch as hvd
 import torch
 
 import horovod_compress.torch as hvc
-from horovod_compress.fronts.common import startup
+from horovod_compress.fronts import startup
 from tests.support.rank import arguments, report
 from tests.support.training import digest
 

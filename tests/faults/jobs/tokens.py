@@ -12,8 +12,7 @@ import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
-from horovod_compress.fronts.horovod.calls import owner_of_token
-from horovod_compress.fronts.horovod.ending import end_all_waits
+from horovod_compress.fronts.horovod.private import end_all_waits, owner_of_token
 from tests.support.rank import arguments, report
 
 _TOKENS = 5_000  # for 1.5 s at least, of which a second is needed

@@ -117,7 +117,7 @@ made: list[Any] = []  # the compression and a function that trains a step, for f
 
 def arm(compression: hvc.Compression, case: dict[str, Any]) -> None:
     """Come to harm when the flight recorder notes the event of the case."""
-    recorder = compression._reducer.context.recorder
+    recorder = compression._session.reducer.context.recorder
     note = recorder.note
     target = (case["step"], case["bucket"], case["event"], case["hop"])
 
@@ -233,8 +233,8 @@ def run(case: dict[str, Any]) -> None:
 
     if rank() == case["victim"] and case["fault"] != "none":
         if case["fault"] in ("flip", "drop"):
-            inner, drops = compression._reducer.context.transport, case["fault"] == "drop"
-            compression._reducer.context.transport = Spoiling(inner, case["hop"], drops)
+            inner, drops = compression._session.reducer.context.transport, case["fault"] == "drop"
+            compression._session.reducer.context.transport = Spoiling(inner, case["hop"], drops)
         else:
             arm(compression, case)
     done: list[int] = []

@@ -60,7 +60,7 @@ def main() -> None:
     found = {"even": tried(even)} if case["before"] else {}
     began = time.monotonic()
     found["uneven"] = tried(join_early)
-    report(found | {"seconds": time.monotonic() - began, "steps": compression._reducer.metrics.steps})
+    report(found | {"seconds": time.monotonic() - began, "steps": compression._session.reducer.metrics.steps})
     # Horovod ends with the first rank that does, so no rank leaves before those have reported that end by themselves.
     until = time.monotonic() + 30.0
     while any(not (folder() / f"report.{rank}").exists() for rank in case["await"]) and time.monotonic() < until:

@@ -89,7 +89,7 @@ class Run:
         self.shadow.zero_grad()
         self.shadow(batch(step, rank())).square().mean().backward()
         mine = [parameter.grad.tolist() for parameter in self.shadow.parameters()]  # type: ignore[union-attr]
-        ranks = self.compression.allgather_object(mine, "test.gradients")
+        ranks = self.compression._session.gather(mine, "test.gradients")
         return norm(sum(map(torch.tensor, each)) / len(each) for each in zip(*ranks, strict=True))
 
     def end(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def on_top() -> dict[str, Any]:
         run.exchange(100 + step)
         run.step()
     said = sum("several times for one step" in line for line in SAID.lines)
-    return run.end() | {"said": said, "off": run.compression._reducer.norms.ratio.off}
+    return run.end() | {"said": said, "off": run.compression._session.reducer.norms.ratio.off}
 
 
 def closures() -> list[str]:

@@ -225,7 +225,7 @@ def one_rank_has_other_buckets() -> str:
     model = net()
     optimizer, compression = optimizer_for(model, "none", True, timeout=20.0)
     if RANK == 1:
-        reducer = compression._reducer
+        reducer = compression._session.reducer
         tensors = [tensor for bucket in reducer.plan.buckets for tensor in bucket.tensors]
         reducer.replan(Plan.of([([tensor], 1) for tensor in tensors]))
         compression.load_state_dict(compression.state_dict())
@@ -398,7 +398,7 @@ def exact_rounds(exchanges: int) -> list[int]:
         torch.optim.Adam(model.parameters(), 1e-3), named_parameters=model.named_parameters(), compression=compression
     )
     compression.attach(optimizer, warmup_steps=4, rebuild_every=6)
-    moved, held = [], compression._steps.held
+    moved, held = [], compression._session.steps.held
     for step in range(16):
         before = {name: one.moment.clone() for name, one in held._held.items()}
         for number in range(exchanges):

@@ -151,7 +151,7 @@ def left_out(method: str, options: dict[str, Any], last: str, *, keep: bool, **d
 
 def kept(compression: hvc.Compression, branch: str) -> list[Tensor]:
     """Return what the compression keeps for a branch."""
-    states = compression._running().kept.states()
+    states = compression._here().reducer.kept.states()
     return [value.clone() for kind in states.values() for name, value in kind.items() if name.startswith(branch)]
 
 

@@ -39,7 +39,7 @@ def run(task: Any, method: str) -> dict[str, Any]:
         optimizer.step()
         digests.append(digest(model.parameters()))
         losses.append(float(loss))
-    reducer = compression._reducer
+    reducer = compression._session.reducer
     assert reducer
     found = {
         "digests": digests,

@@ -31,7 +31,7 @@ class Run:
 
     def to(self, step: int) -> list[bool]:
         """Train up to a step; return of each step on the way whether it was exact."""
-        exact, reducer = [], self.compression._reducer
+        exact, reducer = [], self.compression._session.reducer
         for number in range(reducer.next_step(), step):
             train(self.model, self.optimizer, [number])
             exact.append(all(state.rounds._is_plain for state in reducer.buckets))
@@ -84,7 +84,7 @@ def searched(attach: bool) -> dict[str, Any]:
     for name, one in (("again", run), ("resumed", Run(attach, **options))):
         if one is not run:
             one.load(saved)
-        reducer, tuner = one.compression._reducer, one.compression._steps.tuner
+        reducer, tuner = one.compression._session.reducer, one.compression._session.steps.tuner
         plan = reducer.plan.fingerprint()
         exact = one.to(EXACT_FIRST)
         waits = tuner._tuning is None and reducer.context.watch is None and reducer.plan.fingerprint() == plan

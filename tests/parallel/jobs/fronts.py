@@ -23,7 +23,7 @@ def made(case: dict[str, Any], model: nn.Sequential) -> tuple[Any, Any, nn.Modul
     named = list(model.named_parameters())
     options = {"verify_every": 5, "timeout": 30.0} | case.get("options", {})
     compression = created(case, named, options)
-    codecs = compression._methods.codecs
+    codecs = compression._session.methods.codecs
     own = any(getattr(codec, "momentum", 0.0) or getattr(codec, "beta", 0.0) for codec in codecs)
     plain: Any = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.0 if own else 0.9)
     if "adam" in case:

@@ -52,8 +52,8 @@ def set_frozen(model: nn.Module, frozen: bool) -> None:
 
 
 def kept(compression: hvc.Compression) -> str:
-    compression._reducer.wait_idle(5.0)
-    states = compression._reducer.kept.states()
+    compression._session.reducer.wait_idle(5.0)
+    states = compression._session.reducer.kept.states()
     return digest(tensors[name] for tensors in states.values() for name in FROZEN if name in tensors)
 
 

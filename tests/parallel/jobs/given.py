@@ -78,8 +78,8 @@ def run(sample: Sample, device: str, sent: Sent) -> list[dict[str, Any]]:
 
 
 def state(model: nn.Module, compression: Any) -> dict[str, str]:
-    assert compression._reducer.wait_idle(20.0)
-    kept = kept_by(compression._reducer)
+    assert compression._session.reducer.wait_idle(20.0)
+    kept = kept_by(compression._session.reducer)
     return {
         "results": digest(parameter.grad for parameter in model.parameters() if parameter.grad is not None),
         "weights": digest(model.parameters()),

@@ -12,7 +12,7 @@ from torch import nn
 
 import horovod_compress
 from horovod_compress.engine.agreement import handshake
-from horovod_compress.fronts.common import startup
+from horovod_compress.fronts import startup
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.front import hvc, start
 from tests.support.rank import check, meet, rank

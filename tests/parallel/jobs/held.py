@@ -140,7 +140,7 @@ def planted() -> str:
     optimizer, compression = made(model, attach=FEW)
     train(model, optimizer, range(6))
     if RANK == 1:
-        held = compression._steps.held
+        held = compression._session.steps.held
         assert held
         next(iter(held._held.values())).divisor[3] *= 1.001
     text = refused(lambda: train(model, optimizer, range(6, 8)))

@@ -19,7 +19,7 @@ COUNT = 100_003  # does not divide by anything
 
 
 def collectives(compression: hvc.Compression) -> list[str]:
-    reducer = compression._reducer
+    reducer = compression._session.reducer
     return [state.round(reducer.step).collective.name for state in reducer.buckets]
 
 
@@ -44,7 +44,7 @@ def reduced(dtype: torch.dtype, spoil: bool = False, method: str = "none", **opt
 
 
 def reduce(compression: hvc.Compression, grads: list[Tensor]) -> list[Tensor]:
-    reducer = compression._reducer
+    reducer = compression._session.reducer
     names = reducer.plan.names()
     step = -1
     for index, name in enumerate(names):

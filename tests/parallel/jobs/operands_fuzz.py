@@ -51,7 +51,7 @@ DEEDS: dict[str, Callable[[Run], Any]] = {
     "weights": lambda run: [parameter.data.mul_(1.01) for parameter in run.model.parameters()],
     "skip": lambda run: False,
     "reload": lambda run: run.optimizer.load_state_dict(run.optimizer.state_dict()),
-    "residuals": lambda run: [kept.zero_() for kept in run.compression._reducer.kept.residuals().values()],
+    "residuals": lambda run: [kept.zero_() for kept in run.compression._session.reducer.kept.residuals().values()],
 }
 
 

@@ -24,18 +24,18 @@ def run(sample: Sample, staged: bool, **options: Any) -> dict[str, Any]:
     model, digests = net(), []
     with everything_on_accelerator() if staged else contextlib.nullcontext():
         optimizer, compression = optimizer_for(model, sample.method, True, **options)
-        assert isinstance(compression, hvc.Compression) and compression._reducer
+        assert isinstance(compression, hvc.Compression) and compression._session.reducer
         for step in STEPS:
             train(model, optimizer, [step])
             digests.append(digest(model.parameters()))
-        state = kept_by(compression._reducer)
+        state = kept_by(compression._session.reducer)
         found = {
             "weights": digests,
             "state": digest(state[name] for name in sorted(state)),
             "bytes": compression.stats()["bytes_sent"],
             "verified": compression.stats()["verified"],
         }
-        devices = compression._reducer.context.devices.values()
+        devices = compression._session.reducer.context.devices.values()
         accelerators = [where for where in devices if isinstance(where, FakeAccelerator)]
         assert bool(accelerators) == staged and all(where.copied for where in accelerators)
         compression.close()

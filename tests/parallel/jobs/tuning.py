@@ -48,7 +48,7 @@ def tuned(make: Any, schedule: str, method: Any, attach: bool) -> dict[str, Any]
     by_rank = gathered(digests)
     found = {
         "steps": [list(step) for step in zip(*by_rank, strict=True)],
-        "chosen": compression._steps.tuner.chosen,  # type: ignore[union-attr]
+        "chosen": compression._session.steps.tuner.chosen,  # type: ignore[union-attr]
         "verified": compression.stats()["verified"],
         "plans": len({plan for _, plan in digests}),
     }

@@ -209,7 +209,7 @@ def interrupted() -> float:
     def result(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    compression._reducer.result = result
+    compression._session.reducer.result = result
     try:
         one_step(model, optimizer, 1)
     except KeyboardInterrupt:

@@ -508,7 +508,7 @@ def updates_apart(between: Callable[[nn.Module], None]) -> list[str]:
             optimizer.step()
             if step == 3:
                 between(model)
-        assert compression._reducer.verification.weights.compared == 3
+        assert compression._session.reducer.verification.weights.compared == 3
         close_together(compression)
     return warnings.texts
 
@@ -562,7 +562,7 @@ def dropped(attach: bool) -> tuple[bool, list[str]]:
     optimizer, compression = optimizer_for(model, "marsit", attach)
     train(model, optimizer, range(2))
     assert compression
-    reducer = compression._running()
+    reducer = compression._here().reducer
     begun = len(threading.enumerate()) > len(before)
     del model, optimizer, compression
     until = time.monotonic() + 10.0

@@ -1,10 +1,15 @@
 """The functions that make compressions: one for each method, with its own signature and help.
 
-What type checkers see of them is in ``factory_types.pyi`` beside each front, which tools/make_types.py writes.
+Both are generated from the method's class, so that options and defaults are those in force. What type checkers see of
+them is in ``factory_types.pyi`` beside each front, which tools/make_types.py writes.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MethodType
@@ -12,14 +17,14 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from ...codecs import registry
-from ...codecs.base import Codec
-from ...codecs.masked import Masked
-from ...codecs.registry import built_in
-from ...engine.job import Job
-from ...engine.methods import Methods, per_layer
-from ...errors import ConfigError
-from .. import help_text
+from ..codecs import registry
+from ..codecs.base import Codec
+from ..codecs.masked import Masked
+from ..codecs.registry import available
+from ..engine.job import Job
+from ..engine.methods import Methods, per_layer
+from ..errors import ConfigError
+from ..options import Options
 from .startup import before_handshake, check_alone
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,7 +95,7 @@ def add_factories(kind: Any, ranks: RanksOption, refused: Iterable[str]) -> None
     """
     made = [_create(kind, ranks), _per_layer(kind, ranks)]
     kind.create = staticmethod(made[0])  # the others call it
-    made += [_factory(kind, name, ranks) for name in built_in()]
+    made += [_factory(kind, name, ranks) for name in available()]
     for function in made:
         function.__qualname__ = f"{kind.__name__}.{function.__name__}"
         function.__module__ = kind.__module__
@@ -143,8 +148,8 @@ def _factory(kind: Any, method: str, ranks: RanksOption) -> Callable[..., Any]:
         return kind.create(method, named_parameters, **options)
 
     make.__name__ = method
-    make.__doc__ = help_text.of_method(codec, ranks.name, ranks.said)
-    make.__signature__ = help_text.signature(codec, ranks.default, ranks.name)  # type: ignore[attr-defined]
+    make.__doc__ = of_method(codec, ranks.name, ranks.said)
+    make.__signature__ = signature(codec, ranks.default, ranks.name)  # type: ignore[attr-defined]
     return make
 
 
@@ -161,3 +166,56 @@ def _refuse_calls(function: Callable[..., Any], refused: Iterable[str]) -> None:
 
     for attribute in refused:
         setattr(function, attribute, refuse)
+
+
+# ---- what help() shows ----
+
+_WIDTH = 100
+PROCESS_SET = "the ranks that take part, as given to the optimizer. Default: all."
+_PARAMETERS = "as given to the optimizer, in forward order."
+
+
+def of_method(kind: type[Codec], option: str = "process_set", said: str = PROCESS_SET) -> str:
+    """Return the docstring of the factory of a method."""
+    lead, own = _parts(kind)
+    _, common = _parts(Options)
+    source = f"Source: {kind.source}.\n" if kind.source else ""
+    page = f"Documentation: docs/{kind.page}\n" if kind.page else ""
+    return (
+        f"{lead}\n\nSends: {kind.summary}.\n{source}{page}\nArgs:\n"
+        f"{_entry('named_parameters', _PARAMETERS)}{_entries(kind, own)}"
+        f"\nOptions of all methods:\n{_entries(Options, common)}{_entry(option, said)}"
+    )
+
+
+def signature(kind: type[Codec], ranks: object, option: str = "process_set") -> inspect.Signature:
+    """Return the signature of the factory of a method, with every option and its default."""
+    first = inspect.Parameter("named_parameters", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    fields = [*dataclasses.fields(kind), *dataclasses.fields(Options)]
+    options = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default) for one in fields]
+    last = inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=ranks)
+    return inspect.Signature([first, *options, last])
+
+
+def _parts(kind: type[Any]) -> tuple[str, dict[str, str]]:
+    """Return what a docstring says before its list of arguments, and what it says of each argument."""
+    lead, _, listed = inspect.cleandoc(kind.__doc__ or "").partition("\nArgs:\n")
+    found = re.split(r"^(\w+): ", textwrap.dedent(listed), flags=re.MULTILINE)[1:]
+    return lead.strip(), {name: " ".join(text.split()) for name, text in zip(found[::2], found[1::2], strict=True)}
+
+
+def _entries(kind: type[Any], said: dict[str, str]) -> str:
+    return "".join(
+        _entry(one.name, f"{said.get(one.name, '').rstrip('.')}. Default: {shown(one.default)}.")
+        for one in dataclasses.fields(kind)
+    )
+
+
+def _entry(name: str, text: str) -> str:
+    text = re.sub(r":class:`~?(?:\w+\.)*(\w+)`", r"\1", text)
+    return textwrap.fill(f"{name}: {text}", _WIDTH, initial_indent="    ", subsequent_indent=" " * 8) + "\n"
+
+
+def shown(value: object) -> str:
+    """Return a default as it is written in a program."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)

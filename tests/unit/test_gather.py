@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from horovod_compress.fronts.torch_dist.meeting import Meetings, NotAll
+from horovod_compress.fronts.torch_dist.job import FailedGather, Gathers
 
 WORLD, LONG, SHORT = 3, 20.0, 0.2
 
@@ -28,17 +28,17 @@ def store() -> Any:
     return dist.HashStore()
 
 
-def ranks(store: Any, prefix: str = "job") -> list[Meetings]:
-    return [Meetings(store, prefix, rank, WORLD) for rank in range(WORLD)]
+def ranks(store: Any, prefix: str = "job") -> list[Gathers]:
+    return [Gathers(store, prefix, rank, WORLD) for rank in range(WORLD)]
 
 
-def meet(who: list[Meetings], name: str, said: Callable[[int], bytes], seconds: float = LONG) -> list[Any]:
+def meet(who: list[Gathers], name: str, said: Callable[[int], bytes], seconds: float = LONG) -> list[Any]:
     """Let ranks meet, and return what each gets or raises."""
 
     def one(rank: int) -> Any:
         try:
             return who[rank].gather(name, said(rank), seconds, never)
-        except NotAll as error:
+        except FailedGather as error:
             return error
 
     with ThreadPoolExecutor(len(who)) as pool:
@@ -93,7 +93,7 @@ def test_a_failure_elsewhere_ends_the_wait(store: Any) -> None:
     failed = threading.Event()
     threading.Timer(0.1, failed.set).start()
     began = time.monotonic()
-    with pytest.raises(NotAll, match="another rank has stopped") as caught:
+    with pytest.raises(FailedGather, match="another rank has stopped") as caught:
         ranks(store)[0].gather("a", b"", LONG, failed.is_set)
     assert not caught.value.late and time.monotonic() - began < LONG / 2
 
@@ -119,12 +119,12 @@ class Gone(Frozen):
 
 def test_a_store_that_hangs_is_not_waited_for() -> None:
     frozen, began = Frozen(), time.monotonic()
-    with pytest.raises(NotAll) as caught:
+    with pytest.raises(FailedGather) as caught:
         ranks(frozen)[0].gather("a", b"", SHORT, never)
     frozen.end.set()
     assert caught.value.late and caught.value.absent == [] and time.monotonic() - began < LONG / 2
 
 
 def test_a_store_that_is_gone_is_told() -> None:
-    with pytest.raises(NotAll, match="does not answer: Connection reset by peer"):
+    with pytest.raises(FailedGather, match="does not answer: Connection reset by peer"):
         ranks(Gone())[0].gather("a", b"", LONG, never)

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...codecs.registry import built_in
-from ...errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
-from ...known import MethodName
+from .. import ops
+from ..codecs.registry import available
+from ..errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
+from ..exchange.wire import HEADER_BYTES
+from ..known import MethodName
 from . import local_ranks
 from .ranks import PATIENCE, Ranks
 
@@ -48,42 +50,57 @@ class _Model(nn.Module):
         return total
 
 
-class _Flipping:
-    """A transport that changes one bit of one frame on its way."""
+class Faulty:
+    """A transport around another, in which one fault can be planted; until then it does what that does."""
 
-    def __init__(self, inner: Any, number: int) -> None:
-        self._inner, self._left = inner, number
+    def __init__(self, inner: Any) -> None:
+        self._inner, self._left = inner, -1
+        self._harm: Callable[[Tensor], Tensor] = lambda frame: frame
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def plant(self, number: int, harm: Callable[[Tensor], Tensor]) -> None:
+        """Have one of the next frames that this rank sends replaced, the one after ``number`` others."""
+        self._left, self._harm = number, harm
+
     def send(self, data: Tensor, to: int) -> Any:
         self._left -= 1
-        if self._left == -1:
-            data = data.clone()
-            data[-1] ^= 16
-        return self._inner.send(data, to)
+        return self._inner.send(self._harm(data) if self._left == -1 else data, to)
 
 
-class _Job:
+def _damaged(frame: Tensor) -> Tensor:
+    """Return a frame with one bit changed."""
+    frame = frame.clone()
+    frame[-1] ^= 16
+    return frame
+
+
+def _forged(frame: Tensor) -> Tensor:
+    """Return a frame with one bit of its payload changed, and the checksum that belongs to that."""
+    frame = frame.clone()
+    frame[HEADER_BYTES] ^= 1
+    crc = ops.crc32c(frame[HEADER_BYTES:], ops.crc32c(frame[: HEADER_BYTES - 4]))
+    frame[HEADER_BYTES - 4 : HEADER_BYTES] = torch.tensor(list(crc.to_bytes(4, "little")), dtype=torch.uint8)
+    return frame
+
+
+class _Trained:
     """A model that trains with a compression."""
 
     def __init__(self, ranks: Ranks, method: MethodName, seconds: float = PATIENCE, **options: Any) -> None:
         self.model = _Model(ranks.rank)
-        fixed: dict[str, Any] = {"schedule": "layerwise", "verify_every": 1}
-        self.compression, self.optimizer, self._called = ranks.train(
-            self.model, method, timeout=seconds, **fixed, **options
-        )
+        fixed = {"schedule": "layerwise", "verify_every": 1, "timeout": seconds}
+        self.compression, self.optimizer, self._called = ranks.train(self.model, method, self._wrap, **fixed, **options)
+
+    def _wrap(self, transport: Any) -> Any:
+        self.transport = Faulty(transport)
+        return self.transport
 
     def step(self, number: int) -> None:
         self.optimizer.zero_grad()
         self._called(number).backward()
         self.optimizer.step()
-
-    def flip(self, number: int) -> None:
-        """Change one bit of what this rank sends."""
-        reducer = self.compression._running()
-        reducer.context.transport = _Flipping(reducer.context.transport, number)
 
 
 class Checks:
@@ -120,7 +137,7 @@ class Checks:
         return found
 
     def _all(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        for method in built_in():
+        for method in available():
             yield f"same bits: {method}", partial(self.same_bits, method)
         yield "corruption", self.corruption
         yield "mismatch", self.mismatch
@@ -140,10 +157,10 @@ class Checks:
         planted = self._plant if method == _PLANTED_IN else ""
         plant = planted if self._mine else ""
         seconds = 3.0 if planted else PATIENCE  # the same on every rank, each of which knows of a fault
-        job = _Job(self._ranks, method, seconds, seed=int(plant == "mismatch"))
+        job = _Trained(self._ranks, method, seconds, seed=int(plant == "mismatch"))
         try:
             if plant == "corruption":
-                job.flip(self._ranks.size + 1)
+                job.transport.plant(self._ranks.size + 1, _damaged)
             for step in range(_STEPS):
                 # In step 1, DistributedDataParallel agrees on its buckets, and waits as long as its process group may.
                 if plant == "freeze" and step == 2:
@@ -174,9 +191,9 @@ class Checks:
         Raises:
             Failed: some rank went on.
         """
-        job, told = _Job(self._ranks, "marsit", seconds=10.0), ""
+        job, told = _Trained(self._ranks, "marsit", seconds=10.0), ""
         if self._mine:
-            job.flip(self._ranks.size + 1)
+            job.transport.plant(self._ranks.size + 1, _damaged)
         try:
             for step in range(_STEPS):
                 job.step(step)
@@ -196,7 +213,7 @@ class Checks:
             Failed: some rank started.
         """
         try:
-            _Job(self._ranks, "qsgd", seed=int(self._mine)).compression.close()
+            _Trained(self._ranks, "qsgd", seed=int(self._mine)).compression.close()
             told = ""
         except MismatchError as error:
             told = str(error)
@@ -206,25 +223,17 @@ class Checks:
         return "a different seed on one rank was refused at the start, by name"
 
     def drift(self) -> str:
-        """Change one bit of one result: the comparison after the step must find it.
+        """Change one bit of what one rank decodes: the comparison of results after the step must find it.
 
         Raises:
             Failed: it was not found, or blamed on another rank.
         """
-        job, told = _Job(self._ranks, "fp16"), ""
-        reducer = job.compression._running()
-        hashed = reducer.verification.hash
-
-        def change(state: Any) -> int:
-            state.memory.grads[0].view(-1).view(torch.int32)[0] ^= 1
-            return hashed(state)
-
+        job, told = _Trained(self._ranks, "fp16", exchange="ring"), ""
+        if self._ranks.rank == (self._victim - 1) % self._ranks.size:  # from which the victim has its results
+            job.transport.plant(2 * self._ranks.size - 3, _forged)  # the last frame of the first bucket
         try:
-            job.step(0)
-            if self._mine:
-                reducer.verification.hash = change
-            job.step(1)
-            job.step(2)
+            for step in range(_STEPS):
+                job.step(step)
         except MismatchError as error:
             told = str(error)
         finally:
@@ -246,21 +255,18 @@ def _hash(tensor: Tensor) -> str:
 def lose_a_rank(ranks: Ranks, how: str, seconds: float) -> None:
     """Train, and let the last rank be killed or frozen in a step; the others leave what they saw."""
     ranks.barrier()  # some ranks start later than others, and what follows waits for `seconds` only
-    job = _Job(ranks, "marsit", seconds=seconds)
+    job = _Trained(ranks, "marsit", seconds=seconds)
     ranks.barrier()
     job.step(0)
     ranks.barrier()
     if ranks.rank == ranks.size - 1:
-        recorder = job.compression._running().context.recorder
-        noted = recorder.note
 
-        def note(step: int, bucket: int, event: str, hop: int = -1) -> None:
-            noted(step, bucket, event, hop)
-            if (step, event, hop) == (1, "hop", 1):
-                local_ranks.leave("fault", time.monotonic())
-                os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        def end(frame: Tensor) -> Tensor:
+            local_ranks.leave("fault", time.monotonic())
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            return frame
 
-        recorder.note = note
+        job.transport.plant(1, end)  # in the middle of an exchange of the next step
     try:
         for step in range(1, _STEPS):
             job.step(step)

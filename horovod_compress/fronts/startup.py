@@ -11,41 +11,47 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import nn
 
-from ...codecs.base import Codec, check_world, tables_that_stay, variants_of
-from ...codecs.masked import Masked
-from ...engine.agreement import handshake
-from ...engine.agreement.differences import listed
-from ...engine.agreement.handshake import own_address
-from ...engine.job import Gathering, Job
-from ...engine.methods import Methods, numbered, parse
-from ...engine.names import pairs
-from ...engine.reducer import Hooks, Reducer
-from ...errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
-from ...exchange import device, on_device
-from ...exchange.choose import chooser
-from ...exchange.device import Deadline
-from ...exchange.transports import gloo, nccl
-from ...exchange.transports.local import Hub
-from ...exchange.transports.transport import NcclLink, Transport
-from ...ops import loader
-from ...ops.algebra import Algebra
-from ...options import Options
-from ...schedule.by_name import OPTIONAL, is_adaptive, make_plan
-from ...schedule.plan import DTYPES, Plan, TensorSpec
+from ..codecs.base import Codec, check_world, tables_that_stay, variants_of
+from ..codecs.masked import Masked
+from ..engine.agreement import handshake
+from ..engine.agreement.handshake import own_address
+from ..engine.job import Job
+from ..engine.methods import Methods, numbered, parse
+from ..engine.names import pairs
+from ..engine.reducer import Hooks, Reducer
+from ..errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
+from ..exchange import device, on_device
+from ..exchange.choose import chooser
+from ..exchange.transports import gloo, nccl
+from ..exchange.transports.local import Hub
+from ..exchange.transports.transport import NcclLink, Transport
+from ..ops import loader
+from ..ops.algebra import Algebra
+from ..options import Options
+from ..schedule.by_name import OPTIONAL, is_adaptive, make_plan
+from ..schedule.plan import DTYPES, Plan, TensorSpec
+from .gather import check_all, gather_stage
 
 _DEFAULT_SECONDS = Options().flow_seconds
-#: What ranks meet for, in this order, and the one name that the framework knows these gathers by.
-_STAGES = ("handshake", "addresses", "connected", "nccl", "linked")
-_START = "hvc.start"
 _EMPTY = "; it is empty: an iterator can be read only once, so write model.named_parameters() each time, or pass a list"
-#: List at most this many ranks' problems; the others usually say the same.
-_LISTED = 4
-
 T = TypeVar("T")
+
+#: Puts a transport around another, as one that a fault is planted in.
+Wrap = Callable[[Transport], Transport]
+
+
+def as_it_is(transport: Transport) -> Transport:
+    """Return a transport."""
+    return transport
 
 
 def start(
-    method: str | Codec | Masked | Methods, named: object, given: Mapping[str, Any], job: Job, hooks: Hooks
+    method: str | Codec | Masked | Methods,
+    named: object,
+    given: Mapping[str, Any],
+    job: Job,
+    hooks: Hooks,
+    wrap: Wrap = as_it_is,
 ) -> tuple[Methods, Reducer]:
     """Compare options with the other ranks, agree on the plan, connect, and return a reducer.
 
@@ -83,7 +89,7 @@ def start(
     choose = chooser(options.exchange, transport.adds)
     with contextlib.ExitStack() as undo:
         undo.callback(transport.close)  # else its threads, ports and connections would stay
-        reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks)
+        reducer = Reducer(plan, methods.codecs, wrap(transport), choose, options, devices, hooks)
         undo.pop_all()
     return methods, reducer
 
@@ -122,39 +128,10 @@ def refuse(error: Exception, job: Job, seconds: float = _DEFAULT_SECONDS) -> NoR
 
 def _shake(document: handshake.Document, job: Job, seconds: float) -> list[handshake.Document]:
     """Return the documents of all ranks, which agree."""
-    found = _meet("handshake", asdict(document), job, seconds)
+    found = gather_stage("handshake", asdict(document), job, seconds)
     documents = [handshake.from_plain(plain) for plain in found]
     handshake.check(documents)
     return documents
-
-
-def _meet(stage: str, value: Any, job: Job, seconds: float) -> list[Any]:
-    """Return every rank's value at a stage of the start.
-
-    All stages have one name for the framework, so that ranks which are at different ones meet as well: after a start
-    that was given up, by some ranks only perhaps, those that had come further give up too, and all begin again
-    together. And where some cannot connect, those that are connected hear of it while they wait for their next
-    addresses.
-
-    Raises:
-        ExchangeError: not every rank came, some have begun again, or some could not connect.
-    """
-    deadline, mine, left = Deadline(seconds), _STAGES.index(stage), seconds
-    while True:
-        asked = Gathering(f"hvc.{stage}", left, by_name=stage == _STAGES[0], under=_START)
-        found = job.gather([mine, value], asked)
-        left = max(deadline.left(), 0.01)
-        stages = [theirs for theirs, _ in found]
-        if min(stages) == max(stages):
-            return [theirs for _, theirs in found]
-        if min(stages) > 0:  # all are in this start: who begins another one comes to its handshake first
-            _check_all([theirs if at == _STAGES.index("connected") else None for at, theirs in found])
-        if mine > min(stages):
-            behind = [rank for rank, theirs in enumerate(stages) if theirs < mine]
-            raise ExchangeError(
-                f"rank {job.rank}: rank(s) {listed(behind)} have given up this start and begun another one; create "
-                "the compression again on every rank"
-            )
 
 
 @contextlib.contextmanager
@@ -311,7 +288,7 @@ def _connect_all(own: str, job: Job, seconds: float, where: device.Device | None
         if divided:
             raise divided[0] from None  # the ranks are not together, so there is nobody to hear of it
         # Connecting has a bound of its own, which another rank may use up before it answers here.
-        _check_all(_meet("connected", problem, job, 2 * seconds))
+        check_all(gather_stage("connected", problem, job, 2 * seconds))
         undo.pop_all()
     assert transport is not None
     return _link(transport, where, job, seconds) if where else transport
@@ -327,18 +304,6 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:
         return None, str(error)
 
 
-def _check_all(problems: Sequence[str | None]) -> None:
-    """Stop where some rank has a problem.
-
-    Raises:
-        ExchangeError: says which rank has which.
-    """
-    told = [f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}" for rank, text in enumerate(problems) if text]
-    if told:
-        more = f"; and {len(told) - _LISTED} more" if len(told) > _LISTED else ""
-        raise ExchangeError("; ".join(told[:_LISTED]) + more)
-
-
 def _link(tokens: Transport, where: device.Device, job: Job, seconds: float) -> Transport:
     """Join NCCL's communicator; ranks come here together, as joining would wait for a late one without limit.
 
@@ -348,14 +313,14 @@ def _link(tokens: Transport, where: device.Device, job: Job, seconds: float) -> 
     with contextlib.ExitStack() as undo:
         undo.callback(tokens.close)
         found, problem = _attempt(lambda: _identity(tokens.rank))
-        found_by_all = _meet("nccl", [found, problem], job, seconds)
-        _check_all([problem for _, problem in found_by_all])
+        found_by_all = gather_stage("nccl", [found, problem], job, seconds)
+        check_all([problem for _, problem in found_by_all])
         link, problem = _attempt(lambda: _join(tuple(found_by_all[0][0]), where, tokens, seconds))
         if link:
             undo.callback(link.abort)
         else:
             undo.close()  # at once: other ranks may be waiting for this one
-        _check_all(_meet("linked", problem, job, 2 * seconds))
+        check_all(gather_stage("linked", problem, job, 2 * seconds))
         undo.pop_all()
     assert link is not None
     return nccl.NcclTransport(tokens, link)
@@ -381,7 +346,7 @@ def _connect(own: str, job: Job, seconds: float, divided: list[ExchangeError]) -
     def share(values: dict[str, bytes]) -> dict[str, bytes]:
         shown = {key: value.hex() for key, value in values.items()}
         try:
-            found = _meet("addresses", shown, job, next(limits))
+            found = gather_stage("addresses", shown, job, next(limits))
         except ExchangeError as error:
             divided.append(error)
             raise

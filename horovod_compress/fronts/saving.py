@@ -1,19 +1,22 @@
-"""``compression.save(folder)`` and ``load(folder)``: all ranks, or none."""
+"""What is saved and loaded of a compression: one rank's state, or that of all ranks in a folder, or of none."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ... import errors
-from ...engine.saved import state_folder
-from ...engine.saved.redistribute import redistributed
-from ...engine.saved.state_folder import Entry, Known, Manifest
-from ...errors import ConfigError, HorovodCompressError, MismatchError, StateError
+from .. import errors
+from ..engine import names
+from ..engine.saved import checkpoint, state_folder
+from ..engine.saved.redistribute import redistributed
+from ..engine.saved.state_folder import Entry, Known, Manifest
+from ..errors import ConfigError, HorovodCompressError, MismatchError, StateError
+from .session import Session
 
 WAYS = ("refuse", "reset", "redistribute")
 #: What another rank's error is raised as here.
@@ -24,14 +27,14 @@ _KINDS = {
 }
 
 #: Returns every rank's value.
-Share = Callable[[Any], list[Any]]
+Gather = Callable[[Any], list[Any]]
 
 
 def save(
     folder: str | os.PathLike[str],
     state: Callable[[], Mapping[str, Any]],
     rank: int,
-    share: Share,
+    gather: Gather,
     known: Known | None = None,
 ) -> None:
     """Write this rank's state beside those of the others.
@@ -55,7 +58,7 @@ def save(
         problem = _said(error)
     # What was shown may be seen by ranks that come later than this one waits: the file stays then, for the next save
     # to remove.
-    found = share([problem, entry and asdict(entry), mine.get("step")])
+    found = gather([problem, entry and asdict(entry), mine.get("step")])
     with _discarding(path, entry):
         steps = sorted({step for told, _, step in found if not told})
         if len(steps) > 1:
@@ -67,7 +70,7 @@ def save(
         problem, made = None, ""
         if rank == 0:
             problem, made = _commit(path, mine, [Entry(**written) for _, written, _ in found], known)
-    told = share([problem, made])  # where a rank is gone now, the manifest may name this rank's file: it stays
+    told = gather([problem, made])  # where a rank is gone now, the manifest may name this rank's file: it stays
     problem, made = told[0]
     with _discarding(path, entry):
         _raise([problem])
@@ -102,7 +105,7 @@ def load(
     place: tuple[int, int],
     owned: set[str],
     check: Callable[[Mapping[str, Any], str], None],
-    share: Share,
+    gather: Gather,
     known: Known | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Return this rank's state once every rank has found its own good, and how to take it: "restore" or "reset".
@@ -126,7 +129,7 @@ def load(
             check(state, way)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
             problem = _said(error)
-        found = share([problem, state_folder.fingerprint(seen)])
+        found = gather([problem, state_folder.fingerprint(seen)])
         different = len({other for _, other in found if other}) > 1
         if not different:
             break
@@ -180,3 +183,92 @@ def _raise(problems: list[list[str] | None]) -> None:
         if problem:
             kind, text = problem
             raise _KINDS.get(kind, ConfigError)(f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}")
+
+
+class Saved:
+    """The state of one compression, as it is saved and loaded: one rank's, or that of all ranks in a folder."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def state(self) -> dict[str, Any]:
+        """Return this rank's state.
+
+        Raises:
+            ConfigError: a step is under way.
+        """
+        session = self._session
+        self._check_between_steps()
+        return checkpoint.save(
+            session.reducer, session.methods, session.steps.state() | {"exchanged": session.exchanges}
+        )
+
+    def load(self, state: Mapping[str, Any], residuals: str) -> None:
+        """Restore a state, completely or not at all.
+
+        Raises:
+            ConfigError, StateError, CorruptFrameError: see :meth:`~.compression.BaseCompression.load_state_dict`.
+        """
+        self._check(state, residuals)
+        self._take(state, residuals)
+
+    def save_folder(self, folder: str | os.PathLike[str]) -> None:
+        """Save the state of all ranks, see :meth:`~.compression.BaseCompression.save`."""
+        session, path = self._session, Path(folder).resolve()
+
+        def state() -> dict[str, Any]:
+            _check_folder(path, session)
+            return self.state()
+
+        save(folder, state, session.reducer.rank, lambda value: session.gather(value, "hvc.save"), _known)
+        _savers[path] = session
+
+    def load_folder(self, folder: str | os.PathLike[str], residuals: str) -> None:
+        """Restore this rank's part, once every rank has found its own good."""
+        session, reducer = self._session, self._session.reducer
+        state, how = load(
+            folder, residuals, (reducer.rank, reducer.world), session.methods.folded(), self._check,
+            lambda value: session.gather(value, "hvc.load"), _known,
+        )  # fmt: skip
+        self._take(state, how)
+
+    def _check(self, state: Mapping[str, Any], residuals: str) -> None:
+        """Refuse a state that could not be loaded; nothing is changed."""
+        session = self._session
+        self._check_between_steps()
+        state = names.in_state(state, session.reducer.plan.names())
+        session.steps.check(state, residuals)
+        if residuals == "restore":
+            checkpoint.check_exchanged(session.exchanges, state)
+
+    def _take(self, state: Mapping[str, Any], residuals: str) -> None:
+        session = self._session
+        state = names.in_state(state, session.reducer.plan.names())
+        session.steps.load(state, residuals, begun=session.compared)
+
+    def _check_between_steps(self) -> None:
+        if self._session.under_way:
+            raise ConfigError(
+                f"rank {self._session.job.number}: a step is under way; the compression state can be saved and loaded "
+                f"between steps only: call the optimizer's step() or synchronize() first"
+            )
+
+
+#: Of folders. The next compression of this process, after elastic training has begun again, is of the same job.
+_known = Known()
+_savers: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()  # by their folders
+
+
+def _check_folder(folder: Path, saver: Session) -> None:
+    """Refuse a folder in which the compression of another model has saved.
+
+    Raises:
+        ConfigError: it is in use.
+    """
+    other = _savers.get(folder)
+    if other is None or other.is_over() or other.steps.index.keys() & saver.steps.index.keys():
+        return
+    raise ConfigError(
+        f"{folder} holds the checkpoint of another compression of this process, which saving here would remove; use a "
+        "separate folder for each, or close() the other one first"
+    )

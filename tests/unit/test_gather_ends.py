@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from horovod_compress.fronts.torch_dist import meeting
-from horovod_compress.fronts.torch_dist.meeting import Meetings, NotAll
+from horovod_compress.fronts.torch_dist import job as torch_job
+from horovod_compress.fronts.torch_dist.job import FailedGather, Gathers
 
 WORLD, LONG, SHORT = 2, 20.0, 0.2
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ def never() -> bool:
     return False
 
 
-def gather_all(job: list[Meetings], name: str, said: bytes = b"") -> list[list[bytes]]:
+def gather_all(job: list[Gathers], name: str, said: bytes = b"") -> list[list[bytes]]:
     with ThreadPoolExecutor(len(job)) as pool:
         turns = [pool.submit(who.gather, name, said, LONG, never) for who in job]
         return [turn.result() for turn in turns]
@@ -51,7 +51,7 @@ class Slow:
 
 def test_a_rank_leaves_when_all_have_read() -> None:
     store = dist.HashStore()
-    job = [Meetings(store, "job", 0, WORLD), Meetings(Slow(store, 0.3), "job", 1, WORLD)]
+    job = [Gathers(store, "job", 0, WORLD), Gathers(Slow(store, 0.3), "job", 1, WORLD)]
     began = time.monotonic()
     assert gather_all(job, "a", b"x") == [[b"x"] * WORLD] * WORLD
     assert time.monotonic() - began >= 0.6  # two values were read slowly
@@ -62,10 +62,10 @@ def test_a_rank_leaves_when_all_have_read() -> None:
 
 
 def test_it_does_not_wait_long_for_one_that_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_PARTING_SECONDS", 0.2)
+    monkeypatch.setattr(torch_job, "_PARTING_SECONDS", 0.2)
     store = dist.HashStore()
-    job = [Meetings(store, "job", rank, WORLD) for rank in range(WORLD)]
-    with pytest.raises(NotAll):
+    job = [Gathers(store, "job", rank, WORLD) for rank in range(WORLD)]
+    with pytest.raises(FailedGather):
         job[0].gather("a", b"x", SHORT, never)  # shows a value, and does not read
     assert job[1].gather("a", b"x", LONG, never) == [b"x"] * WORLD
 
@@ -73,7 +73,7 @@ def test_it_does_not_wait_long_for_one_that_does_not_say_so(monkeypatch: pytest.
 HOST = """
 import datetime, os, sys, time
 import torch.distributed as dist
-from horovod_compress.fronts.torch_dist import meeting
+from horovod_compress.fronts.torch_dist import job
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 limit = datetime.timedelta(seconds=30)
@@ -81,12 +81,12 @@ store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, limit, wait_for_workers=F
 if rank == 0:
     print(store.port, flush=True)
 else:
-    look = meeting._Asked._is_there  # this one is slow
-    meeting._Asked._is_there = lambda *given: time.sleep(0.3) or look(*given)
+    look = job._StoreCalls._is_there  # this one is slow
+    job._StoreCalls._is_there = lambda *given: time.sleep(0.3) or look(*given)
 if len(sys.argv) > 3:
-    meeting._PARTING_SECONDS = 0.0
-job = meeting.Meetings(store, "job", rank, 2)
-print(job.gather("save", b"x", 20.0, lambda: False), flush=True)
+    job._PARTING_SECONDS = 0.0
+gathers = job.Gathers(store, "job", rank, 2)
+print(gathers.gather("save", b"x", 20.0, lambda: False), flush=True)
 os._exit(0)
 """
 
@@ -115,7 +115,7 @@ def test_the_host_of_the_store_may_end_right_after_a_gather(leaves_at_once: bool
 
 def test_threads_of_a_rank_take_turns_under_one_name() -> None:
     store, times = dist.HashStore(), 8
-    job = [Meetings(store, "job", rank, WORLD) for rank in range(WORLD)]
+    job = [Gathers(store, "job", rank, WORLD) for rank in range(WORLD)]
     with ThreadPoolExecutor(WORLD * times) as pool:
         turns = [pool.submit(who.gather, "a", b"x", LONG, never) for _ in range(times) for who in job]
         assert [turn.result() for turn in turns] == [[b"x"] * WORLD] * (WORLD * times)
@@ -124,10 +124,10 @@ def test_threads_of_a_rank_take_turns_under_one_name() -> None:
 def test_the_next_run_on_the_same_store_reads_nothing_of_the_one_before() -> None:
     """Other processes may take part in it, which know nothing of that: only the store can count."""
     store = dist.HashStore()
-    gather_all([Meetings(store, "job", rank, WORLD) for rank in range(WORLD)], "a", b"old")
-    again = [Meetings(store, "job", rank, WORLD) for rank in range(WORLD)]
-    with pytest.raises(NotAll) as caught:
+    gather_all([Gathers(store, "job", rank, WORLD) for rank in range(WORLD)], "a", b"old")
+    again = [Gathers(store, "job", rank, WORLD) for rank in range(WORLD)]
+    with pytest.raises(FailedGather) as caught:
         again[0].gather("a", b"new", SHORT, never)
     assert caught.value.absent == [1]
-    more = [Meetings(store, "job", rank, WORLD + 1) for rank in range(WORLD + 1)]
+    more = [Gathers(store, "job", rank, WORLD + 1) for rank in range(WORLD + 1)]
     assert gather_all(more, "a", b"new") == [[b"new"] * (WORLD + 1)] * (WORLD + 1)

@@ -22,17 +22,24 @@ from torch import nn
 from ...engine import names
 from ...engine.agreement.differences import difference
 from ...engine.names import pairs
-from ...engine.optimizer import family, second_moment as moments
+from ...engine.optimizer import family, momentum, second_moment as moments
 from ...engine.optimizer.family import options_of, uncompiled
 from ...engine.optimizer.second_moment import REBUILD_EVERY, WARMUP_STEPS
 from ...engine.optimizer.update_moment import SharedSecondMoment
 from ...engine.optimizer.updates import Exchange, Schedule, Settings
+from ...engine.reducer import Reducer
 from ...errors import ConfigError, MismatchError
-from .calls import in_broadcast_optimizer_state
-from .guards import left_out
+from ...schedule.by_name import OPTIONAL
+from ..session import Session
+from .gradients import left_out
+from .private import in_broadcast_optimizer_state
 
 _STATE_KEY = "horovod_compress"
 _SHARED_BY_DEFAULT = ("marsit",)
+TAKEN = (
+    "a compression serves one optimizer: make another one for DistributedUpdateOptimizer or for "
+    "hvd.DistributedOptimizer"
+)
 
 
 def distributed_update_optimizer(
@@ -71,47 +78,44 @@ def distributed_update_optimizer(
     Raises:
         ConfigError: these do not fit together, or differ between ranks; it says what would fit.
     """
-    _check_kinds(optimizer, compression)
-    if not compression.included():
-        return optimizer  # a rank outside the process set trains by itself, as under Horovod
-    problem, settings, parameters = None, None, []
-    try:
-        settings = _settings(
-            optimizer, compression, communication_delay, second_moment, warmup_steps, rebuild_every, momentum_masking
-        )
-        parameters = _in_plan_order(optimizer, named_parameters, compression)
-    except ConfigError as error:
-        problem = str(error)
-    _agree(compression, settings, options_of(optimizer), problem)
-    assert settings is not None
-    kind: Any = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
-    made = kind.__new__(kind)
-    made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
-    reducer = compression.begin_updates()
-    named = dict(zip(compression.plan.names(), parameters, strict=True))
-    moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
-    made._updates = Schedule(made, Exchange(reducer, parameters, settings.masking), settings, moment)
-    made._planned = frozenset(parameters if reducer.world > 1 else ())
-    made._last_hook = made.register_step_pre_hook(uncompiled(lambda *given: made._updates.prepare())).id
-    # Before the exchange, if one follows.
-    made.register_step_post_hook(uncompiled(lambda *given: compression._report()))
-    return made
-
-
-def _check_kinds(optimizer: object, compression: object) -> None:
-    """Refuse what cannot even be asked whether this rank takes part."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"the optimizer should be one of torch.optim, such as SGD, got {optimizer!r:.200}")
-    if isinstance(compression, type) or not callable(getattr(compression, "begin_updates", None)):
+    if isinstance(compression, type) or not callable(getattr(compression, "_for_updates", None)):
         raise ConfigError(
             f"compression should be what hvc.Compression.marsit(model.named_parameters()) or another method's function "
             f"returns, got {compression!r:.200}"
         )
+    session: Session | None = compression._for_updates()
+    if session is None:
+        return optimizer  # a rank outside the process set trains by itself, as under Horovod
+    problem, settings, parameters = None, None, []
+    try:
+        settings = _settings(
+            optimizer, session, communication_delay, second_moment, warmup_steps, rebuild_every, momentum_masking
+        )
+        parameters = _in_plan_order(optimizer, named_parameters, session)
+    except ConfigError as error:
+        problem = str(error)
+    _agree(session, settings, options_of(optimizer), problem)
+    assert settings is not None
+    kind: Any = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
+    made = kind.__new__(kind)
+    made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
+    reducer, reports = _begin(session), compression._counters.reports
+    reports.updates = True
+    named = dict(zip(reducer.plan.names(), parameters, strict=True))
+    moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
+    made._updates = Schedule(made, Exchange(reducer, parameters, settings.masking), settings, moment)
+    made._planned = frozenset(parameters if reducer.world > 1 else ())
+    made._last_hook = made.register_step_pre_hook(uncompiled(lambda *given: made._updates.prepare())).id
+    # Before the exchange, if one follows. And the compression is in use as long as the optimizer.
+    made.register_step_post_hook(uncompiled(lambda *given: compression._counters.reports.look()))
+    return made
 
 
 def _settings(
     optimizer: torch.optim.Optimizer,
-    compression: Any,
+    session: Session,
     delay: int | None,
     second_moment: str,
     warmup: int,
@@ -127,20 +131,63 @@ def _settings(
         raise ConfigError("give DistributedUpdateOptimizer the plain optimizer, not a distributed one")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("LBFGS evaluates the model several times per step, which update mode does not support")
-    compression.check_updates()
-    compression.check_momentum(optimizer)
-    delay = compression.communication_delay() if delay is None else delay
-    every = rebuild_every if rebuild_every is not None else compression.full_precision_every() or REBUILD_EVERY
+    _check_session(session)
+    methods = session.methods
+    momentum.refuse_twice(optimizer, methods, session.steps.named, updates=True)
+    delay = methods.communication_delay() if delay is None else delay
+    every = rebuild_every if rebuild_every is not None else methods.full_precision_every() or REBUILD_EVERY
     moments.check_options(second_moment, communication_delay=delay, warmup_steps=warmup, rebuild_every=every)
     if type(masking) is not bool:
         raise ConfigError(f"momentum_masking should be True or False, got {masking!r}")
     fits = family.may_share(optimizer, second_moment, updates=True)
-    shared = fits and (second_moment == "shared" or compression.method in _SHARED_BY_DEFAULT)
+    shared = fits and (second_moment == "shared" or methods.name in _SHARED_BY_DEFAULT)
     return Settings(delay, shared, warmup if shared else 0, every, masking)
 
 
+def _check_session(session: Session) -> None:
+    """Refuse what update mode cannot work with.
+
+    Raises:
+        ConfigError: the compression is in use already, or has an option that would hide errors.
+    """
+    reducer, steps = session.reducer, session.steps
+    if session.exchanges == "updates" or session.attached or session.compared or reducer.step:
+        raise ConfigError(TAKEN)
+    if steps.scale.scaler is not None:
+        raise ConfigError("this compression follows a gradient scaler, and updates are not scaled; leave follow() out")
+    if session.methods.masked:
+        raise ConfigError(
+            "masked() leaves out elements of gradients, and local weights differ between ranks; give update mode "
+            "the method without it"
+        )
+    if steps.tuner and reducer.options.schedule != OPTIONAL:
+        raise ConfigError(
+            "adaptive schedules hide exchanges behind the backward pass, which update mode does not "
+            'have; choose a fixed schedule such as "size:25MB"'
+        )
+    if any(bucket.plain for bucket in reducer.plan.buckets):
+        raise ConfigError(
+            "this plan leaves buckets uncompressed, which was chosen for gradients; give update mode a fixed "
+            'schedule such as "size:25MB"'
+        )
+    if reducer.options.nonfinite == "zero":
+        raise ConfigError(
+            'nonfinite="zero" has no meaning for weight updates: momentum and local weights would stay '
+            'non-finite; choose "propagate" or "raise"'
+        )
+
+
+def _begin(session: Session) -> Reducer:
+    """Let a session exchange updates, and refuse gradients from now on; return its reducer."""
+    session.exchanges, session.unused = "updates", False
+    if session.steps.tuner:
+        session.steps.tuner.stop()
+    session.reducer.result_scale = 1.0
+    return session.reducer
+
+
 def _in_plan_order(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]], compression: Any
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]], session: Session
 ) -> list[nn.Parameter]:
     """Return the parameters in the order of the plan.
 
@@ -150,8 +197,8 @@ def _in_plan_order(
     given = pairs(named_parameters)
     changed = names.of_pairs(given)
     named = {changed.get(name, name): parameter for name, parameter in given if parameter.requires_grad}
-    parameters: list[nn.Parameter] = compression.parameters()
-    if any(named.get(name) is not mine for name, mine in zip(compression.plan.names(), parameters, strict=True)):
+    parameters = list(session.steps.parameters)
+    if any(named.get(name) is not mine for name, mine in zip(session.reducer.plan.names(), parameters, strict=True)):
         raise ConfigError("named_parameters should be those that the compression was made with")
     known = {id(parameter) for parameter in parameters}
     of_optimizer = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -163,7 +210,7 @@ def _in_plan_order(
     return parameters
 
 
-def _agree(compression: Any, settings: Settings | None, options: Mapping[str, str], problem: str | None) -> None:
+def _agree(session: Session, settings: Settings | None, options: Mapping[str, str], problem: str | None) -> None:
     """Compare the options with the other ranks; a rank that has to refuse takes part.
 
     Args:
@@ -174,7 +221,7 @@ def _agree(compression: Any, settings: Settings | None, options: Mapping[str, st
         MismatchError: options of the optimizers differ.
     """
     mine = dataclasses.asdict(settings) if settings else None
-    found = compression.allgather_object([problem, mine, options], "hvc.update", by_name=True)
+    found = session.gather([problem, mine, options], "hvc.update", by_name=True)
     for rank, (refusal, *_) in enumerate(found):
         if refusal:
             raise ConfigError(refusal if refusal == problem else f"rank {rank}: {refusal}")

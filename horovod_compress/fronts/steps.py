@@ -6,28 +6,28 @@ scale of gradients, a second moment chooses between exact and compressed rounds,
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from ...engine.agreement import differences
-from ...engine.buckets import Next
-from ...engine.kept import Masks, check_masks
-from ...engine.methods import Methods
-from ...engine.optimizer import held, momentum
-from ...engine.optimizer.family import options_of, uncompiled
-from ...engine.optimizer.matching import Matching
-from ...engine.optimizer.momentum import Rates
-from ...engine.optimizer.second_moment import check_state as check_moments
-from ...engine.reducer import Reducer
-from ...engine.saved import checkpoint
-from ...engine.tuning import Share, Tuner
-from ...errors import ConfigError
-from ...schedule.by_name import is_adaptive
-from .scale import Scale
+from ..engine.agreement import differences
+from ..engine.kept import Masks, check_masks
+from ..engine.methods import Methods
+from ..engine.optimizer import held, momentum
+from ..engine.optimizer.family import options_of, uncompiled
+from ..engine.optimizer.matching import Matching
+from ..engine.optimizer.momentum import Rates
+from ..engine.optimizer.second_moment import check_state as check_moments
+from ..engine.reducer import Next, Reducer
+from ..engine.saved import checkpoint
+from ..engine.tuning import Share, Tuner
+from ..errors import ConfigError
+from ..schedule.by_name import is_adaptive
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -165,8 +165,7 @@ class Steps:
 
     def options(self) -> dict[str, str]:
         """Return what else the optimizer does, by name, in words that have to be equal on every rank."""
-        scale = self._reducer.result_scale  # None where Horovod compares it
-        told = {} if scale is None else {differences.RESULT_SCALE: f"{scale:g}"}
+        told = {differences.RESULT_SCALE: f"{self._reducer.result_scale:g}"}
         return told | (options_of(self._optimizer) if self.met else {})
 
     def settle_moments(self) -> None:
@@ -191,8 +190,7 @@ class Steps:
     def begin(self) -> bool:
         """Begin a step, before its first gradient is offered; return whether the parameters have other numbers now."""
         reducer = self._reducer
-        if not reducer.idle():  # nobody has waited for a last bucket of sparse gradients only
-            reducer.wait_idle(reducer.options.longest_seconds)
+        reducer.settled()  # nobody has waited for a last bucket of sparse gradients only
         self.scale.bridge()
         changed = bool(self.tuner and self.tuner.begin_step())
         if changed:
@@ -287,3 +285,108 @@ class Steps:
         if self._rates:
             self._rates.load(self._loaded.rates)
         self.scale.load(0.0 if residuals == "reset" else float(state.get("scale", 0.0)))
+
+
+# ---- what is kept follows a gradient scaler: gradients arrive multiplied by its scale, residuals too ----
+
+
+class Scale:
+    """The scale that what is kept stands for, and the scaler that changes it.
+
+    Attributes:
+        scaler: the gradient scaler that is followed, None for none.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self.scaler: Any = None
+        self._scale, self._bridged = 0.0, False  # 0 for not known; whether it is the scaler's
+
+    def follow(self, scaler: Any) -> None:
+        """Follow a scaler from now on."""
+        self.scaler = scaler
+        if scaler not in _followers:
+            _tell_followers(scaler)
+        _followers[scaler].add(self)
+        if not self._scale:
+            self._scale = float(scaler.get_scale())
+
+    def value(self) -> float:
+        """Return the scale of the scaler, 1 for none."""
+        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+
+    def followed(self) -> float | None:
+        """Return the scale that the scaler has last told, None for none: on a GPU, asking it would wait for the GPU."""
+        return self._scale if self.scaler is not None else None
+
+    def rescale(self, now: float) -> None:
+        """Let what is kept stand for this scale."""
+        failure = self._reducer.failure
+        if failure.closing or failure.failed():
+            return
+        if self._scale and now != self._scale:
+            self._reducer.kept.scale(now / self._scale)
+            self._reducer.norms.ratio.rescale(now / self._scale)
+        self._scale = now
+
+    def bridge(self) -> None:
+        """Before the first step, or the first after a resume: what is kept may be of another scale.
+
+        Raises:
+            ConfigError: it is of the scale of a scaler, and none is followed.
+        """
+        if self.scaler is not None and not self._bridged:
+            self._bridged = True
+            self.rescale(float(self.scaler.get_scale()))
+        elif self.scaler is None and self._scale:
+            kept = self._reducer.kept
+            if self._scale == 1.0 or not (kept.states() or kept.tables() or kept.withholding.waiting()):
+                self._scale = 0.0  # of steps without a scaler nothing is known
+                return
+            raise ConfigError(
+                f"rank {self._reducer.rank}: the loaded state was saved with gradients multiplied by {self._scale:g}, "
+                "and no gradient scaler is followed now; call compression.follow(scaler) before the first step, or, "
+                'to train without one, load the state with residuals="reset"'
+            )
+
+    def state(self) -> dict[str, float]:
+        return {"scale": self._scale} if self.scaler is not None or self._scale else {}
+
+    def load(self, saved: float) -> None:
+        """Take the scale that a loaded state was saved with, 0 for not known."""
+        self._scale, self._bridged = saved, False
+
+
+#: By scaler; weakly, as a scaler may outlive compressions.
+_followers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Scale]] = weakref.WeakKeyDictionary()
+
+
+def _tell_followers(scaler: Any) -> None:
+    """Let a scaler tell its followers of each new scale, and refuse gradients that are being exchanged."""
+    stock, _followers[scaler] = scaler.update, weakref.WeakSet()
+
+    def update(new_scale: Any = None) -> None:
+        stock(new_scale)
+        for follower in _followers[scaler]:
+            follower.rescale(float(scaler.get_scale()))
+
+    scaler.update = update
+    for name in ("unscale_", "step"):
+        if method := getattr(scaler, name, None):
+            setattr(scaler, name, _after_the_exchange(method))
+
+
+def _after_the_exchange(whole: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a scaler's method that refuses gradients which are being exchanged: it would read and divide them."""
+
+    @functools.wraps(whole)
+    def call(optimizer: Any, *given: Any, **options: Any) -> Any:
+        if getattr(optimizer, "_handles", None):  # Horovod's, of results that it has not fetched
+            raise ConfigError(
+                "the gradient scaler was used while gradients are being exchanged; call optimizer.synchronize() "
+                "first, then scaler.unscale_(optimizer), and scaler.step(optimizer) within "
+                "optimizer.skip_synchronize()"
+            )
+        return whole(optimizer, *given, **options)
+
+    return call

@@ -1,4 +1,4 @@
-"""What an exchange of gradients costs in this job, and what compression could save of it."""
+"""The ranks of a job as commands see them, and what an exchange of gradients costs there."""
 
 from __future__ import annotations
 
@@ -6,13 +6,76 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from ...known import MethodName
-from .ranks import Ranks
+from ..codecs.base import Codec
+from ..known import MethodName
+from .startup import Wrap, as_it_is
+
+#: Seconds for what is to succeed, on a machine that may be busy.
+PATIENCE = 30.0
+
+
+class Training(NamedTuple):
+    """A model under a compression: its optimizer, and what is called in place of the model."""
+
+    compression: Any  # the front's own Compression
+    optimizer: Any
+    called: Callable[..., Any]
+
+
+class Ranks(Protocol):
+    """The ranks of a job that the framework has started."""
+
+    #: Of the framework, as timings are named.
+    name: str
+
+    @property
+    def rank(self) -> int:
+        """Return the number of this rank."""
+
+    @property
+    def size(self) -> int:
+        """Return how many there are."""
+
+    def gather(self, value: Any, name: str, seconds: float = PATIENCE) -> list[Any]:
+        """Return plain data of every rank, in rank order."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def slowest(self, seconds: float) -> float:
+        """Return the largest of all ranks' numbers."""
+
+    def mean(self, tensor: Tensor) -> None:
+        """Take the mean over ranks in place, as the framework does."""
+
+    def mean_in_fp16(self, tensor: Tensor) -> None:
+        """Take the mean over ranks in place, as the framework's own fp16 compression does."""
+
+    def train(
+        self,
+        model: nn.Module,
+        method: MethodName | Codec,
+        optimizer: Optimizer | None = None,
+        wrap: Wrap = as_it_is,
+        **options: Any,
+    ) -> Training:
+        """Begin a training with a method; by SGD, if nothing else is given.
+
+        Args:
+            wrap: returns the transport of the compression, given the one to the other ranks.
+        """
+
+    def exchange(self, training: Training, parameter: nn.Parameter, grad: Tensor) -> None:
+        """Exchange one gradient and wait for its result, without a backward pass."""
+
+
+# ---- what compression could save ----
 
 _WARM_UP = 2
 

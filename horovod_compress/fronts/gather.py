@@ -1,0 +1,141 @@
+"""Gathers of small plain data of all ranks, before and between steps: as bytes, and in words where ranks stay away.
+
+What ranks show each other is JSON behind a header with its length and checksum. Nothing that arrives is ever executed.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from ..engine.agreement.differences import listed
+from ..engine.job import Gathering, Job
+from ..engine.saved import checksums
+from ..errors import CorruptFrameError, ExchangeError
+from ..exchange.device import Deadline
+
+FORKED = (
+    "this process is a fork of a rank: its compression has no threads here, and its connections belong to "
+    "the rank; exchange gradients in the rank itself"
+)
+#: What ranks meet for, by the second word of its name.
+_PURPOSES = {
+    "handshake": "the handshake",
+    "addresses": "the exchange of addresses, by which ranks connect",
+    "connected": "the end of the handshake, where ranks report whether they are connected",
+    "nccl": "the set-up of NCCL's connections",
+    "linked": "the end of the set-up of NCCL's connections",
+    "attach": "the comparison of ranks before the first gradient",
+    "tuning": "the comparison of measured times, by which the schedule chooses buckets",
+    "update": "the comparison of update-mode optimizers",
+    "save": "the saving of a checkpoint folder",
+    "load": "the loading of a checkpoint folder",
+}
+
+
+def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int]) -> str:
+    """Return what is known of a gather that did not take place.
+
+    Args:
+        name: of the gather.
+        rank: of this one, as people know it.
+        within: the time that ranks had to come, None if it was not that.
+        absent: the ranks that are known not to have come, as people know them.
+    """
+    purpose = _PURPOSES.get(name.split(".")[1], name)
+    what = f"not every rank came to {purpose} within {within}" if within else f"{purpose} did not take place"
+    who = f" Rank(s) {listed(absent)} never came: look at their output." if absent else ""
+    return (
+        f"rank {rank}: {what}.{who} Usual causes: a rank failed before this point; a rank needs longer to load its "
+        "data or model than timeout= allows; compression objects are not created, or used, in the same order on every "
+        "rank"
+    )
+
+
+# ---- the stages of a start ----
+
+#: What ranks meet for, in this order, and the one name that the framework knows these gathers by.
+STAGES = ("handshake", "addresses", "connected", "nccl", "linked")
+_START = "hvc.start"
+#: List at most this many ranks' problems; the others usually say the same.
+_LISTED = 4
+
+
+def gather_stage(stage: str, value: Any, job: Job, seconds: float) -> list[Any]:
+    """Return every rank's value at a stage of the start.
+
+    All stages have one name for the framework, so that ranks which are at different ones meet as well: after a start
+    that was given up, by some ranks only perhaps, those that had come further give up too, and all begin again
+    together. And where some cannot connect, those that are connected hear of it while they wait for their next
+    addresses.
+
+    Raises:
+        ExchangeError: not every rank came, some have begun again, or some could not connect.
+    """
+    deadline, mine, left = Deadline(seconds), STAGES.index(stage), seconds
+    while True:
+        asked = Gathering(f"hvc.{stage}", left, by_name=stage == STAGES[0], under=_START)
+        found = job.gather([mine, value], asked)
+        left = max(deadline.left(), 0.01)
+        stages = [theirs for theirs, _ in found]
+        if min(stages) == max(stages):
+            return [theirs for _, theirs in found]
+        if min(stages) > 0:  # all are in this start: who begins another one comes to its handshake first
+            check_all([theirs if at == STAGES.index("connected") else None for at, theirs in found])
+        if mine > min(stages):
+            behind = [rank for rank, theirs in enumerate(stages) if theirs < mine]
+            raise ExchangeError(
+                f"rank {job.rank}: rank(s) {listed(behind)} have given up this start and begun another one; create "
+                "the compression again on every rank"
+            )
+
+
+def check_all(problems: Sequence[str | None]) -> None:
+    """Stop where some rank has a problem.
+
+    Raises:
+        ExchangeError: says which rank has which.
+    """
+    told = [f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}" for rank, text in enumerate(problems) if text]
+    if told:
+        more = f"; and {len(told) - _LISTED} more" if len(told) > _LISTED else ""
+        raise ExchangeError("; ".join(told[:_LISTED]) + more)
+
+
+# ---- as bytes ----
+
+_HEADER = struct.Struct("<4sIQ")
+_MAGIC = b"HVCJ"
+
+
+def pack(value: Any) -> bytes:
+    """Return one rank's part."""
+    text = json.dumps(value, separators=(",", ":")).encode()  # in its own order, in which differences are told
+    return _HEADER.pack(_MAGIC, checksums.crc(text), len(text)) + text
+
+
+def unpack(joined: bytes, ranks: int) -> list[Any]:
+    """Return the values of all parts, one behind the other.
+
+    Raises:
+        CorruptFrameError: these are not so many parts.
+    """
+    found, at = [], 0
+    try:
+        while at < len(joined):
+            magic, crc, size = _HEADER.unpack_from(joined, at)
+            at += _HEADER.size + size
+            text = joined[at - size : at]
+            if magic != _MAGIC or len(text) != size or checksums.crc(text) != crc:
+                break
+            found.append(json.loads(text))
+    except (struct.error, ValueError, RecursionError):
+        found = []
+    if len(found) != ranks or at != len(joined):
+        raise CorruptFrameError(
+            f"{len(joined)} bytes came from {ranks} ranks, but are not a message of this package; check that every "
+            "rank runs the same version of horovod-compress, and check the network"
+        )
+    return found

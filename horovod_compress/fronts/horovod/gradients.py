@@ -1,0 +1,243 @@
+"""The gradients of Horovod's optimizer: whose each is, and the tokens that Horovod reduces in their place.
+
+And what is refused at its steps, as it would train ranks apart without an error of Horovod's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import horovod.torch as hvd
+from horovod.common.exceptions import HorovodInternalError
+from torch import Tensor, nn
+
+from ...engine.agreement import notes
+from ...engine.optimizer.family import uncompiled
+from ...errors import ConfigError, HorovodCompressError
+from ..reports import Unexchanged
+from .private import await_tokens, calling_optimizer, owner_of_token, submit_rest
+
+NO_ADASUM = "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
+
+
+class Finder:
+    """Finds parameters by the identity of their gradients.
+
+    Args:
+        parameters: in the order of the plan.
+        rank: for people.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], rank: int) -> None:
+        self._parameters, self._rank = parameters, rank
+        self._order = list(range(len(parameters)))
+        #: How many gradients of a step have come.
+        self.calls = 0
+
+    def look(self, tensor: Tensor, *, first: bool) -> int | None:
+        """Return the index of the parameter whose gradient this is, None where it is of none.
+
+        Gradients arrive in much the same order in every step, so the last order is tried first.
+
+        Args:
+            first: of a step.
+        """
+        if first:
+            self.calls = 0
+        place = self.calls % max(1, len(self._order))
+        self.calls += 1
+        if self._order and self._parameters[self._order[place]].grad is tensor:
+            return self._order[place]
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is tensor:
+                at = self._order.index(index)
+                self._order[place], self._order[at] = index, self._order[place]
+                return index
+        return None
+
+    def why_unknown(self, tensor: Tensor) -> str:
+        if isinstance(tensor, nn.Parameter):
+            return NO_ADASUM
+        return (
+            f"rank {self._rank}: compress() got a tensor of shape {tuple(tensor.shape)} that is not "
+            f"the gradient of any of the {len(self._parameters)} parameters in named_parameters; give "
+            f"the compression all parameters of the optimizer, created while they need a gradient, and use it with "
+            f"that optimizer only"
+        )
+
+
+# ---- tokens ----
+
+
+class Tokens:
+    """One rank's tokens, one for each parameter.
+
+    Args:
+        rank: among those that take part.
+        world: how many these are.
+    """
+
+    def __init__(self, rank: int, world: int, parameters: int) -> None:
+        self._rank, self._world = rank, world
+        self._gave_up = False
+        self._owners = [owner_of_token() for _ in range(parameters)]
+
+    @contextlib.contextmanager
+    def whole_steps(self, compression: Any, failed: Callable[[], bool], places: Mapping[int, int]) -> Iterator[None]:
+        """Hand over all tokens of a step if an error ends it in the middle of a backward pass.
+
+        Else those of other ranks would wait for them, and their names could not be used again in this process.
+
+        Args:
+            compression: an optimizer calls it.
+            failed: returns whether its ranks have failed: each of them gives up this step then.
+            places: of the parameters' tokens, by identity.
+        """
+        try:
+            yield
+        except HorovodCompressError:
+            optimizer = calling_optimizer(compression)
+            if failed() and optimizer is not None and not self._gave_up:
+                self._gave_up = True
+                with contextlib.suppress(HorovodInternalError, ValueError):  # Horovod has ended, or a rank is behind
+                    known = [p for p in optimizer._requires_update if id(p) in places]
+                    submit_rest(optimizer, {p: self.of(places[id(p)]) for p in known})
+            raise
+
+    def of(self, index: int) -> Tensor:
+        """Return the token of a parameter."""
+        token = self._owners[index].grad
+        assert token is not None
+        return token.fill_(_value(self._rank))
+
+    def result_scale(self, token: float, op: Any) -> float:
+        """Return what Horovod's operation made of the ranks' tokens: 1 for the mean, the number of ranks for the sum.
+
+        Args:
+            op: the operation, None where it is not known.
+
+        Raises:
+            ConfigError: it is none of these, or some rank has joined.
+        """
+        values = [_value(rank) for rank in range(self._world)]
+        total = sum(values)
+        for result_scale in (1.0, float(self._world)):
+            if abs(token - total * result_scale / self._world) < 1e-3:
+                return result_scale
+        if op in (hvd.Average, hvd.Sum) and (who := notes.joined(token, values, op == hvd.Average)):
+            raise ConfigError(f"{who} called hvd.join() while rank {hvd.rank()} has a step left; {notes.ADVICE}")
+        raise ConfigError(
+            f"rank {hvd.rank()}: tokens with the sum {total:g} came back as {token:g} from {self._world} "
+            f"ranks; only op=hvd.Average and op=hvd.Sum are supported"
+        )
+
+
+def result_scale_of(op: Any, world: int) -> float:
+    """Return what an optimizer's operation multiplies results by.
+
+    Raises:
+        ConfigError: it is none that can be served.
+    """
+    if op == hvd.Average:
+        return 1.0
+    if op == hvd.Sum:
+        return float(world)
+    raise ConfigError(f"only op=hvd.Average and op=hvd.Sum are supported, got {op}")
+
+
+def _value(rank: int) -> float:
+    """Return the value of a rank's tokens. They differ, so that no other operation gives their mean or sum."""
+    return 3.0 if rank else 1.0
+
+
+# ---- what is refused at an optimizer's step ----
+
+
+def watch_steps(optimizer: Any, names: Mapping[int, str] | None) -> None:
+    """Refuse closures of a Horovod optimizer from now on, and tell of parameters that nobody reduces.
+
+    Args:
+        names: of parameters, by identity, if this rank tells of them.
+    """
+    optimizer.register_step_pre_hook(uncompiled(refuse_closure))
+    if names is None:
+        return
+    words = "optimizer and compression", "model, optimizer and compression"  # a model keeps the hooks of Horovod's
+    unexchanged = Unexchanged(lambda: _others(optimizer.param_groups, optimizer._requires_update, names), *words)
+
+    def look(*given: Any) -> None:
+        if not optimizer._handles:  # else Horovod has not fetched the results yet
+            unexchanged.look()
+
+    optimizer.register_step_pre_hook(uncompiled(look))
+
+
+def leave_frozen(optimizer: Any, frozen: Iterable[nn.Parameter]) -> None:
+    """Before an optimizer's own step, let it skip frozen parameters, as torch alone does.
+
+    Horovod has given them gradients of zeros, with which momentum and weight decay would move them.
+    """
+    if not optimizer._handles:  # else Horovod has not fetched the results yet
+        for parameter in frozen:
+            parameter.grad = None
+
+
+def leave_before_loading(optimizer: Any, leave: Callable[[], bool]) -> None:
+    """Give up the step under way before an optimizer loads a state, whereupon Horovod forgets that step.
+
+    Args:
+        leave: does so; returns whether all ranks have handed over all tokens of the step.
+    """
+    stock = optimizer.load_state_dict
+
+    @functools.wraps(stock)
+    def load(*given: Any, **options: Any) -> Any:
+        if leave():
+            await_tokens(optimizer)
+        return stock(*given, **options)
+
+    optimizer.load_state_dict = load
+
+
+def refuse_closure(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Refuse a closure, before a step: its gradients would come after Horovod has reduced those of the step.
+
+    Raises:
+        ConfigError: says what to do.
+    """
+    closure = options.get("closure", given[1] if len(given) > 1 else None)
+    if closure is not None and optimizer._should_synchronize:  # else the closure may do so itself
+        raise ConfigError(
+            "step(closure) would run its backward pass after the gradients were reduced, and ranks would drift apart; "
+            "call the closure before step(), or use DistributedUpdateOptimizer, whose local steps accept one"
+        )
+
+
+def _others(
+    groups: Iterable[dict[str, Any]], exchanged: Container[Any], names: Mapping[int, str]
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield what an optimizer has and ranks do not exchange, with names for people."""
+    for number, group in enumerate(groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter not in exchanged:
+                yield names.get(id(parameter)) or _place_in_words(number, place, parameter), parameter
+
+
+def _place_in_words(number: int, place: int, parameter: nn.Parameter) -> str:
+    return f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}"
+
+
+def left_out(groups: Iterable[dict[str, Any]], exchanged: Container[Any]) -> str | None:
+    """Return in words a parameter that is stepped with this rank's own gradient, None if there is none.
+
+    Args:
+        groups: of an optimizer.
+        exchanged: the parameters whose gradients or updates ranks exchange.
+    """
+    for name, parameter in _others(groups, exchanged, {}):
+        if parameter.requires_grad and parameter.grad is not None:
+            return f"{name},"
+    return None

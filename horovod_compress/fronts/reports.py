@@ -1,0 +1,155 @@
+"""What a compression tells of itself: counters, where they are reported, and parameters that it does not exchange."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import ConfigError
+from ..observe import verdict
+from ..observe.metrics import AtAnyTime, Stats
+from ..observe.reports import PrometheusFile, Reports, TensorBoard
+from .session import Session
+
+
+class Counters:
+    """What one compression counts, and where that is reported.
+
+    Args:
+        method: its name.
+
+    Attributes:
+        reports: to the log, and to wherever else they are asked for.
+    """
+
+    def __init__(self, session: Session, method: str) -> None:
+        self._session, self._method = session, method
+        reducer = session.reducer
+        self.reports = Reports(
+            reducer.metrics,
+            self.at_any_time,
+            self.stats,
+            reducer.next_step,
+            f"rank {session.job.number}: {method}",
+            line=reducer.rank == 0 and reducer.world > 1,  # with one rank there is nothing to exchange
+            pace=verdict.Pace(reducer.metrics, reducer.context.overlap),
+            total_steps=reducer.options.total_steps,
+            verdict=self._verdict,
+        )
+
+    def in_words(self) -> str:
+        """Return the method, the options that are not the defaults, and the ratio so far with what it is worth."""
+        reducer = self._session.reducer
+        asked = filter(None, (self._session.methods.differing(), reducer.options.differing()))
+        number = len(reducer.plan.buckets)
+        state = f"{' '.join(asked)}: {number} bucket{'s' * (number != 1)}, step {reducer.step}"
+        return "; ".join((state, self._verdict() or "nothing sent yet"))
+
+    def _verdict(self) -> str:
+        """Return in words what compression is worth; of updates only the ratio is known."""
+        reducer, steps = self._session.reducer, self._session.steps
+        if self.reports.updates:
+            return verdict.ratio(reducer.metrics)
+        total = reducer.options.total_steps
+        return verdict.in_words(reducer.metrics, self.reports.pace, steps.is_exact, reducer.step, total)
+
+    def stats(self) -> Stats:
+        """Return all counters, see :meth:`~.compression.BaseCompression.stats`."""
+        reducer, tuner = self._session.reducer, self._session.steps.tuner
+        return {
+            **self.at_any_time(),
+            "residual_norm": reducer.kept.residual_norm(),
+            "buckets": len(reducer.plan.buckets),
+            "collectives": sorted({state.round(reducer.step).collective.name for state in reducer.buckets}),
+            "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
+            "tuned": tuner is None or tuner.done,
+            "method": self._method,
+            "norm_ratio": reducer.norms.ratio.used(),
+            "gradient_norm": reducer.norms.ratio.norm,
+        }
+
+    def at_any_time(self) -> AtAnyTime:
+        """Return what can be read in the middle of a step too."""
+        reducer = self._session.reducer
+        return {**reducer.metrics.document(), **reducer.context.overlap.document()}
+
+    def publish(
+        self, tensorboard: Any, prometheus: str | os.PathLike[str] | None, every: int, labels: Mapping[str, str] | None
+    ) -> None:
+        """Report at regular intervals, see :meth:`~.compression.BaseCompression.publish`."""
+        number = self._session.job.number
+        file = None if prometheus is None else PrometheusFile(prometheus, number, self._method, labels)
+        board = None if tensorboard is None else TensorBoard(tensorboard)
+        if file:
+            _check_file(file.path)
+        if board:
+            self.reports.add(board, every)
+        if file:
+            self.reports.add(file, every)
+            _writers[file.path.resolve()] = self._session
+
+    def end(self) -> None:
+        """Leave the files to other compressions."""
+        for path in [path for path, writer in _writers.items() if writer is self._session]:
+            del _writers[path]
+
+
+_writers: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()  # by the files of this process
+
+
+def _check_file(path: Path) -> None:
+    """Refuse a file that another compression would write over.
+
+    Raises:
+        ConfigError: it is in use.
+    """
+    writer = _writers.get(path.resolve())
+    if writer is not None and not writer.is_over():
+        raise ConfigError(
+            f"{path} is already in use by a compression of this process; give each its own file name, or close() the "
+            "other one first"
+        )
+
+
+# ---- parameters that are trained but not exchanged, as they were frozen when that was planned ----
+
+#: Name at most so many.
+_NAMED = 5
+
+_log = logging.getLogger("horovod_compress")
+
+
+class Unexchanged:
+    """Warns once, in the first step in which such a parameter has a gradient.
+
+    Args:
+        others: returns the parameters that are not exchanged, by name.
+        planned: what was created while they were frozen.
+        again: what to create again so that they are exchanged.
+    """
+
+    def __init__(self, others: Callable[[], Iterable[tuple[str, nn.Parameter]]], planned: str, again: str) -> None:
+        self._others, self._words = others, (planned, again)
+        self._told = False
+
+    def look(self) -> None:
+        """Look at the gradients of a step; whenever they are all there."""
+        if self._told:
+            return
+        found = [name for name, parameter in self._others() if parameter.grad is not None and parameter.requires_grad]
+        if not found:
+            return
+        self._told = True
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        _log.warning(
+            "%s%s: has a gradient that is never reduced, because it was frozen or missing when %s were created; each "
+            "rank trains it on its own data, so it will differ between ranks, as without compression. Set "
+            "requires_grad before you create them, and freeze it later; or, to train it from here on, create %s again",
+            *(", ".join(found[:_NAMED]), more, *self._words),
+        )

@@ -1,0 +1,245 @@
+"""A started compression, from its first step to its end, and what becomes of one that nobody uses or closes."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..engine.agreement import differences
+from ..engine.job import Gathering, Job
+from ..engine.methods import Methods
+from ..engine.optimizer.family import uncompiled
+from ..engine.reducer import Reducer
+from ..errors import ConfigError, ExchangeError, HorovodCompressError
+from .steps import Named, Steps
+
+T = TypeVar("T")
+
+_log = logging.getLogger("horovod_compress")
+
+
+class Session:
+    """The started engine of one compression, with what a front has to know of its steps.
+
+    Args:
+        given: the parameters that the compression was given, by name.
+
+    Attributes:
+        others: those that were given and are not exchanged, as they were frozen.
+        lock: with two devices there are two threads of autograd, and both hand gradients over.
+        under_way: gradients handed over whose results were not fetched yet.
+        step: the one that these belong to.
+        compared: all ranks are known to hand over gradients alike.
+        unused: nothing was handed over yet, and no model or optimizer has the compression.
+        attached: the optimizer needs no tokens.
+        exchanges: "gradients" or "updates".
+    """
+
+    def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named) -> None:
+        self.job, self.methods, self.reducer = job, methods, reducer
+        # Not a number of this process: others may have made more compressions, or fewer.
+        self._tuning_name = f"hvc.tuning.{reducer.plan.fingerprint()}"
+        self.steps = Steps(reducer, methods, given, self._gather_times)
+        self.others = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
+        self.lock = threading.RLock()
+        self.under_way, self.step = 0, -1
+        self.compared, self.unused, self.attached = False, True, False
+        self.exchanges = "gradients"
+
+    def is_over(self) -> bool:
+        """Return whether nothing will be exchanged any more: closed, failed, or of ranks that are no longer there."""
+        if self.reducer.failure.closing or self.reducer.failure.failed():
+            return True
+        try:
+            self.job.check()
+        except ConfigError:
+            return True
+        return False
+
+    # ---- the other ranks ----
+
+    def gather(self, value: Any, name: str, *, by_name: bool = False) -> list[Any]:
+        """Return every rank's value.
+
+        Raises:
+            ExchangeError: not every rank arrived in time, or this one has heard that some rank has failed.
+        """
+        try:
+            return self._gather(value, name, by_name)
+        except ExchangeError:
+            self.reducer.wait_idle(0.0)  # raises what this rank has failed with, which says more
+            raise
+
+    def _gather_times(self, value: Any) -> list[Any]:
+        """Return every rank's measured times; where that fails, no rank goes on."""
+        try:
+            return self._gather(value, self._tuning_name)
+        except ExchangeError as error:
+            why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
+            raise (self.reducer.failure.call_off(why) or error) from error
+
+    def _gather(self, value: Any, name: str, by_name: bool = False) -> list[Any]:
+        limit, failed = self.reducer.options.longest_seconds, self.reducer.failure.failed
+        with self.reducer.context.progress.meeting():
+            return self.job.gather(value, Gathering(name, limit, by_name=by_name, failed=failed))
+
+    # ---- a step ----
+
+    def begin_step(self, is_attached: Callable[[], bool], report: Callable[[], None]) -> bool:
+        """Begin a step where nothing is under way; return whether the parameters have other numbers now.
+
+        Args:
+            is_attached: returns whether this rank does without what others would have to wait for; called once.
+            report: makes the reports that are due.
+        """
+        self.job.check()
+        self.unused = False
+        if not self.compared:
+            with self.lock:
+                if not self.compared:
+                    self._compare(is_attached())
+        if self.under_way:
+            return False
+        report()
+        return self.steps.begin()
+
+    def _compare(self, attached: bool) -> None:
+        """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
+        self.steps.settle_moments()
+        mine = differences.Way(
+            self.reducer.plan.fingerprint(), attached, self.steps.second_moment(), self.steps.options()
+        )
+        differences.check_all(self.gather(asdict(mine), "hvc.attach", by_name=True))
+        self.compared = True
+
+    def offer(self, index: int, grad: Tensor) -> int:
+        """Hand over one gradient, by the number of its parameter; return its step."""
+        self.step = step = self.reducer.offer(index, grad)
+        self.under_way += 1
+        return step
+
+    def result(self, index: int, step: int, result_scale: float | None = None) -> Tensor:
+        """Wait for one result and return it, see :meth:`~horovod_compress.engine.reducer.Reducer.result`."""
+        try:
+            result = self.reducer.result(index, step, result_scale)
+        except HorovodCompressError:
+            self.under_way = 0  # nobody fetches the other results of this step
+            raise
+        self.under_way -= 1
+        return result
+
+
+def in_backward() -> bool:
+    """Return whether this thread is inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+# ---- a compression that was created and then forgotten ----
+
+
+def look_for_steps(parameters: Iterable[nn.Parameter], unused: Callable[[bool], str | None]) -> Callable[[], object]:
+    """Warn at the first step of an optimizer that has gradients for a compression which got none of them.
+
+    Args:
+        parameters: those of the compression.
+        unused: returns the warning, None once the compression is in use or gone, and after a call with True, for
+            which it was given; must not keep the compression alive.
+
+    Returns:
+        Ends it.
+    """
+    ours, number = frozenset(map(id, parameters)), next(_numbers)
+
+    def look(optimizer: Any) -> None:
+        if unused(False) is None:
+            _looks.pop(number, None)
+            return
+        mine = (p for group in optimizer.param_groups for p in group["params"] if id(p) in ours)
+        # Horovod's broadcast of an optimizer's state makes a step with gradients of zeros.
+        if any(p.grad is not None and (p.grad.is_sparse or bool(p.grad.any())) for p in mine):
+            _looks.pop(number, None)
+            _log.warning("%s", unused(True))
+
+    _hook()
+    _looks[number] = look
+    return lambda: _looks.pop(number, None)
+
+
+#: What looks at each step of an optimizer, by number. Torch goes through its hooks while threads may end these, so it
+#: has one of ours that stays.
+_looks: dict[int, Callable[[Any], None]] = {}
+_numbers = itertools.count()
+
+
+@cache
+def _hook() -> object:
+    def look(optimizer: Any, *given: Any) -> None:
+        for each in list(_looks.values()):
+            each(optimizer)
+
+    return register_optimizer_step_pre_hook(uncompiled(look))
+
+
+def weakly(call: Callable[..., T], otherwise: T) -> Callable[..., T]:
+    """Return a bound method without what keeps its object alive: for threads, which would keep it for ever."""
+    method = weakref.WeakMethod(call)
+
+    def found(*given: Any) -> T:
+        bound = method()
+        return otherwise if bound is None else bound(*given)
+
+    return found
+
+
+class Closing:
+    """What is closed with a compression: by whoever calls that, or once nobody refers to the compression any more.
+
+    At the end of the program others see to it.
+    """
+
+    def __init__(self, compression: object, job: Job) -> None:
+        self._job, self._closers = job, list[Callable[[], object]]()
+        self._finalizer = weakref.finalize(compression, _dropped, job, self._closers)
+        self._finalizer.atexit = False
+
+    def add(self, close: Callable[[], object]) -> None:
+        """Close this too, after all others; it must not keep the compression alive."""
+        self._closers.append(close)
+
+    def close(self) -> None:
+        """Close everything; safe to call twice. In a fork it does nothing."""
+        self._finalizer.detach()
+        for close in () if self._job.forked() else self._closers:
+            close()
+
+
+def _dropped(job: Job, closers: Sequence[Callable[[], object]]) -> None:
+    """Close on a thread of its own: the garbage collector comes from any thread, with whatever lock that holds."""
+    if not job.forked():
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to end
+            _thread.start_new_thread(_start, (closers,))  # threading has locks of its own, for which this does not wait
+
+
+def _start(closers: Sequence[Callable[[], object]]) -> None:
+    """Close on a thread that Python knows, and forgets again."""
+    threading.Thread(target=_close, args=(closers,), name="hvc-dropped", daemon=True).start()
+
+
+def _close(closers: Sequence[Callable[[], object]]) -> None:
+    for close in closers:
+        try:
+            close()
+        except Exception as error:  # noqa: BLE001  the others are to be closed all the same
+            _log.warning("closing a compression that was dropped failed: %s", error)
