@@ -127,14 +127,14 @@ FAULTS = (
     ),
     Fault(
         "engine: values that count as 0 are told to nobody",
-        "horovod_compress/engine/bucket/nonfinite.py",
+        "horovod_compress/engine/turn.py",
         "self._zeroed[position] += int(where.sum())",
         "self._zeroed[position] += 0",
         "tests/battery/test_nonfinite.py",
     ),
     Fault(
         "engine: parts are decoded before all of their chunks are there",
-        "horovod_compress/engine/bucket/building.py",
+        "horovod_compress/engine/bucket/memory.py",
         "return _by_chunk(layout, work, order, max)",
         "return _by_chunk(layout, work, order, min)",
         "tests/battery/test_parts.py",
@@ -148,7 +148,7 @@ FAULTS = (
     ),
     Fault(
         "engine: results of gradients that are not contiguous stay away",
-        "horovod_compress/engine/buckets.py",
+        "horovod_compress/engine/turn.py",
         "flat.data_ptr() != grad.data_ptr()",
         "flat.data_ptr() == grad.data_ptr()",
         "tests/battery/test_dtypes.py",
@@ -198,7 +198,7 @@ FAULTS = (
     Fault(
         "engine: a saved residual may be NaN",
         "horovod_compress/engine/saved/checkpoint.py",
-        "if number := spoilt.count(saved[name]):",
+        "if number := withheld.count(saved[name]):",
         "if number := 0:",
         "tests/battery/test_checkpoint.py",
     ),

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # nothing is installed yet
 
 from horovod_compress.building import horovod  # noqa: E402
-from horovod_compress.building.stage import Failed, Stages  # noqa: E402
+from horovod_compress.building.stage import StageFailed, Stages  # noqa: E402
 
 # nvcc, cicc, its own headers, the runtime's headers and libraries, and CUB.
 NVCC = "cuda-toolkit[nvcc,nvvm,crt,cudart,cccl]"
@@ -30,7 +30,7 @@ def requirements(extras: str, project: Path = ROOT / "pyproject.toml") -> list[s
     content = tomllib.loads(project.read_text(encoding="utf-8"))
     known, names = content["project"]["optional-dependencies"], extras.replace(",", " ").split()
     if not known.keys() >= set(names):
-        raise Failed(f"EXTRAS is {extras!r}: pyproject.toml has {', '.join(known)}")
+        raise StageFailed(f"EXTRAS is {extras!r}: pyproject.toml has {', '.join(known)}")
     needed = [*content["build-system"]["requires"], *content["project"]["dependencies"], *horovod.NEEDS]
     return list(dict.fromkeys([*needed, *(entry for name in names for entry in known[name])]))
 
@@ -40,7 +40,7 @@ def cuda() -> list[str]:
     release = horovod.cuda_of_torch()
     if release and not release.startswith("13."):
         problem = f"torch is built for CUDA {release}, and CUDA=1 installs packages of CUDA 13"
-        raise Failed(f"{problem}: choose a torch for CUDA 13 with TORCH=, or go without:  make setup CUDA=0")
+        raise StageFailed(f"{problem}: choose a torch for CUDA 13 with TORCH=, or go without:  make setup CUDA=0")
     # Where torch says nothing, the oldest release, which asks least of a driver (580 or newer).
     return [*requirements("cuda"), *([] if horovod.find_nvcc(os.environ) else [f"{NVCC}=={release or '13.0'}.*"])]
 
@@ -67,7 +67,7 @@ def main(verb: str, *words: str) -> int:
             install_horovod(words == ("1",))
         else:
             print("\n".join(cuda() if verb == "cuda" else requirements(words[0])))
-    except (Failed, KeyboardInterrupt) as problem:
+    except (StageFailed, KeyboardInterrupt) as problem:
         print(f"\n{str(problem) or 'Interrupted: run make setup again, it keeps what is done.'}", file=sys.stderr)
         return 1
     return 0

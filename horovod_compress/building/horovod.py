@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .stage import Failed, Stages
+from .stage import StageFailed, Stages
 
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -137,7 +137,7 @@ def install(stages: Stages, environment: Mapping[str, str]) -> Path:
     """Installs Horovod into this Python's environment; returns its wheel, from the cache or built now.
 
     Raises:
-        Failed: a stage failed. A wheel whose library does not load is removed from the cache.
+        StageFailed: a stage failed. A wheel whose library does not load is removed from the cache.
     """
     found = facts(environment)
     entry = cache() / key(found)
@@ -150,7 +150,7 @@ def install(stages: Stages, environment: Mapping[str, str]) -> Path:
     stages.run("installing Horovod", [*PIP, "install", "--no-deps", "--no-index", "--force-reinstall", wheel])
     try:
         stages.run("loading Horovod", [sys.executable, "-c", LOADING])
-    except Failed:
+    except StageFailed:
         shutil.rmtree(entry)
         raise
     return wheel
@@ -170,7 +170,7 @@ def _build(stages: Stages, entry: Path, found: Mapping[str, Any], environment: M
         for file, old, new in CHANGES:
             text = (sources / file).read_text()
             if old not in text:
-                raise Failed(f"{sources / file} does not contain {old!r}: this is not Horovod {VERSION}")
+                raise StageFailed(f"{sources / file} does not contain {old!r}: this is not Horovod {VERSION}")
             (sources / file).write_text(text.replace(old, new))
         path = f"{sysconfig.get_path('scripts')}:{environment.get('PATH', '')}"
         if shutil.which("cmake", path=path) is None:
@@ -219,7 +219,7 @@ def with_nccl(environment: Mapping[str, str], links: Path, nvidia: Path = NVIDIA
         links: a folder in which linkers find NVIDIA's packages: those have libraries with a number only, and no lib64.
 
     Raises:
-        Failed: nvcc is of another CUDA than torch.
+        StageFailed: nvcc is of another CUDA than torch.
     """
     nvcc, torch = find_nvcc(environment, nvidia), cuda_of_torch()
     if not (nvcc and torch and (nvidia / "nccl").is_dir()):
@@ -227,7 +227,7 @@ def with_nccl(environment: Mapping[str, str], links: Path, nvidia: Path = NVIDIA
     release = re.search(r"release ((\d+)\.\d+)", said(nvcc, "--version"))
     if release and release[2] != torch.split(".")[0]:
         what = f"{nvcc} is of CUDA {release[1]}, and torch is built for CUDA {torch}"
-        raise Failed(f"{what}: set CUDACXX to an nvcc of the same major release")
+        raise StageFailed(f"{what}: set CUDACXX to an nvcc of the same major release")
     # It may be a script that starts another, which says where it is.
     top = re.search(r"^#\$ TOP=(.+)$", said(nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null"), re.MULTILINE)
     home = str(Path(top[1] if top else f"{nvcc}/../..").resolve())

@@ -36,7 +36,7 @@ The package index cannot be reached: check the network; for a proxy set HTTPS_PR
 _ERROR = re.compile(r"^(?!\s*(--|WARNING))(.*error:|\s*ERROR\b|.*\bError: |CMake Error|.*undefined reference)")
 
 
-class Failed(Exception):
+class StageFailed(Exception):
     """What a person needs to go on."""
 
 
@@ -56,7 +56,7 @@ class Stages:
         """Runs a command to its end; what ends this ends all that it has started.
 
         Raises:
-            Failed: its status is not 0.
+            StageFailed: its status is not 0.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         log, failed = self.logs / f"{title.replace(' ', '-')}.log", self.logs / "failed"
@@ -88,7 +88,7 @@ class Stages:
         if process.returncode != 0:
             reason = "another stage failed" if failed.exists() else self._reason(process.returncode, log)
             failed.touch()
-            raise Failed(f"{start}{title}: {reason}")
+            raise StageFailed(f"{start}{title}: {reason}")
         _write(f"{start}{_clock(began)}  {title}: done\n")
 
     def _reason(self, status: int, log: Path) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..building import horovod
-from ..building.stage import Failed, Stages
+from ..building.stage import StageFailed, Stages
 
 PROGRAM = "hvd-compress build-horovod"
 _MPI = {"HOROVOD_WITH_MPI": "1", "HOROVOD_CPU_OPERATIONS": "MPI"}
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{PROGRAM} builds against the torch that is there, and there is none: pip install torch", file=sys.stderr
         )
         return 1
-    except Failed as problem:
+    except StageFailed as problem:
         print(f"\n{problem}", file=sys.stderr)
         return 1
     if arguments.json:
@@ -77,6 +77,6 @@ def build(environment: Mapping[str, str]) -> Path:
     if not any(name.startswith("HOROVOD_GPU") for name in environment):
         try:
             environment = horovod.with_nccl(environment, folder / "gpu-links")
-        except Failed as problem:
+        except StageFailed as problem:
             print(f"Building without NCCL operations: {problem}", file=sys.stderr)
     return horovod.install(stages, environment)

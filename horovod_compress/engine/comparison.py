@@ -298,11 +298,6 @@ class Verification:
         if self.weights:
             self.weights.take(step, weights)
 
-    def due(self) -> bool:
-        """Return whether the results of the step under way are compared."""
-        every = self._context.options.verify_every
-        return bool(every) and self._context.world > 1 and (self._context.progress.step + 1) % every == 0
-
     def take(self, state: BucketState) -> None:
         """Look at the result of a bucket, before the training thread has it."""
         self._hashes[state.bucket.index] = self.hash(state)
@@ -333,10 +328,10 @@ class Verification:
                     f"would diverge. Suspect memory or hardware there, and resume from a checkpoint"
                 )
 
-    def compare_weights(self, step: int) -> None:
+    def compare_weights(self, weights: Weights, step: int) -> None:
         """Show the other ranks the hashes of this one's weights, if it is time to."""
-        weights, context = self.weights, self._context
-        if not weights or not weights.due(step):
+        context = self._context
+        if not weights.due(step):
             return
         names = self._buckets.plan.names()
         exchange = context.exchange(len(self._buckets), "weights", NonFiniteCount())

@@ -17,8 +17,7 @@ from ..exchange.collective import Exchange, FramePool
 from ..exchange.device import Deadline, Device
 from ..exchange.transports.transport import Transport
 from ..exchange.wire import NonFiniteCount, codec_id
-from ..observe.files import FlightRecorder
-from ..observe.metrics import Metrics, Overlap
+from ..observe.metrics import FlightRecorder, Metrics, Overlap
 from ..ops.keys import Key
 from ..options import Options
 from ..schedule.trial import Watch
@@ -237,6 +236,11 @@ class Context:
         #: Takes marks of time, while somebody wants to know them.
         self.watch: Watch | None = None
         self.pool = FramePool()
+
+    def verifies(self) -> bool:
+        """Return whether the results of the step under way are compared across ranks."""
+        every = self.options.verify_every
+        return bool(every) and self.world > 1 and (self.progress.step + 1) % every == 0
 
     def deadline(self) -> Deadline:
         """Return the end of a wait that begins now, for the other ranks or for a device."""

@@ -97,14 +97,15 @@ class Exchanging:
             return turn if turn and turn.full else None
 
         def ready() -> bool:
-            return bool(full() or failure.closing or failure.pending()) or state not in self._buckets
+            ended = failure.closing or failure.broken or failure.flooded
+            return bool(ended or full()) or state not in self._buckets
 
         progress.awaits(number)
         while True:
             with changed:
                 if changed.wait_for(ready, _LOOK_SECONDS):
-                    if error := failure.pending():
-                        raise error
+                    if failure.broken or failure.flooded:
+                        raise failure.pending()
                     if failure.closing or state not in self._buckets:
                         return None
                     turn = full()
@@ -125,25 +126,29 @@ class Exchanging:
             context.watch.exchanged(bucket.index, time.perf_counter() - began)
         self._norms.note(turn, bad)
         context.metrics.bytes_dense += 8 * bucket.count * (context.world - 1) / context.world
-        self._decode_later(turn, partial(self._complete, turn, bad, self._verification.due()))
+        self._decode_later(turn, partial(self._complete, turn, bad, self._context.verifies()))
 
     def _end_step(self, step: int) -> None:
-        if self._verification.due():
+        if self._context.verifies():
             self.decoding.drain()
             if self._failure.broken:
                 raise self._failure.broken
             self._verification.compare_results()
-        self._verification.compare_weights(step)
+        if self._verification.weights:
+            self._verification.compare_weights(self._verification.weights, step)
         self._context.progress.step += 1
         self._context.metrics.end_step()
 
     def _decode_later(self, turn: Turn, task: Callable[[], None]) -> None:
         """Give the decoding thread a task that follows on what this thread has queued."""
         device = turn.state.device
-        if (event := device.record_event()) is None:
-            self.decoding.put(task)
-        else:
-            self.decoding.put(lambda: (device.wait_events(event), task())[1])
+        event = device.record_event()
+
+        def then() -> None:
+            device.wait_events(event)
+            task()
+
+        self.decoding.put(task if event is None else then)
 
     # ---- the decoding thread ----
 

@@ -57,8 +57,10 @@ class Failure:
     def __init__(self, context: Context, on_unseen: Callable[[str], None]) -> None:
         self._context, self._on_unseen = context, on_unseen
         self._workers: list[Worker] = []
-        self._failure: HorovodCompressError | None = None
-        self._flooded = False  # whether another rank has stopped
+        #: What this rank has failed with; nothing more will come of it then.
+        self.error: HorovodCompressError | None = None
+        #: Whether another rank has stopped.
+        self.flooded = False
         self._note: dict[str, Any] | None = None  # left for the other ranks
         self._seen = False  # whether the training thread has seen the failure
         #: What another thread than the exchange thread failed with, or what the exchange thread was called off for.
@@ -72,17 +74,17 @@ class Failure:
 
     def failed(self) -> bool:
         """Return whether this rank has failed, for whatever reason; nothing more will come of it then."""
-        return self._failure is not None
+        return self.error is not None
 
     def raise_if_failed(self) -> None:
         """Raise the failure on the training thread."""
-        if self._failure:
+        if self.error:
             self._seen = True
-            raise type(self._failure)(*self._failure.args) from self._failure.__cause__
+            raise type(self.error)(*self.error.args) from self.error.__cause__
 
-    def pending(self) -> HorovodCompressError | None:
-        """Return what the exchange thread has to fail with when it waits for gradients, if anything."""
-        return self.broken or (CalledOff(_STOPPED) if self._flooded else None)
+    def pending(self) -> HorovodCompressError:
+        """Return what the exchange thread has to fail with when it waits for gradients, being ``broken`` or flooded."""
+        return self.broken or CalledOff(_STOPPED)
 
     def close(self) -> bool:
         """Take note that the reducer is being closed; return whether it was not already."""
@@ -94,7 +96,7 @@ class Failure:
 
     def tell_of_closing(self) -> None:
         """Let the other ranks know that this one is being closed, if that is in the middle of an exchange."""
-        if not self._failure and self._context.progress.place()[2] == EXCHANGED:
+        if not self.error and self._context.progress.place()[2] == EXCHANGED:
             self._tell(**note_of(_closed_in_exchange(self._context)))
 
     # ---- other threads than the exchange thread ----
@@ -141,13 +143,13 @@ class Failure:
         self.give_up(why)
         with self._context.changed:
             self._context.changed.wait_for(self.failed, _NOTES_SECONDS + _MORE_SECONDS)
-            self._seen = self._failure is not None
-            return self._failure and type(self._failure)(*self._failure.args)
+            self._seen = self.error is not None
+            return self.error and type(self.error)(*self.error.args)
 
     def hear(self) -> None:
         """Fail with another rank, even where this one has nothing to exchange; and pass it on."""
         with self._context.changed:
-            self._flooded = True
+            self.flooded = True
             self._context.changed.notify_all()
             self._context.changed.wait_for(self.failed, _FLOOD_SECONDS)
         self.give_up(_STOPPED, stuck=True)
@@ -160,7 +162,7 @@ class Failure:
             more: for the note, see :func:`.agreement.notes.note`.
         """
         with self._context.changed:
-            if self.closing or self._failure or self.broken or self._note:
+            if self.closing or self.error or self.broken or self._note:
                 return
             self.broken = CalledOff(why)
             self._context.changed.notify_all()
@@ -244,7 +246,7 @@ class Failure:
         context.recorder.dump(context.rank, str(failure), world=context.world, host=host, note=self._note)
         failure.__cause__ = None
         with context.changed:
-            self._failure = failure
+            self.error = failure
             self.over.set()
             context.changed.notify_all()
         self._tell_training_thread(str(failure))
@@ -269,8 +271,8 @@ def _closed_in_exchange(context: Context) -> ExchangeError:
 #
 # A rank may keep the others waiting for minutes before it comes to an exchange: it evaluates, or writes a checkpoint.
 # Nothing moves on its connections then, as if it were frozen. So ranks that wait ask the others how far they have come.
-# The answer is given by a thread that has nothing else to do, so a process gives none only if it is stopped, or gone, or
-# code in it keeps the interpreter's lock.
+# The answer is given by a thread that has nothing else to do, so a process gives none only if it is stopped, or gone,
+# or code in it keeps the interpreter's lock.
 
 _LOOK_SECONDS = 1.0
 #: A wait of this share of the limit makes a rank ask, and ask again.
@@ -290,7 +292,7 @@ class Patience:
     """Watches over the waits of one rank, on a thread of its own; answers those of the others."""
 
     def __init__(self, context: Context, failure: Failure) -> None:
-        self._context, self._failure = context, failure
+        self._context, self.error = context, failure
         self._limit, self._tells = context.options.flow_seconds, _WARN_SECONDS
         self._two_limits = context.options.timeout is None  # else the transport's own deadline is all there is
         self._since: float | None = None  # of the wait that is watched
@@ -306,7 +308,7 @@ class Patience:
 
     def _run(self) -> None:
         every = min(_LOOK_SECONDS, self._every())
-        while not self._failure.over.wait(every):
+        while not self.error.over.wait(every):
             self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
@@ -342,11 +344,11 @@ class Patience:
         self._whole = None if missing else (self._whole or now)
         silent = [rank for rank, at in sorted(heard.items()) if now - at >= self._limit]
         if self._two_limits and silent:
-            self._failure.give_up(f"rank(s) {listed(silent)} gave no sign of life for {self._limit:g} s")
+            self.error.give_up(f"rank(s) {listed(silent)} gave no sign of life for {self._limit:g} s")
         elif self._two_limits and missing and now - since >= self._context.options.busy_seconds:
-            self._failure.give_up(f"rank(s) {listed(missing)} kept the others waiting for {now - since:.0f} s")
+            self.error.give_up(f"rank(s) {listed(missing)} kept the others waiting for {now - since:.0f} s")
         elif self._two_limits and self._whole and now - self._whole >= self._limit:
-            self._failure.give_up(f"the exchange took more than {self._limit:g} s, with every rank in it")
+            self.error.give_up(f"the exchange took more than {self._limit:g} s, with every rank in it")
         elif missing and not self._told and self._tells <= now - since < self._context.options.busy_seconds - _SOON:
             self._told = True
             self._tell(now, since, missing, [rank for rank, at in heard.items() if now - at >= self._tells / 2])

@@ -165,7 +165,7 @@ class Kept:
         self.show_tables()
 
     def show_tables(self) -> None:
-        """Show them what tables hold, if something else than a round has changed it: rounds do so by consensus bytes."""
+        """Show them what tables hold, if anything but a round has changed it: rounds do so by consensus bytes."""
         if self.tables_touched:
             held = [table for _, table in sorted(self.tables().items())]
             self._context.operands.show(TABLES, f"{hash_of(held):016x}" if held else None)

@@ -97,14 +97,11 @@ class Reducer:
     # ---- offer: the training thread ----
 
     def offer(self, index: int, grad: Tensor) -> int:
-        """Hand over one gradient; never blocks.
+        """Hand over one gradient; never blocks. Returns the step that it belongs to, for ``result``.
 
         Args:
             index: of the tensor, in plan order.
             grad: of the tensor's shape and dtype; it belongs to the reducer until ``result``.
-
-        Returns:
-            The step that the gradient belongs to, for ``result``.
 
         Raises:
             ConfigError: the gradient does not fit, or was offered before in this step.
@@ -131,7 +128,8 @@ class Reducer:
     def _claim(self, index: int) -> Turn:
         """Announce a gradient; return the turn of its bucket, which begins with the first one."""
         self._hooks.check_usable()  # first: an elastic job would retry the failure of the run before without end
-        self.failure.raise_if_failed()
+        if self.failure.error:
+            self.failure.raise_if_failed()
         if self.failure.closing:
             raise ConfigError(f"rank {self.rank}: this compression was closed; create a new one")
         (state, position), context = self.buckets.where(index), self.context
@@ -245,7 +243,7 @@ class Reducer:
         changed, failure = self.context.changed, self.failure
         while True:
             with changed:
-                if changed.wait_for(lambda: ready() or failure.failed(), _LOOK_SECONDS):
+                if changed.wait_for(lambda: ready() or failure.error, _LOOK_SECONDS):
                     break
                 self._check_coming(step)
                 done = self.context.progress.done  # without this step, which may end at any moment
@@ -254,7 +252,8 @@ class Reducer:
                 self.start.check(done)
             except MismatchError as error:  # others wait for an answer that this rank will not give: stop them
                 failure.report("waiting", error)
-        failure.raise_if_failed()
+        if failure.error:
+            failure.raise_if_failed()
 
     def _check_coming(self, step: int) -> None:
         """Raise what keeps a step from ever coming to an end."""
@@ -304,7 +303,7 @@ class Reducer:
     def wait_idle(self, seconds: float) -> bool:
         """Wait until the exchange thread has finished what was offered; return whether it has."""
         end = time.monotonic() + seconds
-        while not self.idle() and time.monotonic() < end and not self.failure.failed():
+        while not self.idle() and time.monotonic() < end and not self.failure.error:
             time.sleep(0.001)
         self.failure.raise_if_failed()
         return self.idle()
@@ -323,12 +322,9 @@ class Reducer:
         self.context.watch = watch
 
     def freeze(self, indices: Iterable[int]) -> None:
-        """Exchange nothing for these tensors from the next step on; on every rank alike. Their results are 0.
+        """Exchange nothing for these tensors, by place in the plan, from the next step on; on every rank alike.
 
-        What is kept for them stays as it is, and is used again when they are no longer frozen.
-
-        Args:
-            indices: in plan order; all others are not frozen.
+        Their results are 0. What is kept for them stays, and is used again when they are no longer frozen.
         """
         self.start.freeze(frozenset(indices))
 
@@ -350,7 +346,7 @@ class Reducer:
         Raises:
             ConfigError: says what they should be.
         """
-        if not self.wait_idle(self.options.longest_seconds):
+        if not self.settled():
             raise ConfigError(f"rank {self.rank}: buckets can be changed between steps only, and a step is under way")
         kept.check_plan(self.context, self.buckets, plan)
 
@@ -380,14 +376,11 @@ class Reducer:
     # ---- the end ----
 
     def leave_word(self, why: str) -> None:
-        """Tell the other ranks why this one leaves, in words; the first reason counts."""
+        """Tell the other ranks why this one leaves; the first reason counts."""
         leave_word(self.context.transport, why)
 
     def close(self) -> None:
-        """Stop all threads and close the transport; safe to call twice.
-
-        An exchange under way is called off, and fails on the other ranks.
-        """
+        """Stop all threads and close the transport; safe to call twice. Other ranks fail in an exchange under way."""
         first, transport, exchanging = self.failure.close(), self.context.transport, self._exchanging
         self._offering.leave_out()
         exchanging.join(_CLOSE_SECONDS)

@@ -20,7 +20,7 @@ from torch import nn
 from ..codecs import registry
 from ..codecs.base import Codec
 from ..codecs.masked import Masked
-from ..codecs.registry import available
+from ..codecs.registry import built_in
 from ..engine.job import Job
 from ..engine.methods import Methods, per_layer
 from ..errors import ConfigError
@@ -95,7 +95,7 @@ def add_factories(kind: Any, ranks: RanksOption, refused: Iterable[str]) -> None
     """
     made = [_create(kind, ranks), _per_layer(kind, ranks)]
     kind.create = staticmethod(made[0])  # the others call it
-    made += [_factory(kind, name, ranks) for name in available()]
+    made += [_factory(kind, name, ranks) for name in built_in()]
     for function in made:
         function.__qualname__ = f"{kind.__name__}.{function.__name__}"
         function.__module__ = kind.__module__
@@ -111,7 +111,7 @@ def _create(kind: Any, ranks: RanksOption) -> Callable[..., Any]:
     create.__doc__ = f"""Create a compression by the name of its method.
 
         Args:
-            method: one of :func:`available`, or what :func:`method`, :func:`masked` or :func:`by_step` returns.
+            method: one of :func:`built_in`, or what :func:`method`, :func:`masked` or :func:`by_step` returns.
             named_parameters: of the model, in forward order; parameters that need no gradient are skipped.
             options: those of the method and those of all methods; ``{ranks.name}``: {ranks.said}
         """

@@ -61,8 +61,8 @@ class Ranks(Protocol):
         self,
         model: nn.Module,
         method: MethodName | Codec,
-        optimizer: Optimizer | None = None,
         wrap: Wrap = as_it_is,
+        optimizer: Optimizer | None = None,
         **options: Any,
     ) -> Training:
         """Begin a training with a method; by SGD, if nothing else is given.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..codecs.registry import available
+from ..codecs.registry import built_in
 from ..errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
 from ..exchange.wire import HEADER_BYTES
 from ..known import MethodName
@@ -29,7 +29,7 @@ _SHAPES = {"first": (61, 97), "second": (33,), "third": (1,), "last": (128, 64)}
 _PLANTED_IN = "marsit"  # the method in whose check a fault is planted
 
 
-class Failed(Exception):
+class CheckFailed(Exception):
     """A check has found something wrong; says where."""
 
 
@@ -90,7 +90,7 @@ class _Trained:
 
     def __init__(self, ranks: Ranks, method: MethodName, seconds: float = PATIENCE, **options: Any) -> None:
         self.model = _Model(ranks.rank)
-        fixed = {"schedule": "layerwise", "verify_every": 1, "timeout": seconds}
+        fixed: dict[str, Any] = {"schedule": "layerwise", "verify_every": 1, "timeout": seconds}
         self.compression, self.optimizer, self._called = ranks.train(self.model, method, self._wrap, **fixed, **options)
 
     def _wrap(self, transport: Any) -> Any:
@@ -126,7 +126,7 @@ class Checks:
             problem = detail = ""
             try:
                 detail = check()
-            except (Failed, HorovodCompressError) as error:
+            except (CheckFailed, HorovodCompressError) as error:
                 problem = f"{type(error).__name__}: {error}" if isinstance(error, HorovodCompressError) else str(error)
             seconds = time.monotonic() - began
             found.append({"check": name, "ok": not problem, "seconds": seconds, "detail": problem or detail})
@@ -137,7 +137,7 @@ class Checks:
         return found
 
     def _all(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        for method in available():
+        for method in built_in():
             yield f"same bits: {method}", partial(self.same_bits, method)
         yield "corruption", self.corruption
         yield "mismatch", self.mismatch
@@ -152,7 +152,7 @@ class Checks:
         """Train with a method; every rank must have the same weights, bit for bit.
 
         Raises:
-            Failed: names the parameter and the ranks that differ.
+            CheckFailed: names the parameter and the ranks that differ.
         """
         planted = self._plant if method == _PLANTED_IN else ""
         plant = planted if self._mine else ""
@@ -181,7 +181,9 @@ class Checks:
             values = [found[name] for found in every]
             usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
             if odd := [rank for rank, value in enumerate(values) if value != usual]:
-                raise Failed(f"parameter {name} on rank(s) {', '.join(map(str, odd))} differs from that of the others")
+                raise CheckFailed(
+                    f"parameter {name} on rank(s) {', '.join(map(str, odd))} differs from that of the others"
+                )
 
     # ---- faults ----
 
@@ -189,7 +191,7 @@ class Checks:
         """Change one bit on its way: the rank that gets it must refuse the frame, and no rank may go on.
 
         Raises:
-            Failed: some rank went on.
+            CheckFailed: some rank went on.
         """
         job, told = _Trained(self._ranks, "marsit", seconds=10.0), ""
         if self._mine:
@@ -203,14 +205,14 @@ class Checks:
             job.compression.close()
         every = self._gather(told, "corruption")
         if "" in every or "refused" not in every:
-            raise Failed(f"a changed bit was not refused: the ranks {every}")
+            raise CheckFailed(f"a changed bit was not refused: the ranks {every}")
         return f"rank {every.index('refused')} refused a frame with one bit changed; all stopped"
 
     def mismatch(self) -> str:
         """Give one rank another seed: all must refuse to start.
 
         Raises:
-            Failed: some rank started.
+            CheckFailed: some rank started.
         """
         try:
             _Trained(self._ranks, "qsgd", seed=int(self._mine)).compression.close()
@@ -219,14 +221,14 @@ class Checks:
             told = str(error)
         every = self._gather(told, "mismatch")
         if not all("seed" in found for found in every):
-            raise Failed(f"a different seed on rank {self._victim} was not refused: {every}")
+            raise CheckFailed(f"a different seed on rank {self._victim} was not refused: {every}")
         return "a different seed on one rank was refused at the start, by name"
 
     def drift(self) -> str:
         """Change one bit of what one rank decodes: the comparison of results after the step must find it.
 
         Raises:
-            Failed: it was not found, or blamed on another rank.
+            CheckFailed: it was not found, or blamed on another rank.
         """
         job, told = _Trained(self._ranks, "fp16", exchange="ring"), ""
         if self._ranks.rank == (self._victim - 1) % self._ranks.size:  # from which the victim has its results
@@ -241,7 +243,7 @@ class Checks:
         every = self._gather(told, "drift")
         # Of two ranks that differ nobody knows which is right, and the first is taken to be.
         if not all(f"on rank(s) {self._victim} differs" in found for found in every):
-            raise Failed(f"a changed bit of a result on rank {self._victim} was not found: {every}")
+            raise CheckFailed(f"a changed bit of a result on rank {self._victim} was not found: {every}")
         return "one changed bit of a result was found in its step, by bucket and rank"
 
 

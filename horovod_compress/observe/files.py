@@ -1,17 +1,13 @@
 """Files that a rank writes: one for each rank, which a reader sees whole or not at all.
 
-Beside reports there are *flight records*: a rank's last events, for the message of its failure and for what is looked
-at afterwards. What a rank has said of its failure is checked, as nobody can ask it any more when others read it.
+What a rank has said of its failure is checked, as nobody can ask it any more when others read it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +16,6 @@ from ..errors import ConfigError, one_line
 
 _log = logging.getLogger("horovod_compress")
 
-#: What goes on beside an exchange, on other threads.
-_BESIDE = ("offer", "decode")
 #: A frame's header names no more.
 MOST_RANKS = 1 << 16
 _MOST = 1 << 62  # of steps, buckets and hops
@@ -112,49 +106,3 @@ def is_count(found: object, below: int = _MOST) -> bool:
 
 def _are_counts(found: Any, count: int) -> bool:
     return isinstance(found, (list, tuple)) and len(found) == count and all(map(is_count, found))
-
-
-class FlightRecorder:
-    """The last events of this rank, for the message and the post-mortem of a fault."""
-
-    def __init__(self, size: int = 256) -> None:
-        self.events: deque[tuple[float, int, int, str, int]] = deque(maxlen=size)
-        self._last: tuple[float, int, int, str, int] | None = None
-
-    def note(self, step: int, bucket: int, event: str, hop: int = -1) -> None:
-        noted = (time.time(), step, bucket, event, hop)
-        self.events.append(noted)
-        if event not in _BESIDE or self._last is None:
-            self._last = noted  # kept apart: many offers may follow a stuck exchange
-
-    def last(self) -> str:
-        """Describe the last event of an exchange in words; offers go on beside it."""
-        if self._last is None:
-            return "nothing yet"
-        _, step, bucket, event, hop = self._last
-        return f"{event}{f' {hop}' if hop >= 0 else ''} of bucket {bucket}, step {step}"
-
-    def document(self, rank: int, failure: str, **more: Any) -> dict[str, Any]:
-        """Return the events as plain data, the oldest first."""
-        names = ("time", "step", "bucket", "event", "hop")
-        events = [dict(zip(names, event, strict=True)) for event in list(self.events)]
-        return {"rank": rank, "time": time.time(), "failure": failure, "events": events, **more}
-
-    def dump(self, rank: int, failure: str, **more: Any) -> None:
-        """Write ``rank<N>.json`` to the folder of ``HVC_DUMP_DIR``, if that is set.
-
-        It never raises: a full disk must not hide the failure that there is to report.
-
-        Args:
-            failure: the error's text.
-            more: what else is known, as plain data.
-        """
-        folder = os.environ.get("HVC_DUMP_DIR", "")
-        if not folder:
-            return
-        try:
-            path = Path(folder) / f"rank{rank}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_whole(path, json.dumps(self.document(rank, failure, **more)) + "\n")
-        except OSError as error:
-            _log.warning("HVC_DUMP_DIR=%s: the flight record of rank %d was not written: %s", folder, rank, error)

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class TensorSpec:
     dtype: str
     device: str = field(default="cpu", compare=False)
 
-    @property
+    @cached_property
     def count(self) -> int:
         return math.prod(self.shape)
 
@@ -77,7 +78,7 @@ class Bucket:
     def compressed(self) -> bool:
         return self.method > 0
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Elements, gaps not included."""
         return sum(tensor.count for tensor in self.tensors)

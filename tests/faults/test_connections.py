@@ -19,7 +19,7 @@ from horovod_compress.exchange.device import Deadline
 from horovod_compress.exchange.transports import connecting
 from horovod_compress.exchange.transports.connecting import Listener
 from horovod_compress.exchange.transports.gloo import GlooTransport
-from horovod_compress.observe.files import FlightRecorder
+from horovod_compress.observe.metrics import FlightRecorder
 from tests.support.connected import connected
 
 LONG, SOON = 30.0, 3.0

@@ -18,7 +18,7 @@ import pytest
 
 import setup_env
 from horovod_compress.building import horovod
-from horovod_compress.building.stage import Failed, Stages
+from horovod_compress.building.stage import StageFailed, Stages
 from horovod_compress.cli import build_horovod, command as cli
 
 SECONDS = 60.0  # that anything here may take on a busy machine
@@ -58,7 +58,7 @@ def test_a_stage_is_a_line_and_a_log(stages: Stages, capsys: pytest.CaptureFixtu
 def test_a_failure_shows_what_matters_and_what_to_do(stages: Stages) -> None:
     noise = "for i in $(seq 100); do echo '-- no error: noise'; done"
     script = f"{noise}; echo 'x.cpp:1: fatal error: omp.h: No such file or directory'; echo why; {noise}; exit 7"
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(StageFailed) as failed:
         stages.run("building it", ["sh", "-c", script])
     said = str(failed.value)
     assert said.startswith("building it: make setup failed with status 7.\n\n  | x.cpp:1: fatal error: omp.h")
@@ -84,7 +84,7 @@ def test_a_failure_shows_what_matters_and_what_to_do(stages: Stages) -> None:
     ],
 )
 def test_each_cause_has_its_advice(stages: Stages, line: str, remedy: str) -> None:
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(StageFailed) as failed:
         stages.run("it", ["sh", "-c", f"cat <<'END'\nCollecting things\n{line}\nmake: *** [all] Error 2\nEND\nexit 1"])
     assert remedy in str(failed.value)
 
@@ -148,7 +148,7 @@ class Builds(Stages):
     def run(self, title: str, command: Sequence[Any], environment: Any = None) -> None:
         done.append(title)
         if fails and title in fails[0]:
-            raise KeyboardInterrupt if fails[0].endswith("!") else Failed(title)
+            raise KeyboardInterrupt if fails[0].endswith("!") else StageFailed(title)
         if title.startswith("downloading"):
             folder = Path(command[command.index("-d") + 1])
             sources = folder / "sources" / f"horovod-{horovod.VERSION}"
@@ -193,7 +193,7 @@ def test_a_wheel_is_built_once_for_the_same_facts(builds: Builds) -> None:
 @pytest.mark.parametrize("at", ["downloading Horovod", "building Horovod!"])
 def test_a_build_that_ends_early_leaves_nothing(builds: Builds, at: str) -> None:
     fails.append(at)
-    with pytest.raises((Failed, KeyboardInterrupt)):
+    with pytest.raises((StageFailed, KeyboardInterrupt)):
         horovod.install(builds, {})
     assert [path.suffix for path in horovod.cache().iterdir()] == [".lock"]
     entry = next(horovod.cache().iterdir()).stem
@@ -205,7 +205,7 @@ def test_a_build_that_ends_early_leaves_nothing(builds: Builds, at: str) -> None
 
 def test_a_wheel_whose_library_does_not_load_is_not_kept(builds: Builds) -> None:
     fails.append("loading Horovod")
-    with pytest.raises(Failed):
+    with pytest.raises(StageFailed):
         horovod.install(builds, {})
     assert [path.suffix for path in horovod.cache().iterdir()] == [".lock"]
 
@@ -217,7 +217,7 @@ def test_other_sources_than_those_of_the_changes_are_refused(builds: Builds, mon
 
     unpack = shutil.unpack_archive
     monkeypatch.setattr(horovod.shutil, "unpack_archive", older)
-    with pytest.raises(Failed, match=r"setup.py does not contain .*this is not Horovod 0.28.1"):
+    with pytest.raises(StageFailed, match=r"setup.py does not contain .*this is not Horovod 0.28.1"):
         horovod.install(builds, {})
 
 
@@ -280,7 +280,7 @@ def test_nccl_operations_come_where_all_that_they_need_is_there(
         "libnccl.so"
     ]
     monkeypatch.setattr(horovod, "cuda_of_torch", lambda: "12.6")
-    with pytest.raises(Failed, match=r"is of CUDA 13.0, and torch is built for CUDA 12.6"):
+    with pytest.raises(StageFailed, match=r"is of CUDA 13.0, and torch is built for CUDA 12.6"):
         horovod.with_nccl(given, links, nvidia)
     monkeypatch.setattr(horovod, "cuda_of_torch", lambda: None)
     assert horovod.with_nccl(given, links, nvidia) == given
@@ -292,7 +292,7 @@ def test_one_switch_adds_what_gpus_need(nvidia: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(horovod, "find_nvcc", lambda environment: "/usr/bin/nvcc")
     assert not any("toolkit" in name for name in setup_env.cuda())
     monkeypatch.setattr(horovod, "cuda_of_torch", lambda: "12.6")
-    with pytest.raises(Failed, match="choose a torch for CUDA 13"):
+    with pytest.raises(StageFailed, match="choose a torch for CUDA 13"):
         setup_env.cuda()
 
 
@@ -311,7 +311,7 @@ def test_cuda_of_torch_is_read_and_not_imported(monkeypatch: pytest.MonkeyPatch,
 def test_requirements_come_from_pyproject() -> None:
     names = {entry.split(">")[0] for entry in setup_env.requirements("test demo,test")}
     assert {"setuptools", "pybind11", "numpy", "pytest", "scikit-learn", "cloudpickle"} <= names
-    with pytest.raises(Failed, match=r"EXTRAS is 'nothing': pyproject.toml has torch, cuda"):
+    with pytest.raises(StageFailed, match=r"EXTRAS is 'nothing': pyproject.toml has torch, cuda"):
         setup_env.requirements("nothing")
 
 

@@ -37,7 +37,15 @@ INNER = {
     "codecs.shared": {"codecs.base", "codecs.work"},
     "engine.agreement": {"engine.methods"},
     "engine.bucket": set(),
-    "engine.optimizer": {"engine.agreement", "engine.methods", "engine.norms", "engine.reducer", "engine.sealed"},
+    "engine.optimizer": {
+        "engine.agreement",
+        "engine.kept",
+        "engine.methods",
+        "engine.norms",
+        "engine.reducer",
+        "engine.saved",
+    },
+    "engine.saved": {"engine.bucket", "engine.methods", "engine.norms", "engine.reducer"},
     "exchange.transports": {"exchange.device"},
     "fronts.horovod": FRONTS,
     "fronts.torch_dist": FRONTS,
@@ -292,7 +300,7 @@ def test_a_room_that_is_not_below_is_noticed(module: str, used: str) -> None:
         ("exchange.transports.gloo", "exchange.wire"),
         ("exchange.device", "exchange.collective"),
         ("schedule.plan", "schedule.trial"),
-        ("engine.agreement.way", "engine.reducer"),
+        ("engine.agreement.notes", "engine.reducer"),
     ],
 )
 def test_an_inner_room_that_looks_out_is_noticed(module: str, used: str) -> None:

@@ -12,8 +12,8 @@ from horovod_compress.codecs.base import Codec
 
 PACKAGE = Path(horovod_compress.__file__).parent
 
-#: Lines of a module; methods of a class, whoever may call them; and attributes that it gives itself.
-MOST = {"lines": 400, "methods": 20, "attributes": 15}
+#: Lines of a module; public methods of a class, which a reader has to know; and attributes that it gives itself.
+MOST = {"lines": 400, "methods": 20, "attributes": 17}
 #: Methods of the interface that every compression method fills in.
 MOST_OF_A_CODEC = 10
 
@@ -24,7 +24,8 @@ def sizes(name: str, source: str) -> Iterator[tuple[str, str, int]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             methods = [inner for inner in node.body if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))]
-            yield f"{name} {node.name}", "methods", len(methods)
+            public = {method.name for method in methods if not method.name.startswith("_")}  # a setter is no other
+            yield f"{name} {node.name}", "methods", len(public)
             yield f"{name} {node.name}", "attributes", len(set(attributes(node)))
 
 
@@ -78,7 +79,7 @@ class A:
     counted = {(what, kind): number for what, kind, number in sizes("m.py", source)}
     expected = {
         "m.py": {"lines": 17},
-        "m.py A": {"methods": 2, "attributes": 5},
-        "m.py B": {"methods": 1, "attributes": 1},
+        "m.py A": {"methods": 1, "attributes": 5},
+        "m.py B": {"methods": 0, "attributes": 1},
     }
     assert counted == {(what, kind): number for what, each in expected.items() for kind, number in each.items()}

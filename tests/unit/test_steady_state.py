@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from horovod_compress.codecs.by_step import by_step, method
-from horovod_compress.observe.files import FlightRecorder
-from horovod_compress.observe.metrics import PHASES, Metrics
+from horovod_compress.observe.metrics import PHASES, FlightRecorder, Metrics
 from tests.support.local import Fleet, random_grads, spec
 
 TENSORS = [spec("a", 300, 200), spec("b", 777), spec("c", 3)]

@@ -153,11 +153,11 @@ def test_only_a_planted_fault_is_waited_for_briefly(
 
     def job(ranks: Any, method: str, seconds: float, **options: Any) -> None:
         given.append(seconds)
-        raise selftest.Failed
+        raise selftest.CheckFailed
 
     monkeypatch.setattr(selftest, "_Trained", job)
     ranks: Any = SimpleNamespace(rank=rank, size=2)
-    with pytest.raises(selftest.Failed):
+    with pytest.raises(selftest.CheckFailed):
         selftest.Checks(ranks, plant).same_bits(method)
     assert (given[0] < PATIENCE) is hurried
 

@@ -134,7 +134,7 @@ class _Bench:
         """Return what the steps with some buckets took."""
         model = self._model()
         options: dict[str, Any] = {"schedule": plan, "exchange": self._case.world.exchange, "timeout": _TIMEOUT_SECONDS}
-        training = self._ranks.train(model, self._codec, _NullOptimizer(model.parameters()), **options)
+        training = self._ranks.train(model, self._codec, optimizer=_NullOptimizer(model.parameters()), **options)
         compression, end = training.compression, training.optimizer.step
         for _ in range(_WARM_UP):
             self._step(model, end)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, MismatchError
-from ...exchange.transports.transport import Transport
 from .differences import difference, listed
+
+if TYPE_CHECKING:  # `inspect` reads notes, and needs no torch
+    from ...exchange.transports.transport import Transport
 
 # ---- notes -------------------------------------------------------------------------------------
 #
@@ -160,8 +162,8 @@ def _because_of(error: BaseException | None) -> str:
 # Refuses uneven batches: a rank that calls ``hvd.join()`` while others have steps left.
 #
 # Horovod lets a joined rank add zeros to the others' all-reduces. An exchange of compressed gradients needs more of it:
-# its engine, its residuals, a payload in each hop, for a number of steps that only the others know. So it is refused, and
-# at once. A rank that has waited for a second leaves word of the step that it waits in. A rank that has nothing to
+# its engine, its residuals, a payload in each hop, for a number of steps that only the others know. So it is refused,
+# and at once. A rank that has waited for a second leaves word of the step that it waits in. A rank that has nothing to
 # exchange looks, every second, whether it is in ``hvd.join()``: if it is, and another rank waits in its next step,
 # neither can ever go on, as ``hvd.join()`` returns when all ranks have called it.
 

@@ -47,10 +47,10 @@ def _spoilt(kept: Tensor) -> Tensor:
 #
 # The elements of a bucket that coded rounds leave out, so that what is exactly 0 on every rank stays so.
 #
-# A code of one bit has no zero: it would move an element whose gradient is always 0. Where the second moment that is held
-# is exactly 0, no rank has had a gradient yet; there a coded round sends nothing and its result is 0. A gradient that
-# comes all the same waits here, in units of gradients, for the next round of plain numbers, which sends it: then the
-# second moment takes it in, and the element is coded like any other. Nothing is lost.
+# A code of one bit has no zero: it would move an element whose gradient is always 0. Where the second moment that is
+# held is exactly 0, no rank has had a gradient yet; there a coded round sends nothing and its result is 0. A gradient
+# that comes all the same waits here, in units of gradients, for the next round of plain numbers, which sends it: then
+# the second moment takes it in, and the element is coded like any other. Nothing is lost.
 #
 # Masked elements are left out of every round, and nothing waits for them.
 

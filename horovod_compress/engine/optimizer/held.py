@@ -23,9 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.checksums import hash_of
-from ..buckets import Next
 from ..kept import Kept
-from ..reducer import Reducer
+from ..reducer import Next, Reducer
 from . import family, second_moment as moments
 from .second_moment import ExactRounds, Moment, chosen
 

@@ -22,10 +22,11 @@ from ...ops.checksums import on_its_device
 # Rounds that are ever further apart keep up with that: the next exact round comes when a third more steps have passed,
 # up to a largest distance. A training of 1,000 steps then has 36 of them instead of 50.
 #
-# Exact rounds weigh most in a short training. Where its length is known, only a tenth of it is exact at the start, and at
-# most 14 rounds with methods that need few; the next exact round then comes when as many steps again have passed: 13 in
-# 100 steps, 18 in 300. From 600 steps on it is ten rounds, and half as many steps: 25 in 1,000. (Each sends as much as
-# the other. In 300 steps of text the second ended 10 % behind once, and in 1,000 steps of a perceptron the first 9 %.)
+# Exact rounds weigh most in a short training. Where its length is known, only a tenth of it is exact at the start, and
+# at most 14 rounds with methods that need few; the next exact round then comes when as many steps again have passed: 13
+# in 100 steps, 18 in 300. From 600 steps on it is ten rounds, and half as many steps: 25 in 1,000. (Each sends as much
+# as the other. In 300 steps of text the second ended 10 % behind once, and in 1,000 steps of a perceptron the first 9
+# %.)
 
 #: How many exact rounds begin the training, and how many rounds there are for each one after that, by default.
 WARMUP_STEPS, REBUILD_EVERY = 30, 50

@@ -13,8 +13,7 @@ from ... import ops
 from ...errors import NonFiniteError, StateError
 from ...ops.checksums import hash_of
 from ..agreement import differences
-from ..buckets import Next
-from ..reducer import Reducer
+from ..reducer import Next, Reducer
 from ..saved import checksums
 from .family import options_of
 from .update_moment import SharedSecondMoment, check_form
@@ -24,7 +23,7 @@ _MOMENTA = ("momentum_buffer", "exp_avg")
 Parameters = list[nn.Parameter]
 
 
-class Exchange:
+class UpdateExchange:
     """Turns weight updates, or gradients, into their mean over ranks.
 
     The reducer is given copies of updates, so the weights are whole at any time, whatever interrupts.
@@ -232,7 +231,7 @@ class Schedule:
     """
 
     def __init__(
-        self, optimizer: Any, exchange: Exchange, settings: Settings, moment: SharedSecondMoment | None
+        self, optimizer: Any, exchange: UpdateExchange, settings: Settings, moment: SharedSecondMoment | None
     ) -> None:
         self._optimizer, self._exchange, self._settings, self._moment = optimizer, exchange, settings, moment
         self.steps = 0  # all local steps

@@ -18,8 +18,8 @@ from ...errors import CorruptFrameError, StateError
 #
 # Checksums of a saved state, so that a change of any of its bytes is found when it is loaded.
 #
-# A state is plain data and tensors by name. Its checksums are a CRC-32C of each tensor, in the order of sorted names, and
-# one of everything else: names, numbers, types, shapes, and the tensors' checksums.
+# A state is plain data and tensors by name. Its checksums are a CRC-32C of each tensor, in the order of sorted names,
+# and one of everything else: names, numbers, types, shapes, and the tensors' checksums.
 
 KEY = "checksums"
 _DEEPEST = 12  # states have five levels

@@ -67,8 +67,8 @@ class HorovodRanks:
         self,
         model: nn.Module,
         method: MethodName | Codec,
-        optimizer: Optimizer | None = None,
         wrap: Wrap = as_it_is,
+        optimizer: Optimizer | None = None,
         **options: Any,
     ) -> Training:
         named = list(model.named_parameters())

@@ -26,7 +26,7 @@ from ...engine.optimizer import family, momentum, second_moment as moments
 from ...engine.optimizer.family import options_of, uncompiled
 from ...engine.optimizer.second_moment import REBUILD_EVERY, WARMUP_STEPS
 from ...engine.optimizer.update_moment import SharedSecondMoment
-from ...engine.optimizer.updates import Exchange, Schedule, Settings
+from ...engine.optimizer.updates import Schedule, Settings, UpdateExchange
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, MismatchError
 from ...schedule.by_name import OPTIONAL
@@ -105,7 +105,7 @@ def distributed_update_optimizer(
     reports.updates = True
     named = dict(zip(reducer.plan.names(), parameters, strict=True))
     moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
-    made._updates = Schedule(made, Exchange(reducer, parameters, settings.masking), settings, moment)
+    made._updates = Schedule(made, UpdateExchange(reducer, parameters, settings.masking), settings, moment)
     made._planned = frozenset(parameters if reducer.world > 1 else ())
     made._last_hook = made.register_step_pre_hook(uncompiled(lambda *given: made._updates.prepare())).id
     # Before the exchange, if one follows. And the compression is in use as long as the optimizer.

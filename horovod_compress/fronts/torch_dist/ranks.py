@@ -74,8 +74,8 @@ class TorchRanks:
         self,
         model: nn.Module,
         method: MethodName | Codec,
-        optimizer: Optimizer | None = None,
         wrap: Wrap = as_it_is,
+        optimizer: Optimizer | None = None,
         **options: Any,
     ) -> Training:
         compression = Compression(method, model.named_parameters(), options, TorchJob(None), wrap)
