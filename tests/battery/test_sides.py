@@ -5,8 +5,6 @@ On the CPU that would go unnoticed, and on a GPU it is refused.
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -16,6 +14,8 @@ import torch
 from torch import Tensor
 
 from horovod_compress.exchange import wire
+from horovod_compress.ops.dispatch import run
+from horovod_compress.ops.table import TABLE
 from tests.battery.cases import each_case
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import random_grads, spec
@@ -49,28 +49,28 @@ def side_of(tensor: Tensor) -> str | None:
     return next((side for start, end, side in Sided.spans if tensor.nbytes and start <= at < end), None)
 
 
+def tensors(given: Any) -> Iterator[Tensor]:
+    """Yield the tensors among a kernel's arguments, and in their lists."""
+    if isinstance(given, Tensor):
+        yield given
+    for part in given if isinstance(given, (list, tuple)) else ():
+        yield from tensors(part)
+
+
 @contextmanager
 def watched() -> Iterator[list[str]]:
     """Yield what kernels are given that they should not be."""
     found: list[str] = []
-    local = threading.local()
-    modules = [m for name, m in sys.modules.items() if name.startswith("horovod_compress.ops") and m]
-    before = [(m, n, getattr(m, n)) for m in modules for n in ("backend", "checked") if hasattr(m, n)]
+    before = {row.name: getattr(run, row.name) for row in TABLE if not row.on_host}
 
-    def watching(real: Callable[..., Any]) -> Callable[..., Any]:
-        def checked(name: str, tensor: Tensor, *rest: Any) -> Any:
-            if name in ("data", "src", "dst"):  # of checksums, which are the host's only
-                return real(name, tensor, *rest)
-            sides = local.sides = {**getattr(local, "sides", {}), name: side_of(tensor)}
-            if {DEVICE, HOST} <= set(sides.values()):
-                found.append(f"{sides}")
-            return real(name, tensor, *rest)
+    def watching(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **options: Any) -> Any:
+            sides = {side_of(tensor) for tensor in tensors([arguments, list(options.values())])}
+            if {DEVICE, HOST} <= sides:
+                found.append(name)
+            return real(*arguments, **options)
 
-        def backend(tensor: Tensor) -> Any:  # the first call of every kernel
-            local.sides = {"": side_of(tensor)}
-            return real(tensor)
-
-        return checked if real.__name__ == "checked" else backend
+        return watched
 
     buffer = wire.FrameBuffer.__init__
 
@@ -79,14 +79,14 @@ def watched() -> Iterator[list[str]]:
         Sided.note_memory(self.memory, HOST)
 
     try:
-        for module, name, real in before:
-            setattr(module, name, watching(real))
+        for name, real in before.items():
+            setattr(run, name, watching(name, real))
         wire.FrameBuffer.__init__ = framed  # type: ignore[method-assign]
         yield found
     finally:
         wire.FrameBuffer.__init__ = buffer  # type: ignore[method-assign]
-        for module, name, real in before:
-            setattr(module, name, real)
+        for name, real in before.items():
+            setattr(run, name, real)
         Sided.spans.clear()
 
 
