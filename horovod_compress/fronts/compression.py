@@ -26,7 +26,7 @@ from ..observe.trace import Trace
 from ..schedule.plan import Plan
 from .reports import Counters
 from .saving import Saved
-from .session import Closing, Session, look_for_steps, weakly
+from .session import Closing, Session, await_dropped, look_for_steps, weakly
 from .startup import Wrap, as_it_is, before_handshake, start
 
 Scaler = TypeVar("Scaler")
@@ -348,10 +348,13 @@ def begin_trace(path: str | os.PathLike[str], rank: int, steps: int | range | No
 
 
 _open: weakref.WeakSet[BaseCompression] = weakref.WeakSet()
+#: How long the end of the process waits for what was dropped before: three times what closing takes at most.
+_DROPPED_SECONDS = 10.0
 
 
 @atexit.register
 def _close_all() -> None:
+    await_dropped(_DROPPED_SECONDS)
     why = notes.why_ended()
     for compression in list(_open):
         try:
