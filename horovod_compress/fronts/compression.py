@@ -272,7 +272,7 @@ class BaseCompression(metaclass=_Listed):
         self._renumber(session)
 
     def stats(self) -> Stats:
-        """Return this rank's counters, a dictionary; :class:`~horovod_compress.observe.stats.Stats` has its keys.
+        """Return this rank's counters, a dictionary; :class:`~horovod_compress.observe.metrics.Stats` has its keys.
 
         steps, exact_steps            finished steps, and those in which nothing was compressed
         bytes_sent                    bytes handed to the transport, headers included
