@@ -1,4 +1,4 @@
-"""What a compression is under every front: its members, its start and end, and what users call; a copy of one is none."""
+"""What a compression is under every front: its members, start, end, and what users call; a copy of one is none."""
 
 from __future__ import annotations
 
