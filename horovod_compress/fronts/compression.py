@@ -1,4 +1,4 @@
-"""What a compression is under every front: its start, and what begins a step; and what a copy of one is: none."""
+"""What a compression is under every front: its members, start, end, and what users call; a copy of one is none."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ class BaseCompression(metaclass=_Listed):
         self._renumber(session)
 
     def stats(self) -> Stats:
-        """Return this rank's counters, a dictionary; :class:`~horovod_compress.observe.stats.Stats` has its keys.
+        """Return this rank's counters, a dictionary; :class:`~horovod_compress.observe.metrics.Stats` has its keys.
 
         steps, exact_steps            finished steps, and those in which nothing was compressed
         bytes_sent                    bytes handed to the transport, headers included
