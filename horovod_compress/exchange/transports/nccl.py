@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import ExchangeError
 from ..device import Deadline, Device
-from .transport import Messages, NcclLink, Pending, Questions, Transfer, Transport
+from .transport import Messages, NcclLink, Pending, Questions, Transport
 
 
 def why_not() -> str | None:
@@ -144,22 +144,3 @@ def connect(
 def _abort(links: Iterable[NcclLink]) -> None:
     for link in links:
         link.abort()
-
-
-def together(link: NcclLink, ranks: Sequence[Iterable[Transfer]]) -> None:
-    """Run the transfers of all ranks through the link of one: each send and its receive are both this rank's.
-
-    For simulation and tests on a machine with one GPU; NCCL matches what a rank sends to itself in order.
-    """
-    steps: list[Iterator[Transfer]] = [iter(own) for own in ranks]
-    send, receive = link._call("send"), link._call("recv")
-    while transfers := [transfer for transfer in (next(own, None) for own in steps) if transfer is not None]:
-        due = {(frm, to): [] for frm in range(len(steps)) for to in range(len(steps))}  # type: dict[tuple[int, int], list[Tensor]]
-        for to, transfer in enumerate(transfers):
-            for data, frm in transfer.receives:
-                due[frm, to].append(data)
-        calls: list[tuple[Callable[..., None], Tensor, int]] = []
-        for frm, transfer in enumerate(transfers):
-            for data, to in transfer.sends:
-                calls += [(send, data, link.rank), (receive, due[frm, to].pop(0), link.rank)]
-        link.start(calls, transfers)
