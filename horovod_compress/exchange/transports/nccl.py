@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import ExchangeError
 from ..device import Deadline, Device
-from .transport import Messages, NcclLink, Pending, Questions, Transport
+from .transport import NcclLink, Pending, Transport
 
 
 def why_not() -> str | None:
@@ -50,17 +50,9 @@ class NcclTransport:
 
     def __init__(self, tokens: Transport, link: NcclLink) -> None:
         self._tokens, self.link = tokens, link
-        self.rank, self.size = tokens.rank, tokens.size
-
-    @property
-    def aside(self) -> Messages:
-        return self._tokens.aside
-
-    def send(self, data: Tensor, to: int) -> Pending:
-        return self._tokens.send(data, to)
-
-    def receive(self, data: Tensor, frm: int) -> Pending:
-        return self._tokens.receive(data, frm)
+        self.rank, self.size, self.aside, self.questions = tokens.rank, tokens.size, tokens.aside, tokens.questions
+        self.send, self.receive = tokens.send, tokens.receive
+        self.notes, self.on_abort, self.say, self.said = tokens.notes, tokens.on_abort, tokens.say, tokens.said
 
     def add_up(self, data: Tensor, deadline: Deadline) -> Pending:
         raise NotImplementedError("`adds` says that nothing is added up here")
@@ -68,22 +60,6 @@ class NcclTransport:
     def abort(self, note: dict[str, Any]) -> None:
         self.link.abort()  # first: the GPU may be waiting for a peer that waits for this rank
         self._tokens.abort(note)
-
-    def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
-        return self._tokens.notes(seconds)
-
-    def on_abort(self, call: Callable[[], None]) -> None:
-        self._tokens.on_abort(call)
-
-    def say(self, topic: str, text: str) -> None:
-        self._tokens.say(topic, text)
-
-    def said(self, topic: str) -> dict[int, str]:
-        return self._tokens.said(topic)
-
-    @property
-    def questions(self) -> Questions:
-        return self._tokens.questions
 
     def close(self) -> None:
         self.link.abort()
