@@ -25,7 +25,7 @@ from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
 from horovod_compress.engine.methods import parse
 from horovod_compress.engine.reducer import Reducer
-from horovod_compress.exchange.choose import chooser
+from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
@@ -66,7 +66,7 @@ def measure(codec: Codec, ranks: int, elements: int, schedule: str = SCHEDULE) -
     others = tensors_of_process()  # they stay, so that none of ours can take the place of one
     before = _bytes(others)
     reducers = [
-        Reducer(plan, methods.codecs, transport, chooser(options.exchange, transport.adds), options)
+        Reducer(plan, methods.codecs, transport, Choose(options.exchange, transport.adds), options)
         for transport in Hub(ranks).transports()
     ]
     try:

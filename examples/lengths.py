@@ -20,7 +20,7 @@ from horovod_compress.engine.methods import Methods, parse
 from horovod_compress.engine.optimizer.momentum import exact_first
 from horovod_compress.engine.optimizer.second_moment import chosen
 from horovod_compress.engine.reducer import Next, Reducer
-from horovod_compress.exchange.choose import chooser
+from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
@@ -78,7 +78,7 @@ def bytes_of_steps(model: nn.Module, method: str, ranks: int) -> dict[str, int]:
         options.schedule, [TensorSpec(name, tuple(p.shape), "float32") for name, p in named.items()], 0, methods.number
     )
     reducers = [
-        Reducer(plan, methods.codecs, transport, chooser(options.exchange, transport.adds), options, None)
+        Reducer(plan, methods.codecs, transport, Choose(options.exchange, transport.adds), options, None)
         for transport in Hub(ranks).transports()
     ]
     found = {}

@@ -27,7 +27,7 @@ from horovod_compress.engine.optimizer.held import hold
 from horovod_compress.engine.optimizer.matching import Matching
 from horovod_compress.engine.optimizer.momentum import exact_first
 from horovod_compress.engine.reducer import Next, Reducer
-from horovod_compress.exchange.choose import chooser
+from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
@@ -139,7 +139,7 @@ class Training:
         plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
         self.every_full = methods.full_precision_every()
         return [
-            Reducer(plan, methods.codecs, transport, chooser(options.exchange, transport.adds), options, None)
+            Reducer(plan, methods.codecs, transport, Choose(options.exchange, transport.adds), options, None)
             for transport in Hub(chosen.ranks).transports()
         ]
 

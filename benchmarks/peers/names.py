@@ -10,7 +10,7 @@ from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.registry import available
 from horovod_compress.engine.methods import parse as parse_options
 from horovod_compress.errors import ConfigError
-from horovod_compress.exchange.choose import chooser
+from horovod_compress.exchange.choose import Choose
 from horovod_compress.options import EXCHANGES
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
@@ -99,4 +99,4 @@ def _check_options(method: str, given: dict[str, Any]) -> None:
     methods, options = parse_options(method, given)
     make_plan(options.schedule, [TensorSpec("weight", (1024, 1024), "float32")], options.min_elements)
     for variant in variants_of(methods.codecs[1]):
-        chooser(options.exchange)(variant, 0, 2)
+        Choose(options.exchange)(variant, 0, 2)

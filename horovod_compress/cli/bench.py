@@ -54,8 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
     if asked and any(word.partition("=")[0] == "--json" for word in arguments.rest):
         return refuse("bench", "--json prints the records, --json FILE writes them; choose one")
     root = Path(__file__).resolve().parents[2]
-    if not (root / "benchmarks" / "__init__.py").is_file():
-        return _installed(arguments, as_json=asked)
+    if not (root / "benchmarks" / "__init__.py").is_file():  # it is an installed package
+        if arguments.level == "kernels":
+            return time_kernels(arguments.rest, as_json=asked)
+        return refuse(
+            f"bench {arguments.level}",
+            "this benchmark is not part of an installed package, which has only `hvd-compress bench kernels`; get the "
+            "source of horovod-compress, run `make setup` in it, and run this command from there",
+        )
     sys.path.insert(0, str(root))
     benchmark = importlib.import_module(f"benchmarks.{arguments.level}")
     program = f"hvd-compress bench {arguments.level}"
@@ -68,17 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
         if records.exists():
             print_records(records)
     return status
-
-
-def _installed(arguments: argparse.Namespace, *, as_json: bool) -> int:
-    """Run what an installed package has."""
-    if arguments.level == "kernels":
-        return time_kernels(arguments.rest, as_json=as_json)
-    return refuse(
-        f"bench {arguments.level}",
-        "this benchmark is not part of an installed package, which has only `hvd-compress bench kernels`; get the "
-        "source of horovod-compress, run `make setup` in it, and run this command from there",
-    )
 
 
 def print_records(path: Path) -> None:
@@ -170,6 +165,8 @@ def kernels(count: int) -> Iterator[Kernel]:
 def _record(kernel: Kernel, repeat: int) -> dict[str, Any]:
     import statistics  # takes a while, and every start of the command imports this module
 
+    import torch
+
     from ..ops.dispatch import by_reference
 
     seconds = []
@@ -180,7 +177,10 @@ def _record(kernel: Kernel, repeat: int) -> dict[str, Any]:
     found = [array.clone() for array in kernel.out]
     with by_reference():
         kernel.run()
-    wrong = sum(_differences(a, b) for a, b in zip(found, kernel.out, strict=True))
+    # Elements that are not the same bits.
+    integers = {8: torch.int64, 4: torch.int32, 1: torch.uint8}
+    pairs = zip(found, kernel.out, strict=True)
+    wrong = sum(int((a.view(kind) != b.view(kind)).sum()) for a, b in pairs for kind in [integers[a.element_size()]])
     median = statistics.median(seconds)
     rate = kernel.bytes_moved / median
     return {
@@ -193,14 +193,6 @@ def _record(kernel: Kernel, repeat: int) -> dict[str, Any]:
         "bytes_per_second": rate,
         "wrong": wrong,
     }
-
-
-def _differences(a: Any, b: Any) -> int:
-    """Count elements that are not the same bits."""
-    import torch
-
-    integer = {8: torch.int64, 4: torch.int32, 1: torch.uint8}[a.element_size()]
-    return int((a.view(integer) != b.view(integer)).sum())
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -92,20 +92,14 @@ class Report:
             lines += ["", f"{title}:", *(item.text() for item in items)]
         variables = [f"{name}={value}" for name, value in self.environment.items()] or ["no HVC_* variable is set"]
         lines += ["", "Environment:", *(f"    {line}" for line in variables), ""]
-        lines += [textwrap.fill(note, width=100, subsequent_indent=" " * 9) for note in self._notes()]
-        return "\n".join(lines)
-
-    def _notes(self) -> list[str]:
-        notes = {"Note:   ": self._gpus(), "Warning:": self.warnings, "Problem:": self.problems()}
-        return [f"{kind} {text}" for kind, texts in notes.items() for text in texts]
-
-    def _gpus(self) -> list[str]:
-        if not self.missing_for_gpus:
-            return []
         # The command first: it must not be broken over two lines.
         command = f"make setup CUDA=1{' TORCH=torch==VERSION' if CUDA_TORCH in self.missing_for_gpus else ''}"
-        lacking = ", ".join(self.missing_for_gpus)
-        return [f"{command}, run in the source folder, adds what gradients on GPUs also need: {lacking}."]
+        adds = f"adds what gradients on GPUs also need: {', '.join(self.missing_for_gpus)}."
+        gpus = [f"{command}, run in the source folder, {adds}"] if self.missing_for_gpus else []
+        notes = {"Note:   ": gpus, "Warning:": self.warnings, "Problem:": self.problems()}
+        for kind, texts in notes.items():
+            lines += [textwrap.fill(f"{kind} {text}", width=100, subsequent_indent=" " * 9) for text in texts]
+        return "\n".join(lines)
 
 
 def _complete(items: list[Item]) -> bool:
@@ -201,8 +195,7 @@ def _gloo() -> str:
 
 def _nccl() -> str:
     library = _nccl_library()
-    if not importlib.import_module("torch").cuda.is_available():
-        raise Unavailable("no device found")
+    _device_of_torch()
     return library
 
 

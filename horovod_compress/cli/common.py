@@ -65,8 +65,7 @@ def ranks_of(launcher: str) -> Any:
     Raises:
         ImportError: says what is missing.
     """
-    found = module_of(launcher, "ranks")
-    return found.begin()
+    return module_of(launcher, "ranks").begin()
 
 
 def refuse(verb: str, problem: str) -> int:

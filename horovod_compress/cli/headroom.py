@@ -138,7 +138,21 @@ def text(found: dict[str, Any]) -> str:
         f"  {timing['name']:14} {1e3 * timing['median_seconds']:9.1f} ms  [{1e3 * timing['spread_seconds']:.1f}]"
         for timing in found["timings"]
     ]
-    lines.append(_pays(found) if found["pays"] else _does_not_pay(found))
+    seconds, method = (
+        {timing["name"]: 1e3 * timing["median_seconds"] for timing in found["timings"]},
+        found["timings"][-1]["name"],
+    )
+    against, advice = found["against"], found["advice"]
+    if found["pays"]:
+        lines.append(
+            f"{method} can pay: it takes {1e3 * found['saved_seconds']:.1f} ms less than {against}, the fastest "
+            f"without it, and is {found['times_faster']:.1f} times as fast."
+        )
+    else:
+        said = (
+            f"{method} does not pay here: {advice} takes {seconds[advice]:.1f} ms, {method} {seconds[method]:.1f} ms."
+        )
+        lines.append(f"{said} {_ADVICE[advice]}")
     if "step_gain" in found:
         gain = found["step_gain"]
         change = f"{abs(gain):.0%} {'longer' if gain < 0 else 'shorter'}"
@@ -147,17 +161,3 @@ def text(found: dict[str, Any]) -> str:
             f"exchange that cost nothing would make it {found['most_step_gain']:.0%} shorter."
         )
     return "\n".join(lines)
-
-
-def _pays(found: dict[str, Any]) -> str:
-    return (
-        f"{found['timings'][-1]['name']} can pay: it takes {1e3 * found['saved_seconds']:.1f} ms less than "
-        f"{found['against']}, the fastest without it, and is {found['times_faster']:.1f} times as fast."
-    )
-
-
-def _does_not_pay(found: dict[str, Any]) -> str:
-    seconds = {timing["name"]: 1e3 * timing["median_seconds"] for timing in found["timings"]}
-    method, advice = found["timings"][-1]["name"], found["advice"]
-    said = f"{method} does not pay here: {advice} takes {seconds[advice]:.1f} ms, {method} {seconds[method]:.1f} ms."
-    return f"{said} {_ADVICE[advice]}"

@@ -158,9 +158,11 @@ def unfinished(ends: Sequence[Any], rows: Sequence[dict[str, Any]]) -> list[dict
     """Return a row for the first rank that did not end well, where the checks say nothing of it."""
     if not all(row["ok"] for row in rows):
         return []
-    bad = [end for end in ends if end.status != 0][:1]
-    how = (f"rank {end.rank} {'did not end' if end.status is None else f'ended with {end.status}'}" for end in bad)
-    return [_broken(f"{text}: {end.output[-2000:].strip()}") for text, end in zip(how, bad, strict=True)]
+    bad = next((end for end in ends if end.status != 0), None)
+    if bad is None:
+        return []
+    how = "did not end" if bad.status is None else f"ended with {bad.status}"
+    return [_broken(f"rank {bad.rank} {how}: {bad.output[-2000:].strip()}")]
 
 
 def _broken(detail: str) -> dict[str, Any]:
@@ -201,13 +203,10 @@ def judged(how: str, ends: Any, world: int) -> tuple[str, str]:
 
 def line(row: dict[str, Any]) -> str:
     """Return a row of the table for people."""
-    return f"{row['check']:24}  {_word(row):6}  {row['seconds']:7.1f}  {row['detail']}".rstrip()
+    word = "ok" if row["ok"] else "FAILED"
+    return f"{row['check']:24}  {word:6}  {row['seconds']:7.1f}  {row['detail']}".rstrip()
 
 
 def ending(found: dict[str, Any]) -> str:
     """Return the line below the table."""
     return f"{'all checks passed' if found['ok'] else 'a check failed'}, after {found['seconds']:.0f} s"
-
-
-def _word(row: dict[str, Any]) -> str:
-    return "ok" if row["ok"] else "FAILED"

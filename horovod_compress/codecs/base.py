@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from .. import ops
 from ..errors import ConfigError
 from ..ops.algebra import (
     Algebra as Algebra,  # for codecs, which import them with the rest of their interface
@@ -244,13 +245,15 @@ class Codec(NoCompression):
         """
 
     def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        """Merge the elements of another partial payload, ``other``, into ``piece.values``.
+        """Merge the elements of another partial payload, ``other``, into ``piece.values``; numbers add by default.
 
         Args:
             weights: how many ranks the own and the other payload stand for.
             key: of the rank that merges, with the hop.
         """
-        raise NotImplementedError
+        if self.algebra is not Algebra.SUM:
+            raise NotImplementedError
+        ops.dense_add(piece.values, other)
 
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
         """Merge the payloads of all other ranks into ``piece.result``; by default one by one into ``piece.values``.

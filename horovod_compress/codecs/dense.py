@@ -21,7 +21,7 @@ from torch import Tensor
 from .. import ops
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Law, Piece, Properties
+from .base import Algebra, Codec, Law, Properties
 from .registry import register
 from .work import Counts, Cutting, Layout, Part, Work, dtype_of, per_element, work_dtype
 
@@ -54,9 +54,6 @@ class Dense(Codec):
         spans = [work.span(position) for position in positions]
         grads, outs = [work.grad(position) for position in positions], [work.regions["values"][span] for span in spans]
         return ops.dense_offer_all(grads, work.states_of("residual", spans), outs)
-
-    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(piece.values, other)
 
     def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
         own = work.place(part)

@@ -32,7 +32,7 @@ from ..ops.keys import Key
 from ..schedule.plan import ALIGNMENT, Bucket
 from .base import Algebra, ByForm, Law, Piece, Properties, check_choice, whole
 from .registry import register
-from .shared.dithering import BLOCK_UNIT, Dithering, Rows, Scaled
+from .shared.dithering import BLOCK_UNIT, Dithering, PowersOfTwo, Rows, Uniform
 from .work import Layout, Part, Work
 
 _MOST_BLOCK = 1 << 30
@@ -64,7 +64,7 @@ class _Dithered(Dithering):
 
 
 @dataclass(frozen=True)
-class Standard(_Dithered):
+class Standard(_Dithered, Uniform):
     """Evenly spaced levels: codes are integers, and add."""
 
     algebra: ClassVar[Algebra] = Algebra.SUM
@@ -96,19 +96,6 @@ class Standard(_Dithered):
                 f"in {self.bits} bits; choose {advice}"
             )
         return super().layout(bucket, world)
-
-    def _encode(
-        self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
-    ) -> None:
-        levels = self.levels(work.world)
-        ops.uniform_encode_all(*given, codes, key, bits=self.bits, levels=levels, offsets=offsets)
-
-    def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
-        ops.uniform_add(into, other, bits=self.bits)
-
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
-        scale = result_scale / (self.levels(world) * world)
-        ops.uniform_decode_all(*given, grads, bits=self.bits, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -152,7 +139,7 @@ class Narrow(Standard):
 
 
 @dataclass(frozen=True)
-class Exponential(_Dithered):
+class Exponential(_Dithered, PowersOfTwo):
     """Powers of two: codes are signs and exponents, and merge in a tree."""
 
     algebra: ClassVar[Algebra] = Algebra.FOLD
@@ -175,12 +162,6 @@ class Exponential(_Dithered):
             )
         return super().layout(bucket, world)
 
-    def _encode(
-        self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
-    ) -> None:
-        headroom = self.headroom(work.world)
-        ops.exponential_encode_all(*given, codes, key, bits=self.bits, headroom=headroom, offsets=offsets)
-
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
         """Merge neighbours, then neighbours of these, and so on: ceil(log2 M) merges for each rank at most.
 
@@ -202,10 +183,6 @@ class Exponential(_Dithered):
     def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         offset = start * (2 if self.bits == 4 else 1)
         ops.exponential_merge(into, other, key, bits=self.bits, offset=offset)
-
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
-        headroom = self.headroom(world)
-        ops.exponential_decode_all(*given, grads, bits=self.bits, headroom=headroom, scale=result_scale / world)
 
 
 @register

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from .. import ops
 from ..ops.keys import DITHER, Key
 from .base import Algebra, Law, Piece, Properties
 from .registry import register
-from .shared.dithering import Dithering, Scaled
+from .shared.dithering import PowersOfTwo
 from .work import Work, dtype_of
 
 #: The exponent of N itself; a mean is no larger.
@@ -35,7 +35,7 @@ _EXPONENTS = 96
 
 @register
 @dataclass(frozen=True)
-class Natural(Dithering):
+class Natural(PowersOfTwo):
     """Eight bits per element: a sign and a power of two, averaged by the owner of a chunk and rounded again."""
 
     bits: ClassVar[int] = 8  # type: ignore[misc]
@@ -65,10 +65,8 @@ class Natural(Dithering):
 
     # ---- codes ----
 
-    def _encode(
-        self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
-    ) -> None:
-        ops.exponential_encode_all(*given, codes, key, bits=self.bits, headroom=_HEADROOM, offsets=offsets)
+    def headroom(self, world: int) -> int:
+        return _HEADROOM
 
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
         if piece.region == "norms":
@@ -78,8 +76,8 @@ class Natural(Dithering):
         again = key.at(hop=1, purpose=DITHER)
         ops.exponential_fold(ranks, piece.values, again, headroom=_HEADROOM, offset=piece.start)
 
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
-        ops.exponential_decode_all(*given, grads, bits=self.bits, headroom=_HEADROOM, scale=result_scale)
+    def _decode(self, *given: Any, world: int, result_scale: float) -> None:
+        super()._decode(*given, world=1, result_scale=result_scale)  # a fold is a mean
 
 
 def _power_of_two(value: float, most: float) -> float:

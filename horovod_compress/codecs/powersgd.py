@@ -29,7 +29,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import FACTOR, Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Held, Law, Piece, Properties, TableMoves, check_choice, whole
+from .base import Algebra, Codec, Held, Law, Properties, TableMoves, check_choice, whole
 from .registry import register
 from .work import Counts, Layout, Part, Work, per_element, work_dtype
 
@@ -144,9 +144,6 @@ class PowerSgd(Codec):
                 work.regions["values"][share.values] = 0
                 if share.rank:
                     work.shared["left"][share.left] = 0
-
-    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(piece.values, other)
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         for position in (part.position for part in parts):

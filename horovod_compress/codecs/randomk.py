@@ -29,7 +29,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SAMPLE, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Law, Piece, Properties, check_choice
+from .base import Algebra, Codec, Law, Properties, check_choice
 from .registry import register
 from .shared.sections import check_density, share
 from .work import Counts, Layout, Part, Work, clamped, per_element, slices, work_dtype
@@ -109,9 +109,6 @@ class RandomK(Codec):
         for position, grad in enumerate(work.grads):
             if grad is None:  # a sparse gradient, which Horovod reduces itself
                 work.regions["values"][work.memo["places"][position]] = 0
-
-    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(piece.values, other)
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         for position in (part.position for part in parts):

@@ -38,7 +38,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SKETCH, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, ByForm, Codec, Held, Law, Piece, Properties, TableMoves, check_choice
+from .base import Algebra, ByForm, Codec, Held, Law, Properties, TableMoves, check_choice
 from .dense import Momentum
 from .registry import register
 from .work import Counts, Layout, Part, Regions, Work, clamped, per_element, work_dtype
@@ -77,9 +77,6 @@ class _Sketching(Codec):
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         return [0] * len(positions)  # counted when the sketch is made: one pass less
-
-    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(piece.values, other)
 
     def _sketch(self, work: Work, table: Tensor, key: Key, *, state: bool) -> dict[int, int]:
         """Sketch the bucket; tensors go in order, so that every cell is summed in one order."""

@@ -28,8 +28,8 @@ from ..ops.keys import Key
 from ..schedule.plan import Bucket
 from .base import Algebra, Law, Properties, check_choice
 from .registry import register
-from .shared.dithering import Dithering, Rows, Scaled
-from .work import Counts, Layout, Work, work_dtype
+from .shared.dithering import Rows, Uniform
+from .work import Counts, Layout, Part, Work, work_dtype
 
 #: A sum of squares below this may lack some that vanished: then nothing is cut off.
 _SMALL = 2.0**-900
@@ -37,7 +37,7 @@ _SMALL = 2.0**-900
 
 @register
 @dataclass(frozen=True)
-class TernGrad(Dithering):
+class TernGrad(Uniform):
     """-1, 0 or 1 on one scale per tensor, added as integers of eight bits.
 
     Args:
@@ -146,14 +146,8 @@ class TernGrad(Dithering):
 
     # ---- codes ----
 
-    def _encode(
-        self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
-    ) -> None:
-        bounds = self._rows_of("bounds", work, positions) if self.clip else None
-        ops.uniform_encode_all(*given, codes, key, bits=self.bits, levels=1, offsets=offsets, bounds=bounds)
+    def levels(self, world: int) -> int:
+        return 1
 
-    def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
-        ops.uniform_add(into, other, bits=self.bits)
-
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
-        ops.uniform_decode_all(*given, grads, bits=self.bits, scale=result_scale / world)
+    def _bounds(self, work: Work, parts: Sequence[Part]) -> list[Tensor] | None:
+        return self._rows_of("bounds", work, [part.position for part in parts]) if self.clip else None

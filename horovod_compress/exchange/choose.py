@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -41,8 +42,17 @@ class Method(Protocol):
         """How payloads become one."""
 
 
-class Choose(Protocol):
-    """Picks a collective for a bucket."""
+@dataclass(frozen=True)
+class Choose:
+    """Picks a collective for a bucket.
+
+    Args:
+        exchange: "ring", "fold", "torus", "torus:2" with a number of rows, or "auto".
+        adds: what the transport can add up itself.
+    """
+
+    exchange: str
+    adds: Collection[torch.dtype] = ()
 
     def __call__(
         self, codec: Method, nbytes: int, world: int, added: Collection[torch.dtype] = (), by_owner: bool = False
@@ -52,34 +62,22 @@ class Choose(Protocol):
         Args:
             added: the dtypes of the payload's regions, where they are plain numbers whose sum any engine can make.
             by_owner: payloads merge better where one rank sees all of them.
+
+        Raises:
+            ConfigError: the exchange does not fit the codec.
         """
-
-
-def chooser(exchange: str, adds: Collection[torch.dtype] = ()) -> Choose:
-    """Return a function that picks collectives.
-
-    Args:
-        exchange: "ring", "fold", "torus", "torus:2" with a number of rows, or "auto".
-        adds: what the transport can add up itself.
-    """
-
-    def choose(
-        codec: Method, nbytes: int, world: int, added: Collection[torch.dtype] = (), by_owner: bool = False
-    ) -> Collective:
         fit = _FITTING[codec.algebra]
-        if exchange == "auto":
+        if self.exchange == "auto":
             if by_owner:
                 return fold
             if nbytes < _SMALL_BYTES:
                 return fold if world > 2 and fold.name in fit else _MODULES[fit[0]]
-            return native if added and set(added) <= set(adds) else _MODULES[fit[0]]
-        wanted, _, rows = exchange.partition(":")
+            return native if added and set(added) <= set(self.adds) else _MODULES[fit[0]]
+        wanted, _, rows = self.exchange.partition(":")
         if wanted in fit:
             return torus.of(world, int(rows) if rows else None) if wanted == torus.KIND else _MODULES[wanted]
         names = " or ".join(fitting(codec.algebra))
-        raise ConfigError(f'{codec.name} can be exchanged by {names} only, got exchange="{exchange}"')
-
-    return choose
+        raise ConfigError(f'{codec.name} can be exchanged by {names} only, got exchange="{self.exchange}"')
 
 
 def for_prelude(nbytes: int, world: int) -> Collective:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -31,25 +29,16 @@ _ALIGNMENT = 256
 Steps = Callable[[NcclLink, Partition, Reduction, NonFiniteCount], Iterator[Transfer]]
 
 
-@dataclass(frozen=True)
 class OnDevice:
-    """A collective over the link of the exchange's transport; see :class:`.collective.Collective`."""
+    """A collective over the link of the exchange's transport; see :class:`.collective.Collective`.
 
-    host: ModuleType  # the one between hosts
-    steps: Steps
+    Args:
+        host: the one between hosts, which has the same chunks in the same order.
+    """
 
-    @property
-    def name(self) -> str:
-        return str(self.host.name)
-
-    def order(self, rank: int, world: int) -> list[int]:
-        return list(self.host.order(rank, world))
-
-    def needed(self, rank: int, world: int) -> list[int]:
-        return list(self.host.needed(rank, world))
-
-    def merged(self, rank: int, world: int) -> list[range]:
-        return list(self.host.merged(rank, world))
+    def __init__(self, host: Collective, steps: Steps) -> None:
+        self.name, self.order, self.needed, self.merged = host.name, host.order, host.needed, host.merged
+        self.steps = steps
 
     def run(self, exchange: Exchange, partition: Partition, reduction: Reduction) -> NonFiniteCount:
         if exchange.transport.size == 1:

@@ -83,13 +83,9 @@ class _GridPlace:
     def above(self) -> int:
         return self.rank(self.row - 1, self.column)
 
-    def group(self, number: int) -> list[int]:
-        """Return the chunks of a group, in the order in which a row's columns begin with them."""
-        return [self.chunk(number, self.row - behind) for behind in range(self.rows)]
-
-    def complete_group(self, number: int) -> list[int]:
-        """Return the chunks of a group, in the order in which a row's columns complete them."""
-        return [self.chunk(number, self.row + 1 - behind) for behind in range(self.rows)]
+    def group(self, number: int, complete: int = 0) -> list[int]:
+        """Return the chunks of a group, in the order in which a row's columns begin with them, or (1) complete them."""
+        return [self.chunk(number, self.row + complete - behind) for behind in range(self.rows)]
 
     def chunk(self, group: int, part: int) -> int:
         return group % self.columns * self.rows + part % self.rows
@@ -165,7 +161,7 @@ class _GridPlace:
 
     def _back_along_the_row(self) -> Iterator[Arrival]:
         for hop in range(self.columns - 1):
-            for chunk in self.complete_group(self.column - hop):
+            for chunk in self.group(self.column - hop, complete=1):
                 is_last = hop == self.columns - 2
                 then = () if is_last else (Send(self.right, GATHER, self.back + hop + 1, chunk),)
                 yield Arrival(self.left, GATHER, self.back + hop, chunk, completes=True, then=then)

@@ -21,7 +21,7 @@ from ..engine.names import pairs
 from ..engine.reducer import Hooks, Reducer
 from ..errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
 from ..exchange import device, on_device
-from ..exchange.choose import chooser
+from ..exchange.choose import Choose
 from ..exchange.transports import gloo, nccl
 from ..exchange.transports.local import Hub
 from ..exchange.transports.transport import NcclLink, Transport
@@ -86,7 +86,7 @@ def start(
         _check_links(methods, options, job.size)
     transport = _connect_all(own, job, seconds, where)
     devices = (lambda name: where) if where else None
-    choose = chooser(options.exchange, transport.adds)
+    choose = Choose(options.exchange, transport.adds)
     with contextlib.ExitStack() as undo:
         undo.callback(transport.close)  # else its threads, ports and connections would stay
         reducer = Reducer(plan, methods.codecs, wrap(transport), choose, options, devices, hooks)
@@ -187,7 +187,7 @@ def _check_options(methods: Methods, options: Options, world: int) -> None:
         check_world(codec, world)
         codec.for_step(0)  # a function of the step may fail
         for variant in variants_of(codec):
-            chooser(options.exchange)(variant, 0, world)
+            Choose(options.exchange)(variant, 0, world)
 
 
 def _check_links(methods: Methods, options: Options, world: int) -> None:
@@ -195,7 +195,7 @@ def _check_links(methods: Methods, options: Options, world: int) -> None:
     variants = (variant for codec in methods.codecs for variant in variants_of(codec))
     for variant in variants:
         if variant.algebra is not Algebra.GATHER:
-            on_device.of(chooser(options.exchange)(variant, 0, world))
+            on_device.of(Choose(options.exchange)(variant, 0, world))
 
 
 def _check_buckets(methods: Methods, plan: Plan, options: Options, world: int) -> None:

@@ -66,8 +66,10 @@ class Trace:
     def follow(self, reducer: Recorded, method: str = "") -> None:
         """Record a reducer, from its next step on."""
         name = f"rank {self._rank}{f': {method}' if method else ''}"
-        first = reducer.next_step() + (0 if reducer.idle() else 1)
-        self._recordings.append(_Recording(reducer, name, _from(self._steps, first), self._limit, self._ended))
+        first, steps = reducer.next_step() + (0 if reducer.idle() else 1), self._steps
+        if not isinstance(steps, range):
+            steps = range(first, sys.maxsize if steps is None else first + steps)
+        self._recordings.append(_Recording(reducer, name, steps, self._limit, self._ended))
 
     def close(self) -> None:
         """Stop recording and write the file, unless that has already happened; safe to call twice."""
@@ -210,9 +212,3 @@ def _checked(steps: int | range | None) -> int | range | None:
     if isinstance(steps, range) and steps.step == 1 and 0 <= steps.start < steps.stop:
         return steps
     raise ConfigError(f"steps should be a positive number, or a range such as range(100, 110), got {steps!r}")
-
-
-def _from(steps: int | range | None, first: int) -> range:
-    if isinstance(steps, range):
-        return steps
-    return range(first, sys.maxsize if steps is None else first + steps)

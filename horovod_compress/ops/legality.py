@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from types import ModuleType
 from typing import NoReturn
@@ -79,17 +79,19 @@ def checked(name: str, tensor: Tensor, dtype: torch.dtype, count: int, device: i
 
 def checked_each(name: str, tensors: Sequence[Tensor], dtype: torch.dtype, count: int, device: int) -> list[int]:
     """Check some tensors of one length and return their addresses."""
-    return [checked(f"{name}[{i}]", tensor, dtype, count, device) for i, tensor in enumerate(tensors)]
+    for i, x in enumerate(tensors):  # as in the text of :mod:`.dispatch`: their names are made where they are needed
+        if device >= 0 or x.dtype is not dtype or x.numel() != count or not x.is_contiguous() or not x.is_cpu:
+            checked(f"{name}[{i}]", x, dtype, count, device)
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def checked_sections(sections: Sequence[Tensor], device: int) -> list[tuple[int, int]]:
     """Check the sections of all ranks and return their addresses and lengths."""
     check_parts(sections, "sections")
-    sizes = [section.numel() for section in sections]
-    return [
-        (checked(f"sections[{i}]", section, torch.uint8, size, device), size)
-        for i, (section, size) in enumerate(zip(sections, sizes, strict=True))
-    ]
+    for i, x in enumerate(sections):
+        if device >= 0 or x.dtype is not torch.uint8 or not x.is_contiguous() or not x.is_cpu:
+            checked(f"sections[{i}]", x, torch.uint8, x.numel(), device)
+    return [(section.data_ptr(), section.numel()) for section in sections]
 
 
 def check_room(name: str, room: Tensor, least: int) -> None:
@@ -183,13 +185,7 @@ def check_odds(numerator: int, denominator: int) -> None:
         )
 
 
-def check_rule(rule: str, *rules: str) -> None:
-    """Refuse a rule of the scale of a record that a kernel does not have."""
-    if rule not in rules:
-        raise ValueError(f"rule must be one of {', '.join(rules)}, got {rule!r}")
-
-
-def check_one_of(name: str, value: int, allowed: tuple[int, ...]) -> None:
+def check_one_of(name: str, value: int | str, allowed: Collection[int | str]) -> None:
     """Refuse a value that is none of those allowed, by the name of its argument."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")

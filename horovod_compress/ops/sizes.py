@@ -174,18 +174,12 @@ def values_bound(k: int, count: int, b: int, value_bytes: int, *, form: str = "f
     Args:
         value_bytes: of the dtype of the arithmetic.
     """
-    check_form(form)
+    check_one_of("form", form, FORMS)
     ranges = golomb_ranges(count, b)
     positions = golomb_bound(k, count, b, 0) + 4 * ranges
     if form == "signs":
         return positions + value_bytes + (min(k, count) + 7 * min(k, ranges)) // 8
     return positions + min(k, count) * (value_bytes if form == "full" else 2)
-
-
-def check_form(form: str) -> None:
-    """Refuse what is no way of sending values."""
-    if form not in FORMS:
-        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
 
 
 def check_parameter(b: int) -> None:

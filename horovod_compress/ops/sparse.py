@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .dispatch import run
 from .keys import Key
-from .legality import check_factor
-from .sizes import check_form
+from .legality import check_factor, check_one_of
+from .sizes import FORMS
 
 __all__ = [
     "binary_clear",
@@ -142,7 +142,7 @@ def values_encode(
         out: uint8, at least :func:`.sizes.values_bound` of them.
         mean: one element like the values, for "signs" only: what all of them count as.
     """
-    check_form(form)
+    check_one_of("form", form, FORMS)
     if (form == "signs") != (mean is not None):
         raise ValueError(f'mean must be given for "signs" and no other form, got {form!r}')
     return _ascended(run.values_encode(positions, values, mean, out, kept, b, elements, form), elements)
@@ -176,7 +176,7 @@ def values_decode(
         The number of malformed ranges of all sections, a tensor on CUDA. If it is not 0, what is
         overwritten holds anything.
     """
-    check_form(form)
+    check_one_of("form", form, FORMS)
     if momentum is not None and (residual is None or form != "full"):
         raise ValueError('momentum needs a residual and the form "full"')
     check_factor(momentum, factor)

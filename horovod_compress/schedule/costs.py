@@ -104,18 +104,17 @@ def adjusted(kinds: Sequence[Costs], arrivals: Arrivals, steps: Sequence[Step]) 
     """
     most = _MOST * max(step.seconds for step in steps)
     amounts = [most * (number / (_AMOUNTS - 1)) ** 2 for number in range(_AMOUNTS)]
-    choices = ([_raised(costs, amount) for costs in kinds] for amount in amounts)
-    return min(choices, key=lambda raised: sum(_miss(raised, arrivals, step) for step in steps))
 
+    def misses(raised: Sequence[Costs]) -> float:
+        """Return by which shares of the steps the model misses them."""
+        found = [step_seconds(arrivals, step.groups, [raised[kind] for kind in step.kinds]) for step in steps]
+        return sum(abs(seconds - step.seconds) / step.seconds for seconds, step in zip(found, steps, strict=True))
 
-def _raised(costs: Costs, seconds: float) -> Costs:
-    return replace(costs, exchange=Affine(costs.exchange.fixed + seconds, costs.exchange.each))
-
-
-def _miss(kinds: Sequence[Costs], arrivals: Arrivals, step: Step) -> float:
-    """Return by which share of a step the model misses it."""
-    found = step_seconds(arrivals, step.groups, [kinds[kind] for kind in step.kinds])
-    return abs(found - step.seconds) / step.seconds
+    choices = (
+        [replace(one, exchange=replace(one.exchange, fixed=one.exchange.fixed + amount)) for one in kinds]
+        for amount in amounts
+    )
+    return min(choices, key=misses)
 
 
 def fitted(points: Sequence[tuple[float, float]], fixed: float | None = None) -> Affine:

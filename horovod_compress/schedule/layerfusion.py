@@ -38,16 +38,13 @@ class _Reached:
         self, sent: np.ndarray, decoded: np.ndarray, end: int, stop: int, before: np.ndarray, kinds: np.ndarray
     ) -> None:
         while self.count + sent.size > self.sent.size:
-            self._grow()
+            for name in ("sent", "decoded", "ends", "stops", "before", "kinds"):
+                array = getattr(self, name)
+                setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
         new = slice(self.count, self.count + sent.size)
         self.sent[new], self.decoded[new], self.ends[new] = sent, decoded, end
         self.stops[new], self.before[new], self.kinds[new] = stop, before, kinds
         self.count = new.stop
-
-    def _grow(self) -> None:
-        for name in ("sent", "decoded", "ends", "stops", "before", "kinds"):
-            array = getattr(self, name)
-            setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
 
 
 def best(arrivals: Arrivals, costs: Costs) -> list[int]:

@@ -202,11 +202,8 @@ class Watch:
         """
         steps = enumerate(pairwise(self._begins))
         counted = [step for number, step in steps if number and number not in self._spoiled]
-        return [self._last_result(begin, after) - begin for begin, after in counted]
-
-    def _last_result(self, begin: float, after: float) -> float:
-        """Return when a step's last result was there; the next step's begin without any, so that there is a number."""
-        return max((at for at in self._results if begin < at < after), default=after)
+        # Where a step has no result, the next one's begin stands for it, so that there is a number.
+        return [max((at for at in self._results if b < at < end), default=end) - b for b, end in counted]
 
     def order(self) -> list[int]:
         """Return the tensors, by place in the plan, as they arrive."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from horovod_compress.codecs.base import Codec
 from horovod_compress.engine.methods import Methods, parse
 from horovod_compress.engine.reducer import Reducer
-from horovod_compress.exchange.choose import chooser
+from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.device import Device
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.exchange.transports.transport import Transport
@@ -56,7 +56,7 @@ class Fleet:
                 self.plan,
                 self.methods.codecs,
                 transport,
-                chooser(self.options.exchange, transport.adds),
+                Choose(self.options.exchange, transport.adds),
                 self.options,
                 devices(transport),
             )

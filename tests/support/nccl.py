@@ -5,7 +5,12 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+from torch import Tensor
+
+from horovod_compress.exchange.transports.transport import NcclLink, Transfer
 
 POLL_SECONDS = 0.02
 
@@ -99,3 +104,22 @@ class Communicator:
     def abort(self) -> None:
         self.aborted = True
         self._library.world.broken.set()
+
+
+def together(link: NcclLink, ranks: Sequence[Iterable[Transfer]]) -> None:
+    """Run the transfers of all ranks through the link of one: each send and its receive are both this rank's.
+
+    For a machine with one GPU; NCCL matches what a rank sends to itself in order.
+    """
+    steps: list[Iterator[Transfer]] = [iter(own) for own in ranks]
+    send, receive = link._call("send"), link._call("recv")
+    while transfers := [transfer for transfer in (next(own, None) for own in steps) if transfer is not None]:
+        due = {(frm, to): [] for frm in range(len(steps)) for to in range(len(steps))}  # type: dict[tuple[int, int], list[Tensor]]
+        for to, transfer in enumerate(transfers):
+            for data, frm in transfer.receives:
+                due[frm, to].append(data)
+        calls: list[tuple[Callable[..., None], Tensor, int]] = []
+        for frm, transfer in enumerate(transfers):
+            for data, to in transfer.sends:
+                calls += [(send, data, link.rank), (receive, due[frm, to].pop(0), link.rank)]
+        link.start(calls, transfers)

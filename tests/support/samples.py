@@ -9,7 +9,7 @@ from typing import Any
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec, check_world, variants_of
 from horovod_compress.errors import ConfigError
-from horovod_compress.exchange.choose import chooser
+from horovod_compress.exchange.choose import Choose
 from horovod_compress.options import EXCHANGES
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet
@@ -57,7 +57,7 @@ class Sample:
     def exchanges(self) -> list[str]:
         """Return the values of ``exchange`` that fit every kind of round."""
         kinds = variants_of(self.codec())
-        return [e for e in EXCHANGES if not any(_refused(lambda: chooser(e)(kind, 1, 2)) for kind in kinds)]
+        return [e for e in EXCHANGES if not any(_refused(lambda: Choose(e)(kind, 1, 2)) for kind in kinds)]
 
 
 def samples(few: bool = False) -> Iterator[Sample]:

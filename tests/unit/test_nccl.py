@@ -21,10 +21,10 @@ from horovod_compress.engine.bucket.round import CodecReduction, Round
 from horovod_compress.engine.job import Gathering
 from horovod_compress.errors import ConfigError, ExchangeError, PeerError
 from horovod_compress.exchange import device
-from horovod_compress.exchange.choose import chooser
+from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.device import Deadline, Device
 from horovod_compress.exchange.transports import gloo
-from horovod_compress.exchange.transports.nccl import NcclTransport, connect, together, why_not
+from horovod_compress.exchange.transports.nccl import NcclTransport, connect, why_not
 from horovod_compress.exchange.transports.transport import Broken, NcclLink, Transfer
 from horovod_compress.exchange.wire import NonFiniteCount
 from horovod_compress.ops.keys import Key
@@ -356,7 +356,9 @@ def test_kernels_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Tokens:
-    """A rank's transport for tokens."""
+    """A rank's transport for tokens, none of which are sent."""
+
+    send = receive = aside = questions = notes = on_abort = say = said = None
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.closed = rank, size, False
@@ -507,7 +509,7 @@ class Member:
     def __init__(self, rank: int, world: int, codec: Codec, exchange: str, where: Device, link: NcclLink) -> None:
         self.link = NcclLink(link._library, link._communicator, where, rank, world)
         bucket = Bucket(0, tuple(TENSORS))
-        self.state = BucketState(bucket, codec, rank, world, chooser(exchange), where, False, self.link)
+        self.state = BucketState(bucket, codec, rank, world, Choose(exchange), where, False, self.link)
         self.key = Key(0, 0, 0, rank)
 
     @property
@@ -540,8 +542,8 @@ def consensus(codec: Codec, world: int, exchange: str, where: Device, link: Nccl
         for member, grads in zip(members, random_grads(world, TENSORS), strict=True):
             member.offer(grads)
         for number in range(len(members[0].round.preludes)):
-            together(link, [member.prelude(number) for member in members])
-        together(link, [member.payload() for member in members])
+            nccl.together(link, [member.prelude(number) for member in members])
+        nccl.together(link, [member.payload() for member in members])
         link.finish(Deadline(20.0))
         return [{n: r.cpu() for n, r in complete(member.round.work).items()} for member in members]
 

@@ -16,7 +16,7 @@ from horovod_compress.codecs.base import Codec
 from horovod_compress.engine.agreement import handshake
 from horovod_compress.engine.methods import parse
 from horovod_compress.errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError
-from horovod_compress.exchange.choose import chooser
+from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.device import Deadline
 from horovod_compress.fronts import startup
 from horovod_compress.options import LONGEST_SECONDS, SHORTEST_SECONDS, Options
@@ -194,9 +194,9 @@ def test_a_method_that_cannot_take_the_exchange_says_so() -> None:
         name = "folding"
         algebra = Algebra.FOLD
 
-    assert chooser("auto")(Folding(), 10, 4).name == "fold"
+    assert Choose("auto")(Folding(), 10, 4).name == "fold"
     with pytest.raises(ConfigError) as caught:
-        chooser("ring")(Folding(), 10, 4)
+        Choose("ring")(Folding(), 10, 4)
     assert "folding" in str(caught.value) and "fold only" in str(caught.value) and '"ring"' in str(caught.value)
 
 

@@ -17,7 +17,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
@@ -109,7 +108,8 @@ def _one_world(arguments: argparse.Namespace, case: Case, codec: Codec) -> int:
     if arguments.plot:
         from . import figures
 
-        _wrote(figures.draw_timelines(case, found, arguments.plot))
+        for path in figures.draw_timelines(case, found, arguments.plot):
+            _tell(f"wrote {path}")
     return 0
 
 
@@ -128,7 +128,8 @@ def _worlds(arguments: argparse.Namespace, case: Case, codecs: Sequence[Codec], 
     if arguments.plot:
         from . import figures
 
-        _wrote(figures.draw_worlds(case, found, arguments.plot))
+        for path in figures.draw_worlds(case, found, arguments.plot):
+            _tell(f"wrote {path}")
     return 0
 
 
@@ -180,8 +181,3 @@ def _measure_codecs(codecs: Sequence[Codec]) -> None:
 
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _wrote(paths: Sequence[Path]) -> None:
-    for path in paths:
-        _tell(f"wrote {path}")

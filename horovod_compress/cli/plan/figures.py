@@ -42,11 +42,8 @@ def draw_timelines(case: Case, found: Found, target: str) -> list[Path]:
     figure, panels = plt.subplots(
         len(lines), 1, figsize=(10, 1.5 + 1.35 * len(lines)), sharex=True, squeeze=False, layout="constrained"
     )
-    engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, 0, 1, 1 - 0.95 / figure.get_figheight()), hspace=0.06)
-    _head(
-        figure, f"{name_of(found.codec)}: predicted step by choice of buckets", place_text(case, str(case.world.ranks))
-    )
+    title = f"{name_of(found.codec)}: predicted step by choice of buckets"
+    _head(figure, title, place_text(case, str(case.world.ranks)), 0.95, hspace=0.06)
     end = 1e3 * max(line.slots[-1].decoded for line in lines)
     for panel, line in zip(panels[:, 0], lines, strict=True):
         _timeline(panel, line, case.compute)
@@ -59,7 +56,7 @@ def draw_timelines(case: Case, found: Found, target: str) -> list[Path]:
 
 def _timeline(panel: Axes, line: Timeline, compute: float) -> None:
     forward = 1e3 * FORWARD_SHARE * compute
-    backward = 1e3 * line.arrivals.seconds[-1]
+    backward, last = 1e3 * line.arrivals.seconds[-1], 1e3 * line.slots[-1].decoded
     panel.broken_barh([(0, forward)], (2.1, 0.8), color=FORWARD)
     panel.broken_barh([(forward, backward - forward)], (2.1, 0.8), color=BACKWARD)
     panel.vlines([1e3 * at for at in line.arrivals.seconds], 2.1, 2.5, color=ARRIVAL, linewidth=0.5)
@@ -68,8 +65,9 @@ def _timeline(panel: Axes, line: Timeline, compute: float) -> None:
         began = max(slot.end, line.slots[number - 1].decoded if number else 0.0)  # after the decoding before
         panel.broken_barh([(1e3 * slot.begin, width)], (1.1, 0.8), color=EXCHANGE[number % 2])
         panel.broken_barh([(1e3 * began, 1e3 * (slot.decoded - began))], (0.1, 0.8), color=DECODE[number % 2])
-    _number(panel, line)
-    last = 1e3 * line.slots[-1].decoded
+        if len(line.slots) <= _MOST_NAMED and width > 0.025 * last:  # there is room for its number
+            middle, colour = 1e3 * (slot.begin + slot.end) / 2, ("white", "black")[number % 2]
+            panel.text(middle, 1.5, str(number), ha="center", va="center", fontsize=7.5, color=colour)
     panel.axvline(last, color="black", linewidth=1)
     panel.axvline(1e3 * compute, color="black", linewidth=0.8, linestyle=":")
     buckets = f"{len(line.slots)} bucket{'s' if len(line.slots) > 1 else ''}"
@@ -83,18 +81,6 @@ def _timeline(panel: Axes, line: Timeline, compute: float) -> None:
     panel.grid(axis="x", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
     panel.spines[["top", "right", "left"]].set_visible(False)
-
-
-def _number(panel: Axes, line: Timeline) -> None:
-    """Write their numbers into bars that have room for them."""
-    span = 1e3 * line.slots[-1].decoded
-    if len(line.slots) > _MOST_NAMED:
-        return
-    for number, slot in enumerate(line.slots):
-        if 1e3 * (slot.end - slot.begin) > 0.025 * span:
-            middle = 1e3 * (slot.begin + slot.end) / 2
-            colour = "white" if number % 2 == 0 else "black"
-            panel.text(middle, 1.5, str(number), ha="center", va="center", fontsize=7.5, color=colour)
 
 
 def _timeline_key(figure: Figure) -> None:
@@ -126,10 +112,8 @@ def draw_worlds(case: Case, found: Sequence[Cell], target: str) -> list[Path]:
     ranks = sorted({cell.ranks for cell in found})
     height = max(5.0, 1.8 + 0.17 * len(names))
     figure, panels = plt.subplots(1, 2, figsize=(12.5, height), layout="constrained")
-    engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, 0, 1, 1 - 0.6 / height), wspace=0.06)
     place = place_text(case, ", ".join(map(str, ranks)))
-    _head(figure, "Predicted step by number of ranks, each with its best buckets", place)
+    _head(figure, "Predicted step by number of ranks, each with its best buckets", place, 0.6, wspace=0.06)
     for number, name in enumerate(names):
         steps = {cell.ranks: cell.timeline.step for cell in found if cell.method == name and cell.timeline}
         look: dict[str, Any] = {
@@ -159,8 +143,11 @@ def draw_worlds(case: Case, found: Sequence[Cell], target: str) -> list[Path]:
 # ---- files ------------------------------------------------------------------------------------
 
 
-def _head(figure: Figure, title: str, notes: str) -> None:
+def _head(figure: Figure, title: str, notes: str, inches: float, **spaces: float) -> None:
+    """Write what a figure shows into so many inches at its top, and leave the rest to the panels."""
     height = figure.get_figheight()
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, 0, 1, 1 - inches / height), **spaces)
     figure.text(0.012, 1 - 0.10 / height, title, fontsize=13, weight="bold", va="top")
     figure.text(0.012, 1 - 0.36 / height, f"{notes}; a model, not measured", fontsize=8.5, color="#444444", va="top")
 

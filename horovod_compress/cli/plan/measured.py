@@ -65,7 +65,13 @@ def compare(case: Case, codec: Codec, repeat: int, ranks: Ranks, tell: Callable[
     first = ranks.rank == 0
     said = tell if first else lambda text: None
     said(f"measuring the codec of {codec.name} on this machine")
-    plans, problem = ranks.gather(_plans(case, codec) if first else None, "hvc.plan.asked", _TIMEOUT_SECONDS)[0]
+    asked: tuple[list[tuple[str, list[dict[str, Any]]]], str] = [], ""  # plans as plain data, or why there are none
+    if first:
+        try:
+            asked = [(one.schedule, one.plan.document()) for one in predicted(case, codec).timelines], ""
+        except ConfigError as error:
+            asked = [], str(error)  # which every rank is told
+    plans, problem = ranks.gather(asked, "hvc.plan.asked", _TIMEOUT_SECONDS)[0]
     if problem:
         raise ConfigError(problem)
     torch.set_num_threads(1)
@@ -80,14 +86,6 @@ def compare(case: Case, codec: Codec, repeat: int, ranks: Ranks, tell: Callable[
     # What is predicted, with the compute that was taken.
     measured = replace(case, compute=t1)
     return document(measured, predicted(measured, codec), trials) if first else {}
-
-
-def _plans(case: Case, codec: Codec) -> tuple[list[tuple[str, list[dict[str, Any]]]], str]:
-    """Return the plans to try, as plain data, or why there are none, which every rank is told."""
-    try:
-        return [(one.schedule, one.plan.document()) for one in predicted(case, codec).timelines], ""
-    except ConfigError as error:
-        return [], str(error)
 
 
 class _NullOptimizer(torch.optim.Optimizer):

@@ -24,7 +24,7 @@ from functools import partial
 
 from ...codecs.base import Algebra, Codec
 from ...codecs.work import Regions
-from ...exchange.choose import chooser, for_prelude
+from ...exchange.choose import Choose, for_prelude
 from ...exchange.collective import MAX_SEGMENTS, MIN_SEGMENT_BYTES
 from ...exchange.torus import squarest
 from ...exchange.wire import HEADER_BYTES
@@ -234,7 +234,7 @@ def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", fi
     sizes = [nbytes(arrays) for arrays in layout.preludes]
     preludes = tuple(TrafficPart(size, for_prelude(size, ranks).name) for size in sizes)
     room = nbytes(layout.regions)
-    collective = chooser(exchange)(codec, room, ranks, by_owner=bool(layout.results)).name
+    collective = Choose(exchange)(codec, room, ranks, by_owner=bool(layout.results)).name
     if codec.algebra is Algebra.GATHER:
         return Traffic(preludes, TrafficPart(filled * room, collective))
     results = layout.results if collective == "fold" else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from ..work import Counts, Cutting, Layout, Part, Work, slices, work_dtype
 
 #: Blocks are whole chunks of the kernels; a scale of 32 bits then costs 1/8 bit per element at most.
 BLOCK_UNIT = 256
-
-#: Of parts of tensors the codes or the gradients, the scales, and how many elements share one.
-Scaled = tuple[list[Tensor], list[Tensor], list[int]]
 
 
 @dataclass(frozen=True)
@@ -158,11 +155,9 @@ class Dithering(Codec):
     # ---- codes ----
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
-        grads, scales, rows = self._scaled(work, parts)
-        offsets = [work.place(part).start for part in parts]
-        positions, given = [part.position for part in parts], (grads, scales, rows)
         codes = self._codes(work, parts, work.regions["codes"], self.bits)
-        self._encode(work, positions, given, codes, key.at(purpose=DITHER), offsets)
+        given = (*self._scaled(work, parts), codes, key.at(purpose=DITHER))
+        self._encode(work, parts, *given, offsets=[work.place(part).start for part in parts])
 
     def _make_scales(self, work: Work) -> None:
         norms = work.shared["norms"]
@@ -171,8 +166,8 @@ class Dithering(Codec):
         if norms.dtype is torch.float64 and scales.dtype is torch.float32:
             scales.clamp_(max=torch.finfo(torch.float32).max)  # no element is larger
 
-    def _scaled(self, work: Work, parts: Sequence[Part]) -> Scaled:
-        """Return parts of the gradients, and their scales."""
+    def _scaled(self, work: Work, parts: Sequence[Part]) -> tuple[list[Tensor], list[Tensor], list[int]]:
+        """Return parts of the gradients, their scales, and how many elements share one."""
         every, rows = work.local["scales"], [work.memo["lengths"][part.position] for part in parts]
         firsts = [work.memo["scales"][part.position] for part in parts]
         own = zip(parts, firsts, rows, strict=True)
@@ -182,12 +177,11 @@ class Dithering(Codec):
     def _codes(self, work: Work, parts: Sequence[Part], codes: Tensor, bits: int) -> list[Tensor]:
         return [codes[self._place(work, part, bits)] for part in parts]
 
-    def _encode(
-        self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
-    ) -> None:
+    def _encode(self, work: Work, parts: Sequence[Part], *given: Any, offsets: list[int]) -> None:
         """Write the codes of parts of tensors.
 
         Args:
+            given: the parts of the gradients, scales, elements that share one, where codes go, and the key.
             offsets: where the parts lie in the bucket, for random bits.
         """
         raise NotImplementedError
@@ -199,10 +193,51 @@ class Dithering(Codec):
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         grads, scales, rows = self._scaled(work, parts)
         codes = self._codes(work, parts, work.regions["codes"], self.bits)
-        self._decode((codes, scales, rows), grads, work.world, result_scale)
+        self._decode(codes, scales, rows, grads, world=work.world, result_scale=result_scale)
 
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
+    def _decode(self, *given: Any, world: int, result_scale: float) -> None:
+        """Write the results of parts of tensors.
+
+        Args:
+            given: codes, scales, elements that share one, and parts of the gradients.
+        """
         raise NotImplementedError
+
+
+class Uniform(Dithering):
+    """Codes are whole numbers on evenly spaced levels, and add."""
+
+    def levels(self, world: int) -> int:
+        """Return the code of the norm."""
+        raise NotImplementedError
+
+    def _bounds(self, work: Work, parts: Sequence[Part]) -> list[Tensor] | None:
+        """Return where gradients are cut off; None for nowhere."""
+        return None
+
+    def _encode(self, work: Work, parts: Sequence[Part], *given: Any, offsets: list[int]) -> None:
+        levels, bounds = self.levels(work.world), self._bounds(work, parts)
+        ops.uniform_encode_all(*given, bits=self.bits, levels=levels, offsets=offsets, bounds=bounds)
+
+    def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
+        ops.uniform_add(into, other, bits=self.bits)
+
+    def _decode(self, *given: Any, world: int, result_scale: float) -> None:
+        ops.uniform_decode_all(*given, bits=self.bits, scale=result_scale / (self.levels(world) * world))
+
+
+class PowersOfTwo(Dithering):
+    """Codes are signs and exponents."""
+
+    def headroom(self, world: int) -> int:
+        """Return the exponent of the norm."""
+        raise NotImplementedError
+
+    def _encode(self, work: Work, parts: Sequence[Part], *given: Any, offsets: list[int]) -> None:
+        ops.exponential_encode_all(*given, bits=self.bits, headroom=self.headroom(work.world), offsets=offsets)
+
+    def _decode(self, *given: Any, world: int, result_scale: float) -> None:
+        ops.exponential_decode_all(*given, bits=self.bits, headroom=self.headroom(world), scale=result_scale / world)
 
 
 def _of_rank(norms: Tensor, rows: Rows) -> Tensor:

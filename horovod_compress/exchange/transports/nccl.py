@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import ExchangeError
 from ..device import Deadline, Device
-from .transport import Messages, NcclLink, Pending, Questions, Transfer, Transport
+from .transport import NcclLink, Pending, Transport
 
 
 def why_not() -> str | None:
@@ -50,17 +50,9 @@ class NcclTransport:
 
     def __init__(self, tokens: Transport, link: NcclLink) -> None:
         self._tokens, self.link = tokens, link
-        self.rank, self.size = tokens.rank, tokens.size
-
-    @property
-    def aside(self) -> Messages:
-        return self._tokens.aside
-
-    def send(self, data: Tensor, to: int) -> Pending:
-        return self._tokens.send(data, to)
-
-    def receive(self, data: Tensor, frm: int) -> Pending:
-        return self._tokens.receive(data, frm)
+        self.rank, self.size, self.aside, self.questions = tokens.rank, tokens.size, tokens.aside, tokens.questions
+        self.send, self.receive = tokens.send, tokens.receive
+        self.notes, self.on_abort, self.say, self.said = tokens.notes, tokens.on_abort, tokens.say, tokens.said
 
     def add_up(self, data: Tensor, deadline: Deadline) -> Pending:
         raise NotImplementedError("`adds` says that nothing is added up here")
@@ -68,22 +60,6 @@ class NcclTransport:
     def abort(self, note: dict[str, Any]) -> None:
         self.link.abort()  # first: the GPU may be waiting for a peer that waits for this rank
         self._tokens.abort(note)
-
-    def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
-        return self._tokens.notes(seconds)
-
-    def on_abort(self, call: Callable[[], None]) -> None:
-        self._tokens.on_abort(call)
-
-    def say(self, topic: str, text: str) -> None:
-        self._tokens.say(topic, text)
-
-    def said(self, topic: str) -> dict[int, str]:
-        return self._tokens.said(topic)
-
-    @property
-    def questions(self) -> Questions:
-        return self._tokens.questions
 
     def close(self) -> None:
         self.link.abort()
@@ -144,22 +120,3 @@ def connect(
 def _abort(links: Iterable[NcclLink]) -> None:
     for link in links:
         link.abort()
-
-
-def together(link: NcclLink, ranks: Sequence[Iterable[Transfer]]) -> None:
-    """Run the transfers of all ranks through the link of one: each send and its receive are both this rank's.
-
-    For simulation and tests on a machine with one GPU; NCCL matches what a rank sends to itself in order.
-    """
-    steps: list[Iterator[Transfer]] = [iter(own) for own in ranks]
-    send, receive = link._call("send"), link._call("recv")
-    while transfers := [transfer for transfer in (next(own, None) for own in steps) if transfer is not None]:
-        due = {(frm, to): [] for frm in range(len(steps)) for to in range(len(steps))}  # type: dict[tuple[int, int], list[Tensor]]
-        for to, transfer in enumerate(transfers):
-            for data, frm in transfer.receives:
-                due[frm, to].append(data)
-        calls: list[tuple[Callable[..., None], Tensor, int]] = []
-        for frm, transfer in enumerate(transfers):
-            for data, to in transfer.sends:
-                calls += [(send, data, link.rank), (receive, due[frm, to].pop(0), link.rank)]
-        link.start(calls, transfers)

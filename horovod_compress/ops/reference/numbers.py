@@ -165,19 +165,12 @@ def lane_sums(products: np.ndarray) -> np.ndarray:
 
 def _row_sum(row: np.ndarray) -> float:
     """Sum one row of magnitudes in the fixed order that ``rules/tree.h`` describes."""
-    blocks = -(-row.size // 1024)
-    padded = np.zeros(1024 * blocks, dtype=row.dtype)
+    padded = np.zeros(-(-row.size // 1024) * 1024, dtype=row.dtype)
     padded[: row.size] = row
-    by_lane = padded.reshape(blocks, 32, 32)  # block, position in the lane, lane
-    lanes = np.zeros((blocks, 32), dtype=row.dtype)
-    for position in range(32):
-        lanes += by_lane[:, position]
-    for half in (16, 8, 4, 2, 1):
-        lanes = lanes[:, :half] + lanes[:, half:]
-    total = 0.0
-    for first in range(0, blocks, 64):
+    blocks, total = lane_sums(padded.reshape(-1, 1024)), 0.0
+    for first in range(0, blocks.size, 64):
         superblock = 0.0
-        for value in lanes[first : first + 64, 0]:
+        for value in blocks[first : first + 64]:
             superblock += float(value)
         total += superblock
     return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,11 +47,15 @@ def scaled(grad: Tensor, norms: Tensor, row_length: int, target: float) -> np.nd
     return np.asarray((x * spread[0] * spread[1]).astype(np.float32))
 
 
-def _pack_codes(codes: Tensor, values: np.ndarray, bits: int) -> None:
+def _packed(values: np.ndarray, bits: int) -> np.ndarray:
     if bits < 8:
         digits = values[:, None] >> np.arange(bits) & 1
         values = np.packbits(digits.astype(np.uint8), bitorder="little")
-    codes.numpy()[:] = values.astype(np.int16 if bits == 16 else np.uint8)
+    return values.astype(np.int16 if bits == 16 else np.uint8)
+
+
+def _pack_codes(codes: Tensor, values: np.ndarray, bits: int) -> None:
+    codes.numpy()[:] = _packed(values, bits)
 
 
 def unpack_codes(codes: Tensor, count: int, bits: int) -> np.ndarray:
@@ -63,6 +68,20 @@ def unpack_codes(codes: Tensor, count: int, bits: int) -> np.ndarray:
 
 def _signed(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.asarray(np.where(codes >> (bits - 1), codes - (1 << bits), codes))
+
+
+def _powers(codes: np.ndarray, bits: int, headroom: int) -> np.ndarray:
+    """Return the numbers of codes that are signs and exponents."""
+    sign = 1 << (bits - 1)
+    size = np.where(codes % sign, 2.0 ** (headroom - codes % sign), 0.0)
+    return np.where((codes & sign != 0) & (codes % sign != 0), -size, size)
+
+
+def _rounded(z: np.ndarray, limit: Any, key: Key, offset: int) -> np.ndarray:
+    """Round 1/65536 of numbers, of at most a magnitude, at random; NaN counts as one beyond it."""
+    z = np.where(z < limit, z, limit)
+    z = np.where(z > -limit, z, -limit)
+    return np.asarray((np.rint(z).astype(np.int64) + draws(key, offset, z.size)) >> 16)
 
 
 @quiet
@@ -91,9 +110,7 @@ def uniform_encode(
         spread = torch.from_numpy(np.repeat(bounds.numpy(), row_length)[: grad.numel()])
         bounded = scaled(spread, norms, row_length, float(65536 * levels))
         limit = np.where(bounded < limit, bounded, limit)
-    z = np.where(z < limit, z, limit)
-    z = np.where(z > -limit, z, -limit)
-    _pack_codes(codes, (np.rint(z).astype(np.int64) + draws(key, offset, z.size)) >> 16, bits)
+    _pack_codes(codes, _rounded(z, limit, key, offset), bits)
 
 
 def uniform_add(into: Tensor, other: Tensor, *, bits: int) -> None:
@@ -145,9 +162,7 @@ def exponential_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offse
 def exponential_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
     sums = None
     for part in parts:
-        found = unpack_codes(part, part.numel(), 8)
-        size = np.where(found % 128, 2.0 ** (headroom - found % 128), 0.0)
-        values = np.where((found >= 128) & (found % 128 != 0), -size, size).astype(np.float32)
+        values = _powers(unpack_codes(part, part.numel(), 8), 8, headroom).astype(np.float32)
         sums = values if sums is None else sums + values
     assert sums is not None
     mean = torch.from_numpy(sums * (np.float32(1) / np.float32(len(parts))))
@@ -158,19 +173,14 @@ def exponential_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom
 def exponential_decode(
     codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, headroom: int, scale: float
 ) -> None:
-    sign = 1 << (bits - 1)
-    found = unpack_codes(codes, grad.numel(), bits)
-    power = np.where(found % sign, 2.0 ** (headroom - found % sign), 0.0)
-    factor = np.where((found & sign != 0) & (found % sign != 0), -power, power)
-    store_multiples(grad, factor, norms, row_length, scale)
+    factors = _powers(unpack_codes(codes, grad.numel(), bits), bits, headroom)
+    store_multiples(grad, factors, norms, row_length, scale)
 
 
-ELIAS_RANGE = 8192
-NORM_BYTES = 4
+# ---- records ------------------------------------------------------------------------------------
+
+ELIAS_RANGE, NORM_BYTES = 8192, 4
 _MOST = np.finfo(np.float32).max
-
-
-# ---- codes --------------------------------------------------------------------------------------
 
 
 @quiet
@@ -190,34 +200,27 @@ def _levels(x: np.ndarray, norms: np.ndarray, block: int, bits: int, key: Key, o
     """Return the code of every element."""
     limit = np.float32(65536 * _top(bits))
     z = scaled(torch.from_numpy(x), torch.from_numpy(norms.astype(x.dtype)), block, float(limit))
-    z = np.where(z < limit, z, limit)
-    z = np.where(z > -limit, z, -limit)
-    return np.asarray((np.rint(z).astype(np.int64) + draws(key, offset, z.size)) >> 16)
+    return _rounded(z, limit, key, offset)
 
 
 def _top(bits: int) -> int:
     return (1 << (bits - 1)) - 1
 
 
-# ---- records ------------------------------------------------------------------------------------
-
-
 def _write(records: Tensor, norms: np.ndarray, codes: np.ndarray, block: int, bits: int) -> None:
     padded = np.zeros(norms.size * block, dtype=np.int64)
-    padded[: codes.size] = codes & (1 << bits) - 1
-    digits = (padded[:, None] >> np.arange(bits) & 1).astype(np.uint8)
-    packed = np.packbits(digits.reshape(norms.size, block * bits), axis=1, bitorder="little")
-    raw = norms.view(np.uint8).reshape(norms.size, NORM_BYTES)
-    records.numpy()[:] = np.concatenate([raw, packed], axis=1).reshape(-1)
+    padded[: codes.size] = codes
+    rows = records.numpy().reshape(-1, NORM_BYTES + block * bits // 8)
+    rows[:, :NORM_BYTES] = norms.view(np.uint8).reshape(-1, NORM_BYTES)
+    rows[:, NORM_BYTES:] = _packed(padded, bits).reshape(-1, block * bits // 8)
 
 
 def _read(records: Tensor, block: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the norms and the codes of all blocks."""
     rows = records.numpy().reshape(-1, NORM_BYTES + block * bits // 8)
     norms = np.ascontiguousarray(rows[:, :NORM_BYTES]).view(np.float32).reshape(-1)
-    digits = np.unpackbits(np.ascontiguousarray(rows[:, NORM_BYTES:]), axis=1, bitorder="little")
-    plain = (digits.reshape(-1, bits).astype(np.int64) << np.arange(bits)).sum(axis=1)
-    return norms, np.where(plain >> (bits - 1), plain - (1 << bits), plain)
+    codes = torch.from_numpy(np.ascontiguousarray(rows[:, NORM_BYTES:]).reshape(-1))
+    return norms, _signed(unpack_codes(codes, norms.size * block, bits), bits)
 
 
 def qsgd_encode(grad: Tensor, records: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0) -> int:

@@ -71,18 +71,26 @@ def _stream(gaps: np.ndarray, b: int) -> bytes:
     return np.packbits(np.array(bits, dtype=np.uint8), bitorder="little").tobytes()
 
 
-def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, out: Tensor) -> int:
+def _write(
+    positions: Tensor, kept: int, b: int, elements: int, out: Tensor, head: bytes, values: np.ndarray | None, form: str
+) -> int:
+    """Write a section: a head, what the ranges' parts take, and these: a stream, and values if there are some."""
     at, length = positions.numpy()[:kept].astype(np.int64), 1 << b + 11
     if (np.diff(at) < 1).any() or (at < 0).any() or (at >= elements).any():
         return -1
-    streams = []
+    lengths, ranges = [], []
     for start in range(0, elements, length):
-        inside = at[(at >= start) & (at < start + length)]
-        streams.append(_stream(np.diff(inside, prepend=start - 1) - 1, b))
-    lengths = np.array([len(stream) for stream in streams], dtype="<u4").tobytes()
-    section = mean.numpy().tobytes() + lengths + b"".join(streams)
+        inside = (at >= start) & (at < start + length)
+        stream = _stream(np.diff(at[inside], prepend=start - 1) - 1, b)
+        lengths += [len(stream)] if values is None else [len(stream), int(inside.sum())]
+        ranges += [stream] if values is None else [stream, _coded(values[inside], form)]
+    section = head + np.array(lengths, dtype="<u4").tobytes() + b"".join(ranges)
     out.numpy()[: len(section)] = np.frombuffer(section, dtype=np.uint8)
     return len(section)
+
+
+def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, out: Tensor) -> int:
+    return _write(positions, kept, b, elements, out, mean.numpy().tobytes(), None, "")
 
 
 def _positions(stream: bytes, b: int, start: int, end: int) -> tuple[list[int], int]:
@@ -207,19 +215,8 @@ def values_encode(
     form: str = "full",
     mean: Tensor | None = None,
 ) -> int:
-    at, x, length = positions.numpy()[:kept].astype(np.int64), values.numpy()[:kept], 1 << b + 11
-    if (np.diff(at) < 1).any() or (at < 0).any() or (at >= elements).any():
-        return -1
-    lengths, ranges = [], []
-    for start in range(0, elements, length):
-        inside = (at >= start) & (at < start + length)
-        stream = _stream(np.diff(at[inside], prepend=start - 1) - 1, b)
-        lengths += [len(stream), int(inside.sum())]
-        ranges += [stream, _coded(x[inside], form)]
     head = b"" if mean is None else mean.numpy().tobytes()
-    section = head + np.array(lengths, dtype="<u4").tobytes() + b"".join(ranges)
-    out.numpy()[: len(section)] = np.frombuffer(section, dtype=np.uint8)
-    return len(section)
+    return _write(positions, kept, b, elements, out, head, values.numpy()[:kept], form)
 
 
 def section_values(
