@@ -48,7 +48,8 @@ class Session:
     """
 
     def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named) -> None:
-        self.job, self.methods, self.reducer = job, methods, reducer
+        self.job, self.methods, self.reducer, self.failure = job, methods, reducer, reducer.failure
+        self._progress = reducer.context.progress
         # Not a number of this process: others may have made more compressions, or fewer.
         self._tuning_name = f"hvc.tuning.{reducer.plan.fingerprint()}"
         self.steps = Steps(reducer, methods, given, self._gather_times)
@@ -60,7 +61,7 @@ class Session:
 
     def is_over(self) -> bool:
         """Return whether nothing will be exchanged any more: closed, failed, or of ranks that are no longer there."""
-        if self.reducer.failure.closing or self.reducer.failure.failed():
+        if self.failure.closing or self.failure.failed():
             return True
         try:
             self.job.check()
@@ -88,12 +89,12 @@ class Session:
             return self._gather(value, self._tuning_name)
         except ExchangeError as error:
             why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
-            raise (self.reducer.failure.call_off(why) or error) from error
+            raise (self.failure.call_off(why) or error) from error
 
     def _gather(self, value: Any, name: str, by_name: bool = False) -> list[Any]:
-        limit, failed = self.reducer.options.longest_seconds, self.reducer.failure.failed
-        with self.reducer.context.progress.meeting():
-            return self.job.gather(value, Gathering(name, limit, by_name=by_name, failed=failed))
+        asked = Gathering(name, self.reducer.options.longest_seconds, by_name=by_name, failed=self.failure.failed)
+        with self._progress.meeting():
+            return self.job.gather(value, asked)
 
     # ---- a step ----
 

@@ -140,6 +140,9 @@ FLOOR = 0.1
 #: No element moves by more than so many learning rates in a step, as in Adam itself (Kingma and Ba 2015, section 2.1).
 BOUND = 10.0
 
+#: What an optimizer's group of parameters has, and its state of one parameter.
+Group = Mapping[str, Any]
+State = Mapping[str, Any]
 Place = tuple[dict[str, Any], nn.Parameter, str]
 
 
@@ -280,7 +283,7 @@ def names_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[int, str]:
     return {id(parameter): name for name, parameter in named}
 
 
-def gradient(optimizer: Any, group: Mapping[str, Any], parameter: nn.Parameter, *, decoupled: bool = False) -> Tensor:
+def gradient(optimizer: Any, group: Group, parameter: nn.Parameter, *, decoupled: bool = False) -> Tensor:
     """Return the gradient as the moments of an optimizer see it.
 
     Args:
@@ -309,6 +312,9 @@ class Form:
         count: the option in which a group counts its steps; empty where each parameter's state has ``step``.
         decoupled: weight decay never enters the moments.
         unbiased: it divides the bias out of the mean.
+        left: of the square that a gradient adds to the second moment, at least this part stays there in :meth:`write`;
+            the rest may be taken off beforehand. Below 1 the state may be less than nothing until the step is done,
+            with this very gradient. In 16 bits all of it stays.
     """
 
     second: str = "exp_avg_sq"
@@ -317,46 +323,37 @@ class Form:
     count: str = ""
     decoupled: bool = False
     unbiased: bool = True
+    left: float = 1.0
 
-    def steps(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
+    def steps(self, group: Group, state: State) -> float:
         """Return how many steps the optimizer has done with a parameter."""
         return float(group[self.count] if self.count else state["step"])
 
-    def betas(self, group: Mapping[str, Any]) -> tuple[float, float]:
+    def betas(self, group: Group) -> tuple[float, float]:
         """Return how fast what is divided forgets, and how fast the second moment does."""
         return (
             float(group["betas"][0]) if self.first else 0.0,
             float(group[self.decay] if self.decay else group["betas"][1]),
         )
 
-    def gradient(self, optimizer: Any, group: Mapping[str, Any], parameter: nn.Parameter) -> Tensor:
+    def gradient(self, optimizer: Any, group: Group, parameter: nn.Parameter) -> Tensor:
         """Return the gradient as the moments see it."""
         return gradient(optimizer, group, parameter, decoupled=self.decoupled)
 
-    def taken_over(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[Tensor, float]:
+    def taken_over(self, group: Group, state: State) -> tuple[Tensor, float]:
         """Return the second moment that an optimizer has made itself, and the steps that it stands for."""
         steps = self.steps(group, state)
         return self.corrected(group, state, steps), steps
 
-    def corrected(self, group: Mapping[str, Any], state: Mapping[str, Any], steps: float) -> Tensor:
+    def corrected(self, group: Group, state: State, steps: float) -> Tensor:
         """Return the mean of squares, after that many steps, without its bias."""
         return (wide(state[self.second]) / (1 - self.betas(group)[1] ** steps)).contiguous()
 
-    def move(self, held: Moment, group: Mapping[str, Any], grad: Tensor, steps: float) -> None:
+    def move(self, held: Moment, group: Group, grad: Tensor, steps: float) -> None:
         """Let V take in an exact mean gradient, for all steps since the last one."""
         held.move(grad, self.betas(group)[1], steps)
 
-    def write(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        grad: Tensor,
-        held: Moment,
-        now: float,
-        *,
-        exact: bool = False,
-        left: float = 1.0,
-    ) -> None:
+    def write(self, group: Group, state: State, grad: Tensor, held: Moment, now: float, *, exact: bool = False) -> None:
         """Set the second moment so that step number ``now``, with this gradient, divides by V's root, plus eps.
 
         Or by more, where an element would move by more than :data:`BOUND` learning rates, and where this gradient is
@@ -366,8 +363,6 @@ class Form:
 
         Args:
             exact: divide by V as it is, without :data:`FLOOR`.
-            left: at least this part of that square stays; the rest may be taken off beforehand. Below 1 the state may
-                be less than nothing until the step is done, with this very gradient. In 16 bits all of it stays.
         """
         second, first = state[self.second], (wide(state[self.first]) if self.first else grad).contiguous()
         out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)
@@ -382,7 +377,7 @@ class Form:
                 betas=(beta1, beta2),
                 step=now,
                 bound=BOUND if self.unbiased else BOUND * math.sqrt(1 - beta2**now),
-                left=left if second.element_size() > 2 else 1.0,
+                left=self.left if second.element_size() > 2 else 1.0,
             )
         if out is not second:
             second.copy_(out)

@@ -98,7 +98,7 @@ class Compression(BaseCompression, Factories):
         if session.exchanges == "updates":
             raise ConfigError(TAKEN)
         repeat = self._is_repeat(session)
-        with self._tokens.whole_steps(self, session.reducer.failure.failed, session.steps.index):
+        with self._tokens.whole_steps(self, session.failure.failed, session.steps.index):
             with session.lock:
                 if not repeat:
                     self._begin_step()
@@ -321,7 +321,7 @@ class Compression(BaseCompression, Factories):
     def _why_ended(self, optimizer: Any, said: str) -> HorovodCompressError | None:
         """Return the error for the end of Horovod in the middle of a step, None where nothing is known."""
         session = self._here()
-        found = session.reducer.failure.call_off(f"Horovod has ended and says {said!r}")
+        found = session.failure.call_off(f"Horovod has ended and says {said!r}")
         if found is not None:
             session.under_way = 0  # nobody fetches the other results of this step
             forget_step(optimizer)
