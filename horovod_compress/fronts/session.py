@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..engine.agreement import differences
+from ..engine.agreement.differences import Way
 from ..engine.job import Gathering, Job
 from ..engine.methods import Methods
 from ..engine.optimizer.family import uncompiled
@@ -119,10 +120,8 @@ class Session:
     def _compare(self, attached: bool) -> None:
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
         self.steps.settle_moments()
-        mine = differences.Way(
-            self.reducer.plan.fingerprint(), attached, self.steps.second_moment(), self.steps.options()
-        )
-        differences.check_all(self.gather(asdict(mine), "hvc.attach", by_name=True))
+        mine = Way(self.reducer.plan.fingerprint(), attached, self.steps.second_moment(), self.steps.options())
+        differences.check([Way(**way) for way in self.gather(asdict(mine), "hvc.attach", by_name=True)])
         self.compared = True
 
     def offer(self, index: int, grad: Tensor) -> int:

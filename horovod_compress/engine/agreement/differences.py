@@ -138,15 +138,6 @@ class Way:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-def check_all(shown: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the ways of all ranks, as plain data.
-
-    Raises:
-        MismatchError: see :func:`check`.
-    """
-    check([Way(**way) for way in shown])
-
-
 def check(ways: Sequence[Way]) -> None:
     """Compare the ways of all ranks; every rank comes to the same end.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ... import ops
 from ...errors import ConfigError, StateError
 from ...ops.checksums import on_its_device
+from ..saved.checksums import is_number
 
 # ---- exact rounds ------------------------------------------------------------------------------
 #
@@ -184,7 +185,7 @@ def _moment_of(name: object, saved: object) -> Tensor:
     moment, divides = parts.pop("moment", None), parts.pop("divides", False)
     fits = isinstance(moment, Tensor) and moment.dtype in (torch.float32, torch.float64)
     numbers = {"steps", *parts} <= {"steps", "since", "eps"}
-    fits = fits and numbers and type(divides) is bool and all(map(_is_number, parts.values()))
+    fits = fits and numbers and type(divides) is bool and all(map(is_number, parts.values()))
     if not fits or not parts.get("steps", 1):
         raise StateError(
             f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits, and the number "
@@ -192,10 +193,6 @@ def _moment_of(name: object, saved: object) -> Tensor:
         )
     assert isinstance(moment, Tensor)
     return moment
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 @dataclass

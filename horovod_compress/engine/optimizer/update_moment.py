@@ -169,14 +169,12 @@ def check_form(state: object) -> None:
     moment, resting = parts.get("second_moment", {"moved": 0, "moments": {}}), parts.get("resting", [])
     if (
         not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
-        or not isinstance(parts.get("base"), (list, tuple))
-        or not all(isinstance(base, Tensor) and base.is_floating_point() for base in parts["base"])
+        or not checksums.is_list(parts.get("base"), lambda base: isinstance(base, Tensor) and base.is_floating_point())
         or type(parts.get("due", False)) is not bool
         or not isinstance(moment, Mapping)
         or type(moment.get("moved")) is not int
         or not isinstance(moment.get("moments"), Mapping)
-        or not isinstance(resting, (list, tuple))
-        or not all(isinstance(name, str) for name in resting)
+        or not checksums.is_list(resting, lambda name: isinstance(name, str))
     ):
         raise StateError(
             f"the saved state of an update-mode optimizer should have its counters and common weights, got "

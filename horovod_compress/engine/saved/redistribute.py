@@ -61,7 +61,12 @@ def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, ow
         if not number:
             rest, outline = {name: part for name, part in state.items() if name not in _LEFT_OUT}, found
             sums = {part: _begun(state[part]) for part in _PARTS}
-        _check_alike(number, outline, found)
+        for part in _PARTS:
+            if found[part] != outline[part]:
+                raise StateError(
+                    f"the saved {part} of rank {number} has different tensors from that of rank 0; load another "
+                    "checkpoint"
+                )
         for part in _PARTS:
             _add(sums[part], state[part])
         for name, tensor in state.get(_WAITING, {}).items():
@@ -93,15 +98,7 @@ def _dealt(sums: Mapping[str, _Sum], owned: bool, rank: int) -> dict[str, Tensor
     return {name: found.dealt(owned, rank) for name, found in sums.items()}
 
 
-def _check_alike(rank: int, outline: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    for part in _PARTS:
-        if found[part] != outline[part]:
-            raise StateError(
-                f"the saved {part} of rank {rank} has different tensors from that of rank 0; load another checkpoint"
-            )
-
-
 def _kinds(part: Any) -> Any:
     if isinstance(part, Tensor):
-        return f"{part.dtype} {list(part.shape)}"
+        return checksums.kind_of(part)
     return {name: _kinds(value) for name, value in part.items()} if isinstance(part, Mapping) else None
