@@ -119,12 +119,16 @@ def measure(ranks: Ranks, elements: int, repeat: int, method: MethodName, option
     for number in range(_WARM_UP + repeat):
         for name, run in contestants.items():
             grad.copy_(source)
-            taken = _slowest(ranks, run)
+            ranks.barrier()
+            began = time.perf_counter()
+            run()
+            taken = ranks.slowest(time.perf_counter() - began)
             if number >= _WARM_UP:
                 seconds[name].append(taken)
     for one in ours.values():
         one.close()
-    return [_timing(name, values) for name, values in seconds.items()]
+    quartiles = {name: statistics.quantiles(values, n=4, method="inclusive") for name, values in seconds.items()}
+    return [Timing(name, middle, third - first) for name, (first, middle, third) in quartiles.items()]
 
 
 class _Ours:
@@ -143,15 +147,3 @@ class _Ours:
 
     def close(self) -> None:
         self._training.compression.close()
-
-
-def _slowest(ranks: Ranks, run: Callable[[], object]) -> float:
-    ranks.barrier()
-    began = time.perf_counter()
-    run()
-    return ranks.slowest(time.perf_counter() - began)
-
-
-def _timing(name: str, values: list[float]) -> Timing:
-    first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
-    return Timing(name, middle, third - first)

@@ -86,8 +86,12 @@ class Counters:
         number = self._session.job.number
         file = None if prometheus is None else PrometheusFile(prometheus, number, self._method, labels)
         board = None if tensorboard is None else TensorBoard(tensorboard)
-        if file:
-            _check_file(file.path)
+        writer = _writers.get(file.path.resolve()) if file else None
+        if file and writer and not writer.is_over():
+            raise ConfigError(
+                f"{file.path} is already in use by a compression of this process; give each its own file name, or "
+                "close() the other one first"
+            )
         if board:
             self.reports.add(board, every)
         if file:
@@ -101,20 +105,6 @@ class Counters:
 
 
 _writers: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()  # by the files of this process
-
-
-def _check_file(path: Path) -> None:
-    """Refuse a file that another compression would write over.
-
-    Raises:
-        ConfigError: it is in use.
-    """
-    writer = _writers.get(path.resolve())
-    if writer is not None and not writer.is_over():
-        raise ConfigError(
-            f"{path} is already in use by a compression of this process; give each its own file name, or close() the "
-            "other one first"
-        )
 
 
 # ---- parameters that are trained but not exchanged, as they were frozen when that was planned ----

@@ -9,7 +9,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -121,7 +121,11 @@ class Checks:
     def run(self) -> list[dict[str, Any]]:
         """Do all of them; stop at the first that fails, as the job may be broken then."""
         found: list[dict[str, Any]] = []
-        for name, check in self._all():
+        checks: dict[str, Callable[[], str]] = {}
+        for method in built_in():
+            checks[f"same bits: {method}"] = partial(self.same_bits, method)
+        checks |= {"corruption": self.corruption, "mismatch": self.mismatch, "drift": self.drift}
+        for name, check in checks.items():
             began = time.monotonic()
             problem = detail = ""
             try:
@@ -135,13 +139,6 @@ class Checks:
             if problem:
                 break
         return found
-
-    def _all(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        for method in built_in():
-            yield f"same bits: {method}", partial(self.same_bits, method)
-        yield "corruption", self.corruption
-        yield "mismatch", self.mismatch
-        yield "drift", self.drift
 
     def _gather(self, value: Any, name: str) -> list[Any]:
         return self._ranks.gather(value, f"hvc.verify.{name}")

@@ -214,12 +214,11 @@ class Compression(BaseCompression, Factories):
         Raises:
             ConfigError: names both process sets.
         """
-        if (
-            getattr(optimizer, "process_set", self._job.process_set) is not self._job.process_set
-        ):  # that for Adasum has none
+        mine = self._job.process_set
+        if getattr(optimizer, "process_set", mine) is not mine:  # that for Adasum has none
             raise ConfigError(
-                f"rank {hvd.rank()}: the optimizer uses process set {optimizer.process_set}, the compression "
-                f"{self._job.process_set}; give both the same process_set="
+                f"rank {hvd.rank()}: the optimizer uses process set {optimizer.process_set}, the compression {mine}; "
+                "give both the same process_set="
             )
 
     # ---- gradients ----

@@ -147,7 +147,10 @@ class Gathers:
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
-        self._place = _Keys(_own(store), prefix, rank, size)
+        # A connection of our own, where the store can have several: a call that hangs blocks no one else's.
+        with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+            store = store.clone()
+        self._place = _Keys(store, prefix, rank, size)
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
         self._numbers: dict[str, int] = {}
@@ -168,19 +171,16 @@ class Gathers:
         if not turn.acquire(timeout=max(0.0, deadline.left())):
             raise FailedGather(f"{seconds:g} s", True, [])
         try:
-            return self._gather(name, mine, deadline, failed)
+            if name in self._given_up:
+                self._try(name, None, deadline, failed)
+                self._given_up.remove(name)
+            self._numbers[name] = self._numbers.get(name, 0) + 1
+            self._given_up.add(name)
+            found = self._try(name, mine, deadline, failed)
+            self._given_up.remove(name)
+            return found
         finally:
             turn.release()
-
-    def _gather(self, name: str, mine: bytes, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
-        if name in self._given_up:
-            self._try(name, None, deadline, failed)
-            self._given_up.remove(name)
-        self._numbers[name] = self._numbers.get(name, 0) + 1
-        self._given_up.add(name)
-        found = self._try(name, mine, deadline, failed)
-        self._given_up.remove(name)
-        return found
 
     def _try(self, name: str, mine: bytes | None, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
         asked = _StoreCalls(self._place, name, self._numbers[name], mine)
@@ -265,7 +265,10 @@ class _StoreCalls:
 
     def _part(self) -> None:
         """Say that this rank has read, and wait for the others to say so."""
-        self._forget()
+        # What this rank left in the gather before, every rank has read: all have come to this one.
+        with contextlib.suppress(RuntimeError):  # not every store can remove it
+            self._store.delete_key(self._name(self._rank, -1))
+            self._store.delete_key(self._read(self._rank, -1))
         self._store.set(self._read(self._rank), b"")
         others = [self._read(rank) for rank in range(self._place.size)]
         while not (self.given_up or self.parting.passed() or self._store.check(others)):
@@ -274,21 +277,8 @@ class _StoreCalls:
     def _is_there(self, rank: int) -> bool:
         return bool(self._store.check([self._name(rank)]))
 
-    def _forget(self) -> None:
-        """Remove what this rank left in the gather before, which every rank has read: all have come to this one."""
-        with contextlib.suppress(RuntimeError):  # not every store can
-            self._store.delete_key(self._name(self._rank, -1))
-            self._store.delete_key(self._read(self._rank, -1))
-
     def _name(self, rank: int, before: int = 0) -> str:
         return f"{self._key}/{self._number + before}/{rank}"
 
     def _read(self, rank: int, before: int = 0) -> str:
         return f"{self._key}/{self._number + before}/read/{rank}"
-
-
-def _own(store: Any) -> Any:
-    """Return a connection of our own to a store, where it can have several: a call that hangs blocks no one else's."""
-    with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
-        return store.clone()
-    return store
