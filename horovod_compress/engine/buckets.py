@@ -24,16 +24,14 @@ from .bucket.memory import Memory, Site, make_round
 from .bucket.round import Round
 from .context import Context
 
-# ---- state -------------------------------------------------------------------------------------
-#
-# What stays of one bucket from step to step: its memory, and its kinds of rounds.
+# ---- one bucket ----------------------------------------------------------------------------------
 
 _AS_IT_IS = Uncompressed()
 _CPU = Device()
 
 
 class BucketState:
-    """One bucket on one rank, between its turns.
+    """What stays of one bucket on one rank between its turns: its memory, and its kinds of rounds.
 
     Args:
         staged: whether payloads are exchanged from copies in host memory.
@@ -213,13 +211,11 @@ def _labels(variants: Sequence[Codec]) -> dict[Codec, str]:
     return labels
 
 
-# ---- buckets -----------------------------------------------------------------------------------
-#
-# The buckets of the plan in use, as one: where each tensor is, and what the coming step does with them.
+# ---- all buckets ---------------------------------------------------------------------------------
 
 
 class Buckets:
-    """The states of all buckets, in plan order.
+    """The states of all buckets, in plan order: where each tensor is, and what the coming step does with them.
 
     What changes the coming step is called between two steps, and on every rank alike.
 

@@ -1,4 +1,8 @@
-"""What the ranks compare: at the start, after each change that all have to make alike, and at the end of steps."""
+"""What the ranks compare: at the start, after each change that all have to make alike, and at the end of steps.
+
+:class:`Start` compares before an exchange, :class:`Verification` the results of a step, and :class:`Weights` warns of
+weights that differ, which equal results never bring together.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from .agreement.differences import by_value, minority
 from .buckets import Buckets, BucketState
 from .context import Context
 
-# ---- start -------------------------------------------------------------------------------------
+# ---- before an exchange --------------------------------------------------------------------------
 
 _TOPIC = "start"
 
@@ -162,25 +166,23 @@ class Start:
             )
 
 
-# ---- weights -----------------------------------------------------------------------------------
-#
-# Warns of weights that differ between ranks, which equal results of exchanges never bring together.
-#
-# Results are compared to find hardware that is broken; weights differ for reasons of the program's: they were not
-# broadcast, a checkpoint was loaded on one rank, or a rank has changed its results before its optimizer used them. The
-# training goes on with them as it would with Horovod alone, so this is no error.
-#
-# The hashes are taken on the training thread, after a step of the optimizer where that is known, else at the first
-# gradient of the next one. There some methods of training have weights of their own on each rank: SAM climbs along each
-# rank's gradient before it makes the one that is exchanged. So a difference in the first comparison, before which the
-# optimizer made no step, is said only if it is still there in the next one. The hashes are compared at the end of the
-# step, by the exchange thread.
+# ---- weights -------------------------------------------------------------------------------------
 
 _log = logging.getLogger("horovod_compress")
 
 
 class Weights:
-    """The weights of one rank, as the others see them.
+    """The weights of one rank, as the others see them: warns once if they differ between ranks.
+
+    Results are compared to find hardware that is broken; weights differ for reasons of the program's: they were not
+    broadcast, a checkpoint was loaded on one rank, or a rank has changed its results before its optimizer used them.
+    The training goes on with them as it would with Horovod alone, so this is no error.
+
+    The hashes are taken on the training thread, after a step of the optimizer where that is known, else at the first
+    gradient of the next one. There some methods of training have other weights on each rank: SAM climbs along each
+    rank's gradient before it makes the one that is exchanged. So a difference in the first comparison, before which the
+    optimizer made no step, is said only if it is still there in the next one. The hashes are compared at the end of the
+    step, by the exchange thread.
 
     Args:
         every: compare every this many steps, and at the first one; 0: never.
@@ -257,13 +259,11 @@ def _warning(step: int, odd: Sequence[str], count: int, values: Sequence[str]) -
     )
 
 
-# ---- verification ------------------------------------------------------------------------------
-#
-# What the ranks compare at the end of a step: the hashes of their results, and of their weights.
+# ---- at the end of a step ------------------------------------------------------------------------
 
 
 class Verification:
-    """Finds results that differ between ranks, which no exchange produces."""
+    """Compares hashes at the end of a step: of results, which no exchange makes different, and of weights."""
 
     def __init__(self, context: Context, buckets: Buckets) -> None:
         self._context, self._buckets = context, buckets

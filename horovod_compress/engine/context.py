@@ -1,4 +1,8 @@
-"""What all parts of one reducer share: where it runs, its one lock, how far it is, and what is counted."""
+"""What all parts of one reducer share: where it runs, its one lock, how far it is, and what is counted.
+
+Beside the :class:`Context` these are its :class:`Progress`, the :class:`Worker` threads, the :class:`Devices` that
+buckets are on, and the :class:`Hooks` by which it asks the framework.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +32,14 @@ AWAITED, MEETING, EXCHANGED = range(3)
 #: A step, a bucket, and how far the rank has come with it.
 Place = tuple[int, int, int]
 
-# ---- progress ----------------------------------------------------------------------------------
-#
-# How far a rank has come: for its frames, for its note if it fails, and for what the ranks compare.
+# ---- how far a rank has come ---------------------------------------------------------------------
 
 
 class Progress:
-    """Steps and buckets of one rank; written by its exchange and decoding threads."""
+    """How far a rank has come: for its frames, for its note if it fails, and for what the ranks compare.
+
+    Its exchange and decoding threads write it.
+    """
 
     def __init__(self) -> None:
         #: The step of the exchange thread.
@@ -76,9 +81,7 @@ class Progress:
         return step, bucket, come if self._meets is None else max(come, MEETING)
 
 
-# ---- worker ------------------------------------------------------------------------------------
-#
-# A thread for work that others need not wait for: taking in gradients, decoding results.
+# ---- threads for work that others need not wait for ----------------------------------------------
 
 Task = Callable[[], None]
 
@@ -86,7 +89,7 @@ _LOOK_SECONDS = 1.0
 
 
 class Worker:
-    """Runs tasks one after the other, in the order in which they were given.
+    """A thread that runs tasks one after the other, in the order in which they were given.
 
     Args:
         name: of the thread.
@@ -149,13 +152,11 @@ class Worker:
                 self._failed(error)
 
 
-# ---- devices -----------------------------------------------------------------------------------
-#
-# The devices that a rank's buckets are on, all at once.
+# ---- devices -------------------------------------------------------------------------------------
 
 
 class Devices(dict[str, Device]):
-    """The devices by name.
+    """The devices that a rank's buckets are on, by name.
 
     Args:
         names: of the devices; a name may come several times.
@@ -198,9 +199,7 @@ class Devices(dict[str, Device]):
         return not (queueing() and any(where.is_accelerator for where in self.values()))
 
 
-# ---- context -----------------------------------------------------------------------------------
-#
-# What all parts of one reducer share: where it runs, its one lock, and what is counted.
+# ---- the context ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

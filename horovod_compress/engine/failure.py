@@ -3,6 +3,8 @@
 Whatever goes wrong on a rank, on whichever thread, ends in the exchange thread: it leaves a note of what it saw, breaks
 all connections, so that the other ranks fail at once, and reads their notes to say which rank is to blame. From then on
 every call of the training thread raises that error.
+
+:class:`Failure` is that, and :class:`Patience` ends waits for ranks that give no sign of life.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Failure:
     """The failure of one rank, if there is one, and its way to the other ranks and threads.
 
     Args:
-        on_unseen: see :class:`.reducer.Hooks`.
+        on_unseen: see :class:`.context.Hooks`.
     """
 
     def __init__(self, context: Context, on_unseen: Callable[[str], None]) -> None:
@@ -111,7 +113,7 @@ class Failure:
 
         Args:
             work: what it does, in words.
-            within: see :class:`.worker.Worker`.
+            within: see :class:`.context.Worker`.
         """
         self._workers.append(Worker(name, partial(self.report, work), within))
         return self._workers[-1]
@@ -257,14 +259,7 @@ def _closed_in_exchange(context: Context) -> ExchangeError:
     return ExchangeError(f"rank {context.rank} closed its compression during {context.recorder.last()}")
 
 
-# ---- patience ----------------------------------------------------------------------------------
-#
-# How long a rank waits for the others: long for one that is busy, and not so long for one that gives no sign of life.
-#
-# A rank may keep the others waiting for minutes before it comes to an exchange: it evaluates, or writes a checkpoint.
-# Nothing moves on its connections then, as if it were frozen. So ranks that wait ask the others how far they have come.
-# The answer is given by a thread that has nothing else to do, so a process gives none only if it is stopped, or gone,
-# or code in it keeps the interpreter's lock.
+# ---- how long a rank waits for the others --------------------------------------------------------
 
 _LOOK_SECONDS = 1.0
 #: A wait of this share of the limit makes a rank ask, and ask again.
@@ -281,7 +276,14 @@ _log = logging.getLogger("horovod_compress")
 
 
 class Patience:
-    """Watches over the waits of one rank, on a thread of its own; answers those of the others."""
+    """Watches over the waits of one rank, on a separate thread; answers those of the others.
+
+    A wait may be long for a rank that is busy, and not so long for one that gives no sign of life. A rank may keep the
+    others waiting for minutes before it comes to an exchange: it evaluates, or writes a checkpoint. Nothing moves on
+    its connections then, as if it were frozen. So ranks that wait ask the others how far they have come. The answer is
+    given by a thread that has nothing else to do, so a process gives none only if it is stopped, or gone, or code in
+    it keeps the interpreter's lock.
+    """
 
     def __init__(self, context: Context, failure: Failure) -> None:
         self._context, self.error = context, failure

@@ -1,4 +1,9 @@
-"""What a reducer keeps from step to step, and what changes it between two steps."""
+"""What a reducer keeps from step to step, and what changes it between two steps.
+
+:class:`Kept` shows all of it: by tensor, by bucket, and by place of a payload. :class:`Withholding` has what waits for
+elements that rounds leave out, :class:`Masks` finds the weights that are masked, and :func:`replan` goes on with other
+buckets. All of this is done between two steps, and on every rank alike.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +22,7 @@ from .bucket.withheld import Withheld
 from .buckets import Buckets
 from .context import Context
 
-# ---- withholding -------------------------------------------------------------------------------
-#
-# Elements that rounds leave out, over all buckets: which they are, and what waits for them.
-#
-# :mod:`.bucket.withheld` has the rule. All here is done between two steps, and on every rank alike.
+# ---- elements that rounds leave out, over all buckets --------------------------------------------
 
 
 class _Place(NamedTuple):
@@ -33,7 +34,10 @@ class _Place(NamedTuple):
 
 
 class Withholding:
-    """Chooses what rounds leave out, by tensor, and keeps it through changes of the buckets."""
+    """Chooses what rounds leave out, by tensor, and keeps it through changes of the buckets.
+
+    :mod:`.bucket.withheld` has the rule.
+    """
 
     def __init__(self, context: Context, buckets: Buckets) -> None:
         self._context, self._buckets = context, buckets
@@ -87,9 +91,7 @@ class Withholding:
             self._context.devices.synchronize()
 
 
-# ---- kept --------------------------------------------------------------------------------------
-#
-# What a reducer keeps from step to step: by tensor, by bucket, and by place of a payload.
+# ---- all that is kept ----------------------------------------------------------------------------
 
 
 class Kept:
@@ -226,9 +228,7 @@ class Kept:
         self._context.devices.synchronize()
 
 
-# ---- replanning --------------------------------------------------------------------------------
-#
-# Goes on with other buckets, between two steps.
+# ---- other buckets -------------------------------------------------------------------------------
 
 
 def check_plan(context: Context, buckets: Buckets, plan: Plan) -> None:
@@ -281,21 +281,19 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
         context.changed.notify_all()
 
 
-# ---- masks -------------------------------------------------------------------------------------
-#
-# Which weights are masked: what is exactly 0 in the weights, looked at before each step.
-#
-# Masks are read from the weights: a weight that is 0 in the first step, or becomes 0 later, has been pruned, and is
-# masked as long as it is 0. A tensor that is wholly 0 at first, as biases often are, has not been pruned: its elements
-# are masked once they become 0 again. Weights are equal on all ranks, and so are masks; whenever one changes, the next
-# exchange begins with a comparison.
+# ---- masks ---------------------------------------------------------------------------------------
 
 #: What an element is: something else than 0, 0 without ever having been pruned, masked.
 _LIVE, _FIRST, _MASKED = 0, 1, 2
 
 
 class Masks:
-    """Looks at the weights of some parameters, and lets rounds leave out those that are masked.
+    """Looks at the weights of some parameters before each step, and lets rounds leave out those that are masked.
+
+    Masks are read from the weights: a weight that is 0 in the first step, or becomes 0 later, has been pruned, and is
+    masked as long as it is 0. A tensor that is wholly 0 at first, as biases often are, has not been pruned: its
+    elements are masked once they become 0 again. Weights are equal on all ranks, and so are masks; whenever one
+    changes, the next exchange begins with a comparison.
 
     Args:
         compare: lets ranks compare hashes of masks, by tensor, see :meth:`.comparison.Start.mask`.

@@ -1,4 +1,4 @@
-"""Names of parameters without what wrappers of a model put into them.
+"""Named parameters as users give them: checked, and their names without what wrappers of a model put into them.
 
 ``DistributedDataParallel(model)`` and ``torch.compile(model)`` name a parameter ``fc.weight`` of the model
 ``module.fc.weight`` and ``_orig_mod.fc.weight``. Names are part of plans, patterns and saved states, and these should
@@ -151,9 +151,7 @@ def _shortening(changed: Mapping[str, str]) -> Callable[[str], str]:
     return short
 
 
-# ---- parameters --------------------------------------------------------------------------------
-#
-# What a user gives as ``named_parameters``, checked.
+# ---- what is given as named_parameters -----------------------------------------------------------
 
 _WANTED = "named_parameters should be (name, parameter) pairs: write model.named_parameters(), got"
 
@@ -166,7 +164,7 @@ def listed(given: object) -> object:
 
 
 def pairs(given: object) -> list[tuple[str, nn.Parameter]]:
-    """Return the pairs.
+    """Return the pairs of name and parameter that were given as ``named_parameters``.
 
     Raises:
         ConfigError: these are none, or a parameter has no shape yet.

@@ -7,7 +7,7 @@ It is the only stateful object of the package. What moves is a :class:`.turn.Tur
     decode    a third thread decodes results as they arrive
     result    the training thread waits for them; nothing else blocks
 
-What stays of a bucket between its turns is in :mod:`.bucket.state`; what all parts share is the :mod:`.context`. Beside
+What stays of a bucket between its turns is in :mod:`.buckets`; what all parts share is the :mod:`.context`. Beside
 that way there are :mod:`.failure`, :mod:`.comparison`, :mod:`.norms` and :mod:`.kept`.
 """
 

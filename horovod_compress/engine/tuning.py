@@ -1,4 +1,9 @@
-"""Chooses buckets in a running job: an adaptive schedule tries some, and watches whether the network changes."""
+"""Chooses buckets in a running job: an adaptive schedule tries some, and watches whether the network changes.
+
+Buckets are tried, measured, and chosen on rank 0 for all. At the first gradient of a step, when nothing is under way,
+the ranks show each other what the last few steps took. Rank 0 asks the schedule for the next buckets and tells the
+others. In between nothing is exchanged but gradients.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +22,7 @@ from ..schedule.trial import BucketCost, Choice, Grouped, Measured, SearchSpace,
 from .methods import Methods
 from .reducer import Reducer
 
-# ---- retune ------------------------------------------------------------------------------------
-#
-# Notices that the network is no longer what it was when buckets were chosen.
+# ---- when to choose again ------------------------------------------------------------------------
 
 #: Steps between two looks; each costs one small gather.
 EVERY = 100
@@ -30,7 +33,7 @@ LOOKS = 2
 
 
 class RetuneTrigger:
-    """Compares the time of exchanges with what it was at first.
+    """Notices that the network is no longer what it was when buckets were chosen, by the time of exchanges.
 
     Args:
         step: the first step of the buckets in use.
@@ -64,12 +67,7 @@ class RetuneTrigger:
         return self._seen >= LOOKS
 
 
-# ---- tuning ------------------------------------------------------------------------------------
-#
-# Adaptive schedules in a running job: buckets are tried, measured, and chosen on rank 0 for all.
-#
-# At the first gradient of a step, when nothing is under way, the ranks show each other what the last few steps took.
-# Rank 0 asks the schedule for the next buckets and tells the others. In between nothing is exchanged but gradients.
+# ---- trials --------------------------------------------------------------------------------------
 
 #: Steps of a trial: the first one, which pays for new buffers, and those that are measured.
 TRIAL_STEPS = 3

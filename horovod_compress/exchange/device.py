@@ -1,4 +1,4 @@
-"""Where a bucket lives, and what that means for the threads that work on it.
+"""Where a bucket lives, what that means for the threads that work on it, and deadlines, before which they wait.
 
 On the CPU a call has done its work when it returns. On a GPU it has only queued it, on the current stream of
 the thread that made it; so what one thread queues and another one reads has to be ordered. The rules:

@@ -1,4 +1,4 @@
-"""What a compression is under every front: its start, and what begins a step; and what a copy of one is: none."""
+"""What a compression is under every front: its members, start, end, and what users call; a copy of one is none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..observe.trace import Trace
 from ..schedule.plan import Plan
 from .reports import Counters
 from .saving import Saved
-from .session import Closing, Session, look_for_steps, weakly
+from .session import Closing, Session, await_dropped, look_for_steps, weakly
 from .startup import Wrap, as_it_is, before_handshake, start
 
 Scaler = TypeVar("Scaler")
@@ -272,7 +272,7 @@ class BaseCompression(metaclass=_Listed):
         self._renumber(session)
 
     def stats(self) -> Stats:
-        """Return this rank's counters, a dictionary; :class:`~horovod_compress.observe.stats.Stats` has its keys.
+        """Return this rank's counters, a dictionary; :class:`~horovod_compress.observe.metrics.Stats` has its keys.
 
         steps, exact_steps            finished steps, and those in which nothing was compressed
         bytes_sent                    bytes handed to the transport, headers included
@@ -348,10 +348,13 @@ def begin_trace(path: str | os.PathLike[str], rank: int, steps: int | range | No
 
 
 _open: weakref.WeakSet[BaseCompression] = weakref.WeakSet()
+#: How long the end of the process waits for what was dropped before: three times what closing takes at most.
+_DROPPED_SECONDS = 10.0
 
 
 @atexit.register
 def _close_all() -> None:
+    await_dropped(_DROPPED_SECONDS)
     why = notes.why_ended()
     for compression in list(_open):
         try:

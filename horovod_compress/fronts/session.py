@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
 import itertools
 import logging
 import threading
@@ -24,6 +23,7 @@ from ..engine.methods import Methods
 from ..engine.optimizer.family import uncompiled
 from ..engine.reducer import Reducer
 from ..errors import ConfigError, ExchangeError, HorovodCompressError
+from ..exchange.device import Deadline
 from .steps import Named, Steps
 
 T = TypeVar("T")
@@ -225,21 +225,43 @@ class Closing:
             close()
 
 
+#: Held while what was dropped is being closed.
+_dropping: list[_thread.LockType] = []
+
+
 def _dropped(job: Job, closers: Sequence[Callable[[], object]]) -> None:
     """Close on a thread of its own: the garbage collector comes from any thread, with whatever lock that holds."""
-    if not job.forked():
-        with contextlib.suppress(RuntimeError):  # the interpreter is about to end
-            _thread.start_new_thread(_start, (closers,))  # threading has locks of its own, for which this does not wait
+    if job.forked():
+        return
+    closing = _thread.allocate_lock()
+    closing.acquire()
+    _dropping.append(closing)
+    try:
+        _thread.start_new_thread(_start, (closers, closing))  # threading has locks of its own: this waits for none
+    except RuntimeError:  # the interpreter is about to end
+        closing.release()
 
 
-def _start(closers: Sequence[Callable[[], object]]) -> None:
+def _start(closers: Sequence[Callable[[], object]], closing: _thread.LockType) -> None:
     """Close on a thread that Python knows, and forgets again."""
-    threading.Thread(target=_close, args=(closers,), name="hvc-dropped", daemon=True).start()
+    threading.Thread(target=_close, args=(closers, closing), name="hvc-dropped", daemon=True).start()
 
 
-def _close(closers: Sequence[Callable[[], object]]) -> None:
-    for close in closers:
-        try:
-            close()
-        except Exception as error:  # noqa: BLE001  the others are to be closed all the same
-            _log.warning("closing a compression that was dropped failed: %s", error)
+def _close(closers: Sequence[Callable[[], object]], closing: _thread.LockType) -> None:
+    try:
+        for close in closers:
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001  the others are to be closed all the same
+                _log.warning("closing a compression that was dropped failed: %s", error)
+    finally:
+        _dropping.remove(closing)
+        closing.release()
+
+
+def await_dropped(seconds: float) -> None:
+    """Wait until all that was dropped is closed: an interpreter that ends in the middle would abort the process."""
+    deadline = Deadline(seconds)
+    for closing in list(_dropping):
+        if closing.acquire(timeout=deadline.left()):
+            closing.release()

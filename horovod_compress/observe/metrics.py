@@ -1,4 +1,4 @@
-"""Counters of one reducer, the clock that fills them, and how much of the exchanges the backward pass hides."""
+"""Counters of one reducer, the clock that fills them, how much the backward pass hides, and the last events."""
 
 from __future__ import annotations
 

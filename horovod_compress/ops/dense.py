@@ -40,7 +40,7 @@ def absorb(grad: Tensor, residual: Tensor, momentum: Tensor | None = None, facto
     """Add a gradient to the residual and set it to zero, all in place.
 
     With momentum, ``momentum = factor * momentum + grad`` first, and that is what is added: in the
-    end the residual holds the ``x`` of :func:`sketch_encode`.
+    end the residual holds the ``x`` of :func:`.linear.sketch_encode`.
 
     Args:
         residual: float32 (float64 for float64 gradients), and so is momentum.

@@ -120,13 +120,13 @@ def uniform_decode_all(
 
 
 def uniform_add(into: Tensor, other: Tensor, *, bits: int) -> None:
-    """Add codes of :func:`uniform_encode`, each modulo ``2 ** bits``; none carries into its neighbour."""
+    """Add codes of :func:`uniform_encode_all`, each modulo ``2 ** bits``; none carries into its neighbour."""
     check_one_of("bits", bits, (4, 8, 16))
     run.uniform_add(into, other, bits)
 
 
 def uniform_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, sum_bits: int) -> None:
-    """Write the sums of some ranks' codes of :func:`uniform_encode`, in other widths.
+    """Write the sums of some ranks' codes of :func:`uniform_encode_all`, in other widths.
 
     Sums that do not fit into ``sum_bits`` are wrong.
 
@@ -197,7 +197,7 @@ def exponential_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offse
 
 
 def exponential_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
-    """Write codes of the mean of some ranks' codes of :func:`.exponential_encode`, rounded again without bias.
+    """Write codes of the mean of some ranks' codes of :func:`exponential_encode_all`, rounded again without bias.
 
     Codes have 8 bits; numbers are added in the order of the list, in float32.
 
@@ -236,7 +236,7 @@ def qsgd_encode_all(
     """Write a record for every block; return how many elements are not finite, which count as 0 in a norm.
 
     Args:
-        records: uint8, :func:`qsgd_record_bytes` for each block.
+        records: uint8, :func:`.sizes.qsgd_record_bytes` for each block.
         bits: of a code, 2 to 8; ``2 ** (bits - 1) - 1`` is the code of the norm.
         block: how many elements share a norm.
         offsets: which element of the stream the first one of each tensor is; None for 0.
@@ -281,7 +281,7 @@ def elias_encode(
     """Write a tensor's section; return its bytes, and how many elements are not finite. Waits for them on CUDA.
 
     Args:
-        out: uint8, at least :func:`elias_bound` of them.
+        out: uint8, at least :func:`.sizes.elias_bound` of them.
     """
     check_blocks(bits, block, norm)
     return run.elias_encode(grad, out, key, bits, block, norm, offset)

@@ -76,9 +76,9 @@ def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: 
 
     Args:
         mean: one element, float32 or float64, as :func:`binary_select` writes it.
-        b: the parameter of the code, see :func:`golomb_parameter`.
+        b: the parameter of the code, see :func:`.sizes.golomb_parameter`.
         elements: how many elements the tensor has that the positions are in.
-        out: uint8, at least :func:`golomb_bound` of them.
+        out: uint8, at least :func:`.sizes.golomb_bound` of them.
     """
     return _ascended(run.binary_encode(positions, mean, out, kept, b, elements), elements)
 
@@ -137,9 +137,9 @@ def values_encode(
     Args:
         values: float32 or float64, one for each position; rounded to nearest even where the form is
             narrower, and to the largest number where that would be infinite.
-        b: the parameter of the code, see :func:`golomb_parameter`.
+        b: the parameter of the code, see :func:`.sizes.golomb_parameter`.
         elements: how many elements the tensor has that the positions are in.
-        out: uint8, at least :func:`values_bound` of them.
+        out: uint8, at least :func:`.sizes.values_bound` of them.
         mean: one element like the values, for "signs" only: what all of them count as.
     """
     check_form(form)

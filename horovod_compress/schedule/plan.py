@@ -1,4 +1,7 @@
-"""The plan: which tensors travel together. Decided on rank 0, equal on every rank."""
+"""The plan: which tensors travel together, and the ways of choosing that without measuring.
+
+It is decided on rank 0, and equal on every rank.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ EXPONENTS = ((4, 1), (4, 3), (4, 6), (8, 1), (8, 3), (8, 31))
 
 
 def norms_of(x: Tensor, row_length: int, shrink: float = 1.0) -> Tensor:
-    """Return what :func:`kernels.norm_offer` makes of a gradient, every third row 0."""
+    """Return what :func:`ops.norm_offer_all` makes of a gradient, every third row 0."""
     norms = poison(-(-x.numel() // row_length), work(x.dtype))
     single.norm_offer(x, norms, row_length)
     norms[2::3] = 0

@@ -34,7 +34,7 @@ class Job:
         reports: what each rank reported, None for a rank that reported nothing.
         status: the exit status of horovodrun, None if the bound of time had to end it.
         output: all that was printed.
-        pids: of the ranks that called :func:`start_report`.
+        pids: of the ranks that called :func:`.rank.say_pid`.
     """
 
     reports: list[Any]
@@ -64,7 +64,7 @@ class RunningJob:
     mark: str
 
     def pid(self, rank: int, timeout: float = 30.0) -> int:
-        """Wait until a rank has said its process id, see :func:`say_pid`."""
+        """Wait until a rank has said its process id, see :func:`.rank.say_pid`."""
         return int(wait_for_file(self.folder / f"pid.{rank}", timeout, self.process))
 
     def wait_mark(self, name: str, rank: int, timeout: float = 30.0) -> str:

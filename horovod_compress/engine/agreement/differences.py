@@ -1,4 +1,4 @@
-"""In what ranks differ, in words."""
+"""In what ranks differ, in words: in what they decode with, and in how they hand gradients over."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 
 from ...errors import MismatchError
 
-# ---- ranks -------------------------------------------------------------------------------------
-#
-# Ranks in words, for messages.
+# ---- ranks in words ------------------------------------------------------------------------------
 
 #: List at most this many ranks: nobody reads thousands.
 _MOST = 64
@@ -39,14 +37,7 @@ def minority(values: Sequence[int]) -> str:
     return listed(rank for rank, value in enumerate(values) if value != usual)
 
 
-# ---- operands ----------------------------------------------------------------------------------
-#
-# What a rank decodes with beside the consensus bytes: equal on every rank, or their results differ in silence.
-#
-# A result is a function of consensus bytes and of a few things that each rank has by itself: what it multiplies results
-# by, a second moment that is held, tables that a method keeps for a bucket. A program that treats one rank differently
-# changes them there. So every rank shows them before each step, in words; a digest of these words stands in the header
-# of every frame. Where digests differ, the ranks' notes tell in what.
+# ---- what a rank decodes with --------------------------------------------------------------------
 
 #: What is shown, and what to do where it differs.
 RESULT_SCALE = "what results are multiplied by"
@@ -75,7 +66,12 @@ _OF_OPTIONS = "give every rank the same optimizer, with the same options, at all
 
 
 class Operands:
-    """What one rank decodes with in the coming step, in words.
+    """What one rank decodes with in the coming step, in words: equal on every rank, or results differ in silence.
+
+    A result is a function of consensus bytes and of a few things that each rank has by itself: what it multiplies
+    results by, a second moment that is held, tables that a method keeps for a bucket. A program that treats one rank
+    differently changes them there. So every rank shows them before each step, and a digest of these words is in the
+    header of every frame. Where digests differ, the ranks' notes say in what.
 
     Attributes:
         shown: by name.
@@ -113,17 +109,15 @@ def difference(shown: Mapping[int, Mapping[str, Any]]) -> str | None:
     return None
 
 
-# ---- way ---------------------------------------------------------------------------------------
-#
-# Every rank hands its gradients over in the same way: attached, or through Horovod's tokens; to the same optimizer.
-#
-# A rank that uses tokens waits inside Horovod for those of the others, which an attached rank never sends. So the ranks
-# compare their ways once, at the first gradient, while none of them waits for anything else.
+# ---- how gradients are handed over ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Way:
-    """How one rank is about to hand over gradients.
+    """How one rank is about to hand over gradients: attached, or through Horovod's tokens; to which optimizer.
+
+    A rank that uses tokens waits inside Horovod for those of the others, which an attached rank never sends. So the
+    ranks compare their ways once, at the first gradient, while none of them waits for anything else.
 
     Attributes:
         plan: names the compression; where first gradients may be of several, ranks may meet with different ones.

@@ -2,7 +2,7 @@
 
 Mismatched options with equal shapes are invisible to Horovod and would give wrong results in
 silence. The ranks therefore gather one document each, before the first step, and compare them
-field by field.
+field by field. Their documents also say which ranks share a host.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Document:
             the others need not wait for it.
         plan: rank 0's plan, which every rank uses.
         gpu: names the GPU that this rank's gradients are on, if they all are and NCCL can be used here.
-        host: names the host that this rank is on; see :class:`.place.Place`.
+        host: names the host that this rank is on; see :class:`Place`.
         unreachable: why ranks on other hosts cannot connect to this one.
     """
 
@@ -113,11 +113,7 @@ def refusal(error: Exception) -> Document:
     return Document({}, refusal=str(error) if ours else f"{type(error).__name__}: {error}")
 
 
-# ---- place -------------------------------------------------------------------------------------
-#
-# Where the ranks are: on one host they connect over loopback, else at the addresses of their hosts.
-#
-# Nothing in the environment tells this for certain, so every rank shows the name of its host in its document.
+# ---- where the ranks are -------------------------------------------------------------------------
 
 LOOPBACK = "127.0.0.1"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -126,7 +122,9 @@ _NETWORK = Path("/proc/self/ns/net")
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank is.
+    """Where one rank is: on one host the ranks connect over loopback, else at the addresses of their hosts.
+
+    Nothing in the environment says this for certain, so every rank shows the name of its host in its document.
 
     Attributes:
         address: at which other hosts reach it, None if at none.

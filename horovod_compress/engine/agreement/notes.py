@@ -1,4 +1,8 @@
-"""What ranks leave word of for each other: why they stop, why they leave, and that they wait."""
+"""What ranks leave word of for each other: why they stop, why they leave, and that they wait.
+
+Ranks that fail leave notes, and these also say something of ranks that leave none. A rank that leaves by itself says
+why, which the others may come to need: else they would take it for killed.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,7 @@ from .differences import difference, listed
 if TYPE_CHECKING:  # `inspect` reads notes, and needs no torch
     from ...exchange.transports.transport import Transport
 
-# ---- notes -------------------------------------------------------------------------------------
-#
-# What ranks that fail leave word of for the others, and what it says of those that leave none.
+# ---- why a rank stops ----------------------------------------------------------------------------
 
 #: The notes of all ranks that have left one, by rank.
 Notes = Mapping[int, Mapping[str, Any]]
@@ -118,9 +120,7 @@ def note_of(failure: Exception) -> dict[str, Any]:
     return {"why": str(failure)} | ({"mismatch": True} if isinstance(failure, MismatchError) else {})
 
 
-# ---- leaving -----------------------------------------------------------------------------------
-#
-# What a rank that leaves by itself tells the others, which may come to need it: else they would take it for killed.
+# ---- why a rank leaves ---------------------------------------------------------------------------
 
 _LEFT = "left"
 _MOST = 300  # characters of an error's text
@@ -157,15 +157,7 @@ def _because_of(error: BaseException | None) -> str:
     return f" because of {type(error).__name__}" + (f": {text[:_MOST]}" if text else "")
 
 
-# ---- uneven ------------------------------------------------------------------------------------
-#
-# Refuses uneven batches: a rank that calls ``hvd.join()`` while others have steps left.
-#
-# Horovod lets a joined rank add zeros to the others' all-reduces. An exchange of compressed gradients needs more of it:
-# its engine, its residuals, a payload in each hop, for a number of steps that only the others know. So it is refused,
-# and at once. A rank that has waited for a second leaves word of the step that it waits in. A rank that has nothing to
-# exchange looks, every second, whether it is in ``hvd.join()``: if it is, and another rank waits in its next step,
-# neither can ever go on, as ``hvd.join()`` returns when all ranks have called it.
+# ---- uneven batches ------------------------------------------------------------------------------
 
 ADVICE = (
     "hvd.join() with uneven batches is not supported. Give every rank the same number of steps, for example with "
@@ -176,7 +168,13 @@ _WAITS = "waits"
 
 
 class Uneven:
-    """One rank's part in noticing that ranks do not make the same steps.
+    """Refuses uneven batches: a rank that calls ``hvd.join()`` while others have steps left.
+
+    Horovod lets a joined rank add zeros to the others' all-reduces. An exchange of compressed gradients needs more of
+    it: its engine, its residuals, a payload in each hop, for a number of steps that only the others know. So it is
+    refused, and at once. A rank that has waited for a second leaves word of the step that it waits in. A rank that has
+    nothing to exchange looks, every second, whether it is in ``hvd.join()``: if it is, and another rank waits in its
+    next step, neither can ever go on, as ``hvd.join()`` returns when all ranks have called it.
 
     Args:
         in_join: returns whether this rank is in ``hvd.join()``.

@@ -1,4 +1,4 @@
-"""The memory of one bucket, and the rounds that are made of it."""
+"""The memory of one bucket, and the rounds that are made of it, with what each chunk of a payload needs and frees."""
 
 from __future__ import annotations
 
@@ -143,9 +143,7 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // 64) * 64
 
 
-# ---- building ----------------------------------------------------------------------------------
-#
-# Makes a bucket's rounds out of its memory.
+# ---- rounds, made of the memory ------------------------------------------------------------------
 
 Arrays = dict[str, Tensor]
 
@@ -248,14 +246,12 @@ def _staging(
     return Staging(memory.site.device, arrays, carve(host, regions), order, records, results)
 
 
-# ---- arrivals ----------------------------------------------------------------------------------
+# ---- parts of a bucket, by the chunks that they need ---------------------------------------------
 #
-# Which parts of a bucket have to be encoded before which chunk is sent, and can be decoded when which has arrived.
-#
-# Chunks are needed one after the other, and become complete one after the other, in orders that the
-# collective knows. A part of a tensor has to be encoded with the first chunk that holds some of its
-# payload, while earlier chunks are on their way; and can be decoded with the last such chunk, while
-# later ones are. All of this is known before the first step.
+# Chunks are needed one after the other, and become complete one after the other, in orders that the collective knows.
+# A part of a tensor has to be encoded with the first chunk that holds some of its payload, while earlier chunks are on
+# their way; and can be decoded with the last such chunk, while later ones are. All of this is known before the first
+# step.
 
 #: Below this many elements a bucket is encoded and decoded in one go: the parts would cost more than they hide.
 MIN_ELEMENTS = 1 << 18

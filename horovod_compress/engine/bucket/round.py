@@ -1,4 +1,13 @@
-"""One kind of round of a bucket: what is asked of its codec on a gradient's way, and the copies that it needs."""
+"""One kind of round of a bucket: everything that is asked of its codec on a gradient's way, in the order of that way.
+
+submit     one gradient, or all at once where a device takes them together
+encode     what needs the whole bucket; before it, the preludes
+exchange   the payload; parts are encoded and handed on for decoding meanwhile
+decode     the result, whole or part by part, over the gradients
+
+A :class:`Round` is that, a :class:`CodecReduction` the codec's part of one exchange, and a :class:`Staging` the copy of
+a payload that lies on a device and is exchanged from host memory.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +28,7 @@ from ...exchange.wire import NonFiniteCount
 from ...ops.dispatch import as_tensor
 from ...ops.keys import Key
 
-# ---- reduction ---------------------------------------------------------------------------------
-#
-# A codec's part of one exchange, chunk by chunk: it encodes, merges, and hands on what can be decoded.
+# ---- the codec's part of an exchange -------------------------------------------------------------
 
 #: Takes parts of a bucket.
 Take = Callable[[list[Part]], None]
@@ -42,7 +49,9 @@ def present(work: Work, parts: list[Part]) -> list[Part]:
 
 @dataclass(frozen=True)
 class CodecReduction:
-    """A :class:`~horovod_compress.exchange.base.Reduction` with the key of this rank, step and bucket.
+    """A codec's part of one exchange, chunk by chunk: it encodes, merges, and hands on what can be decoded.
+
+    It is a :class:`~horovod_compress.exchange.collective.Reduction` with the key of this rank, step and bucket.
 
     Attributes:
         to_encode: what has to be encoded before each chunk is sent.
@@ -76,24 +85,22 @@ class CodecReduction:
             self.ready(self.parts[chunk])
 
 
-# ---- staging -----------------------------------------------------------------------------------
-#
-# Payloads on a device that are exchanged from host memory: a copy of each, in the same layout.
-#
-# The collective works on the copy alone, with the kernels of the CPU, which give the bits of the device's. A
-# chunk goes to the host before it is sent or reduced for the first time, while earlier ones are on their way;
-# and back as soon as it holds consensus bytes, while later ones are. What is copied is the payload, so a method
-# of one bit per element stages a thirty-second part of its gradients.
+# ---- payloads of a device that are exchanged from host memory ------------------------------------
 
 
 class Staging:
-    """The arrays of one payload, on the device and on the host.
+    """The arrays of one payload, on the device and on the host, in the same layout.
+
+    The collective works on the copy alone, with the kernels of the CPU, which compute the same bits as the device's. A
+    chunk goes to the host before it is sent or reduced for the first time, while earlier ones are on their way; and
+    back as soon as it holds consensus bytes, while later ones are. What is copied is the payload, so a method of one
+    bit per element stages a thirty-second part of its gradients.
 
     Args:
         arrays: the payload's regions on the device.
         host: arrays of the same names, types and lengths in host memory.
         order: the chunks in the order in which they are needed on the host.
-        records: see :class:`horovod_compress.codecs.layout.Layout`.
+        records: see :class:`horovod_compress.codecs.work.Layout`.
         results: by region, the arrays of what owners pass on, on the device and on the host, where that is not the
             region itself.
     """
@@ -210,14 +217,7 @@ class StagedGather:
         return found
 
 
-# ---- round -------------------------------------------------------------------------------------
-#
-# One kind of round of a bucket: everything that is asked of its codec on a gradient's way, in the order of that way.
-#
-# submit   one gradient, or all at once where a device takes them together
-# encode   what needs the whole bucket; before it, the preludes
-# exchange the payload; parts are encoded and handed on for decoding meanwhile
-# decode   the result, whole or part by part, over the gradients
+# ---- rounds --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""Values that are kept out: those that would spoil every later step, and elements that coded rounds leave out."""
+"""Values that are kept out: those that would spoil every later step, and elements that coded rounds leave out.
+
+What waits in a residual is added to each gradient. One NaN there makes its bucket NaN on every rank, in every step, and
+no step would take it away: a bucket that is not finite leaves what is kept as it was. So values that are not finite, or
+so large that no sum with them is, are dropped.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,7 @@ from torch import Tensor
 from ...codecs.work import work_dtype
 from ...schedule.plan import Bucket
 
-# ---- spoilt ------------------------------------------------------------------------------------
-#
-# Kept values that would spoil every later step: not finite, or so large that no sum with them is.
-#
-# What waits in a residual is added to each gradient. One NaN there makes its bucket NaN on every rank, in every step,
-# and no step would take it away: a bucket that is not finite leaves what is kept as it was.
+# ---- values that would spoil later steps ---------------------------------------------------------
 
 #: What decoding leaves is smaller, see csrc/rules/kept.h.
 MOST = 2.0**96
@@ -43,16 +43,7 @@ def _spoilt(kept: Tensor) -> Tensor:
     return ~(kept.abs() < min(MOST, torch.finfo(kept.dtype).max))
 
 
-# ---- withheld ----------------------------------------------------------------------------------
-#
-# The elements of a bucket that coded rounds leave out, so that what is exactly 0 on every rank stays so.
-#
-# A code of one bit has no zero: it would move an element whose gradient is always 0. Where the second moment that is
-# held is exactly 0, no rank has had a gradient yet; there a coded round sends nothing and its result is 0. A gradient
-# that comes all the same waits here, in units of gradients, for the next round of plain numbers, which sends it: then
-# the second moment takes it in, and the element is coded like any other. Nothing is lost.
-#
-# Masked elements are left out of every round, and nothing waits for them.
+# ---- elements that are left out ------------------------------------------------------------------
 
 T = TypeVar("T")
 
@@ -78,7 +69,16 @@ class _Waiting:
 
 
 class Withheld:
-    """Chooses what is left out, and keeps what waits."""
+    """Chooses the elements of a bucket that coded rounds leave out, and keeps what waits for them.
+
+    So what is exactly 0 on every rank stays so. A code of one bit has no zero: it would move an element whose gradient
+    is always 0. Where the second moment that is held is exactly 0, no rank has had a gradient yet; there a coded round
+    sends nothing and its result is 0. A gradient that comes all the same waits here, in units of gradients, for the
+    next round of plain numbers, which sends it: then the second moment includes it, and the element is coded like any
+    other. Nothing is lost.
+
+    Masked elements are left out of every round, and nothing waits for them.
+    """
 
     def __init__(self, bucket: Bucket, device: torch.device) -> None:
         self._bucket, self._device, self._dtype = bucket, device, work_dtype(bucket)

@@ -1,4 +1,10 @@
-"""Optimizers that are known: their options, in words, and where they keep a second moment."""
+"""Optimizers that are known: their options, in words, hooks around their steps, and where they keep a second moment.
+
+One table has the optimizers whose second moment can be held; there is a warning for others that keep one. Each entry
+says where an optimizer keeps what it divides by, and what it makes of it. For the rule that most share, a running mean
+of squares, see :class:`~.second_moment.Form`; those here differ in how the second moment moves. Packages other than
+torch are known by name: they need not be installed.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +22,7 @@ from torch import Tensor
 from ...errors import ConfigError
 from .second_moment import ADAM, BOUND, Form, Group, Moment, State, wide
 
-# ---- options -----------------------------------------------------------------------------------
-#
-# The options of an optimizer, in words: ranks whose optimizers differ would train different models.
+# ---- options, in words: ranks whose optimizers differ would train different models ---------------
 
 OF_OPTIMIZER = "the optimizer's "
 _HOW = {"foreach", "fused", "capturable", "differentiable"}
@@ -57,15 +61,16 @@ def _known() -> frozenset[str]:
     return frozenset(names - {"params", "defaults", "args", "kwargs"} - _HOW)
 
 
-# ---- hooks -------------------------------------------------------------------------------------
-#
-# Hooks around an optimizer's step, which torch.compile is to leave alone: what they look at changes in every step.
+# ---- hooks around a step -------------------------------------------------------------------------
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 
 
 def uncompiled(hook: Wrapped) -> Wrapped:
-    """Return a hook that a compiled step calls as it is; it would be compiled again and again, up to torch's limit."""
+    """Return a hook that a compiled step calls as it is.
+
+    What hooks look at changes in every step: they would be compiled again and again, up to torch's limit.
+    """
     import torch._dynamo  # not with the package: it takes a second, and any optimizer has brought it
 
     found: Wrapped = torch._dynamo.disable(hook)
@@ -111,13 +116,7 @@ def ready(optimizer: Any, step: int, done: int, settled: Callable[[], bool]) -> 
     return step > done and not awaited and settled()
 
 
-# ---- family ------------------------------------------------------------------------------------
-#
-# The optimizers whose second moment can be held, in one table; and a warning for others that keep one.
-#
-# Each entry says where an optimizer keeps what it divides by, and what it makes of it. For the rule that most share,
-# a running mean of squares, see :class:`~.second_moment.Form`; those here differ in how the second moment moves.
-# Packages other than torch are known by name: they need not be installed.
+# ---- the second moment ---------------------------------------------------------------------------
 
 _log = logging.getLogger("horovod_compress")
 

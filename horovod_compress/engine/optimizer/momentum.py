@@ -1,4 +1,10 @@
-"""What residuals follow of an optimizer: its momentum, and its learning rates."""
+"""What compressed gradients meet in an optimizer: its momentum, and its learning rates.
+
+With momentum b a result counts 1 / (1 - b) times over the steps that follow. Upon a method's own momentum that grows
+without end. And what waited for many steps before it was sent counts late and that often: at a learning rate that suits
+uncompressed training the loss may rise. So it may with one bit from the first step on, when gradients are largest: such
+trainings begin with exact rounds.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +19,6 @@ from ...codecs.base import Codec, variants_of
 from ...errors import ConfigError
 from ..kept import Kept
 from ..methods import Methods
-
-# ---- heavy ball --------------------------------------------------------------------------------
-#
-# What an optimizer's momentum makes of compressed gradients: some methods do not bear it, others hardly.
-#
-# With momentum b a result counts 1 / (1 - b) times over the steps that follow. Upon a method's own momentum that grows
-# without end. And what waited for many steps before it was sent counts late and so many times: at a learning rate that
-# suits uncompressed training the loss may rise. So it may with one bit from the first step on, when gradients are
-# largest: such trainings begin with exact rounds.
 
 Named = Iterable[tuple[str, nn.Parameter]]
 
@@ -122,13 +119,7 @@ def _times(group: Mapping[str, Any]) -> float:
     return (1 - float(group.get("dampening") or 0.0)) / (1 - own) if own < 1 else math.inf
 
 
-# ---- rates -------------------------------------------------------------------------------------
-#
-# What waits in residuals follows the learning rate.
-#
-# A residual holds gradients of earlier steps. Uncompressed training would have applied them at the learning rates of
-# those steps; sent later, they are applied at that of a later step. So when the rate changes from a to b, residuals are
-# multiplied by a / b, as in dist-EF-SGD (Zheng, Huang and Kwok, NeurIPS 2019, arXiv:1905.10936, algorithm 1).
+# ---- learning rates ------------------------------------------------------------------------------
 
 #: A change is followed once it has come to so much: every time costs a pass over the residuals.
 SMALL = 0.05
@@ -138,6 +129,10 @@ MOST = 10.0
 
 class Rates:
     """Keeps residuals in step with the learning rates of an optimizer.
+
+    A residual holds gradients of earlier steps. Uncompressed training would have applied them at the learning rates of
+    those steps; sent later, they are applied at that of a later step. So when the rate changes from a to b, residuals
+    are multiplied by a / b, as in dist-EF-SGD (Zheng, Huang and Kwok, NeurIPS 2019, arXiv:1905.10936, algorithm 1).
 
     Args:
         optimizer: only the rates of its groups are read.

@@ -1,4 +1,13 @@
-"""The second moment that is held beside an optimizer, and the rounds that renew it."""
+"""The second moment V of Adam and its kin, held: which rounds renew it, how it moves, and how a step divides by it.
+
+V moves by exact mean gradients only, which every rank has, and so it is equal everywhere and costs no bytes:
+
+    V = b2^n V + (1 - b2^n) r^2     r = mean of the ranks' gradients, n steps since the last such r
+
+The optimizer stays what it is: before its step, its state is set so that its own formula divides by what is held.
+:mod:`.family` knows the optimizers; :mod:`.held` does this where gradients are exchanged, :mod:`.update_moment` where
+weight updates are.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +24,7 @@ from ...errors import ConfigError, StateError
 from ...ops.checksums import on_its_device
 from ..saved.checksums import is_number
 
-# ---- exact rounds ------------------------------------------------------------------------------
-#
-# Which rounds are exact, where a second moment is held: the first ones, and some after that.
+# ---- exact rounds: the first ones, and some after that -------------------------------------------
 #
 # Gradients change most at the start of a training, so a second moment that stands for few steps is soon out of date.
 # Rounds that are ever further apart keep up with that: the next exact round comes when a third more steps have passed,
@@ -123,17 +130,7 @@ def _shortened(rounds: ExactRounds, total_steps: int) -> ExactRounds:
     return rounds if first == rounds.warmup else replace(rounds, warmup=first, growth=growth)
 
 
-# ---- second moment -----------------------------------------------------------------------------
-#
-# The second moment V of Adam and its kin, held: how it moves, and how an optimizer's own step comes to divide by it.
-#
-# V moves by exact mean gradients only, which every rank has, and so it is equal everywhere and costs no bytes:
-#
-#     V = b2^n V + (1 - b2^n) r^2     r = mean of the ranks' gradients, n steps since the last such r
-#
-# The optimizer stays what it is: before its step, its state is set so that its own formula divides by what is held.
-# :mod:`.family` knows the optimizers; :mod:`.held` does this where gradients are exchanged, :mod:`.update_moment` where
-# weight updates are.
+# ---- how it moves, and how a step divides by it --------------------------------------------------
 
 #: A divisor is at least this part of the root mean square of its row: an element that has hardly moved yet must
 #: neither set its row's scale nor be divided by almost nothing.

@@ -1,4 +1,21 @@
-"""Saved states with checksums, in memory and as files."""
+"""Saved states with checksums, in memory and as files, so that a change of any byte is found when one is loaded.
+
+A state is plain data and tensors by name. Its checksums are a CRC-32C of each tensor, in the order of sorted names, and
+one of everything else: names, numbers, types, shapes, and the tensors' checksums.
+
+As a file, one rank's state is a checked header of canonical JSON, then the tensors' bytes. Nothing is unpickled.
+
+======  =====  ==================================================
+offset  bytes  content, integers little-endian
+======  =====  ==================================================
+0       8      magic, ``HVCSTATE``
+8       4      version of this layout, 1
+12      4      CRC-32C of the header
+16      8      bytes of the header
+24             header: JSON, {"state": with numbers for tensors, "tensors": [dtype, shape, CRC-32C] of each}
+               the tensors' bytes, one behind the other, in that order
+======  =====  ==================================================
+"""
 
 from __future__ import annotations
 
@@ -14,12 +31,7 @@ from torch import Tensor
 from ... import ops
 from ...errors import CorruptFrameError, StateError
 
-# ---- sealed ------------------------------------------------------------------------------------
-#
-# Checksums of a saved state, so that a change of any of its bytes is found when it is loaded.
-#
-# A state is plain data and tensors by name. Its checksums are a CRC-32C of each tensor, in the order of sorted names,
-# and one of everything else: names, numbers, types, shapes, and the tensors' checksums.
+# ---- in memory -----------------------------------------------------------------------------------
 
 KEY = "checksums"
 _DEEPEST = 12  # states have five levels
@@ -154,11 +166,6 @@ def is_list(value: object, of: Callable[[object], bool]) -> bool:
     return isinstance(value, (list, tuple)) and all(map(of, value))
 
 
-# ---- state file --------------------------------------------------------------------------------
-#
-# One rank's state as a file: a checked header of canonical JSON, then the tensors' bytes. Nothing is unpickled.
-#
-# ======  =====  ==================================================
 # offset  bytes  content, integers little-endian
 # ======  =====  ==================================================
 # 0       8      magic, ``HVCSTATE``
@@ -168,6 +175,8 @@ def is_list(value: object, of: Callable[[object], bool]) -> bool:
 # 24             header: JSON, {"state": with numbers for tensors, "tensors": [dtype, shape, CRC-32C] of each}
 #                the tensors' bytes, one behind the other, in that order
 # ======  =====  ==================================================
+=======
+# ---- as a file -----------------------------------------------------------------------------------
 
 _START = struct.Struct("<8sIIQ")
 _MAGIC, _VERSION = b"HVCSTATE", 1

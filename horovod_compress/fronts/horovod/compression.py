@@ -197,8 +197,8 @@ class Compression(BaseCompression, Factories):
     def _meet(self, session: Session, optimizer: Any, *options: Any, match_norm: bool = True) -> None:
         """Look at the optimizer that takes the results."""
         steps = session.steps
-        if optimizer.op in (hvd.Average, hvd.Sum):  # else the first token that comes back is refused
-            session.reducer.result_scale = result_scale_of(optimizer.op, session.reducer.world)
+        if (op := getattr(optimizer, "op", None)) in (hvd.Average, hvd.Sum):  # else the first token is refused
+            session.reducer.result_scale = result_scale_of(op, session.reducer.world)
         if not steps.met and self._watched is not optimizer:  # attach() may have refused an option before
             self._watched = optimizer
             if session.reducer.world > 1:

@@ -86,7 +86,7 @@ class HorovodRanks:
 def run_local(
     world: int, what: Any, seconds: float, victims: Collection[int] = (), look: Look = lambda left: None
 ) -> list[End]:
-    """Run this module as every rank of a job on this machine; see :func:`.local_ranks.run`.
+    """Run this module as every rank of a job on this machine; see :func:`..local_ranks.run`.
 
     Only the server through which ranks find each other is taken from Horovod's launcher.
     """

@@ -90,7 +90,7 @@ class TorchRanks:
 def run_local(
     world: int, what: Any, seconds: float, victims: Collection[int] = (), look: Look = lambda left: None
 ) -> list[End]:
-    """Run this module as every rank of a job on this machine; see :func:`.local_ranks.run`."""
+    """Run this module as every rank of a job on this machine; see :func:`..local_ranks.run`."""
     store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
     common = {
         "MASTER_ADDR": _HOST,

@@ -146,7 +146,7 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
     """Return the model, the compression and a function that trains one step."""
     if case["limits"]:
         options.FLOW_SECONDS, options.BUSY_SECONDS = case["limits"]
-        failure._TELL_SECONDS = options.FLOW_SECONDS
+        failure._WARN_SECONDS = options.FLOW_SECONDS
     torch.manual_seed(1)
     width = case["width"]
     # Two buckets of one tensor each: the first is exchanged while backward still runs.
