@@ -166,16 +166,6 @@ def is_list(value: object, of: Callable[[object], bool]) -> bool:
     return isinstance(value, (list, tuple)) and all(map(of, value))
 
 
-# offset  bytes  content, integers little-endian
-# ======  =====  ==================================================
-# 0       8      magic, ``HVCSTATE``
-# 8       4      version of this layout, 1
-# 12      4      CRC-32C of the header
-# 16      8      bytes of the header
-# 24             header: JSON, {"state": with numbers for tensors, "tensors": [dtype, shape, CRC-32C] of each}
-#                the tensors' bytes, one behind the other, in that order
-# ======  =====  ==================================================
-=======
 # ---- as a file -----------------------------------------------------------------------------------
 
 _START = struct.Struct("<8sIIQ")
