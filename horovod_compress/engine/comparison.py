@@ -133,29 +133,23 @@ class Start:
                 f"rank {rank}: the ranks do not start at the same step: {told}; call load_state_dict() on every rank, "
                 "each with the state that it saved at the same step"
             )
-        if odd := minority(plans):
-            raise MismatchError(
-                f"rank {rank}: the buckets differ between ranks, on rank(s) {odd} from the others; give every "
-                f"rank the same schedule=, and call load_state_dict() on every rank or on none, with states of the "
-                f"same step"
-            )
-        if odd := minority(values):
-            raise MismatchError(
-                f"rank {rank}: the {self._compared[1]} differ between ranks, on rank(s) {odd} from the others; "
-                f"broadcast the parameters before the first step, and resume every rank from the same step"
-            )
-        if odd := minority(frozen):
-            raise MismatchError(
-                f"rank {rank}: the frozen parameters differ between ranks, on rank(s) {odd} from the others; call "
-                "requires_grad_() in the same way on every rank, between the same two steps"
-            )
+
+        def refuse(what: str, of_ranks: Sequence[int], advice: str) -> None:
+            if odd := minority(of_ranks):
+                raise MismatchError(
+                    f"rank {rank}: the {what} differ between ranks, on rank(s) {odd} from the others; {advice}"
+                )
+
+        advice = "give every rank the same schedule=, and call load_state_dict() on every rank or on none, with states "
+        refuse("buckets", plans, f"{advice}of the same step")
+        advice = "broadcast the parameters before the first step, and resume every rank from the same step"
+        refuse(self._compared[1], values, advice)
+        advice = "call requires_grad_() in the same way on every rank, between the same two steps"
+        refuse("frozen parameters", frozen, advice)
         if (other := next((peer for peer, value in enumerate(operands) if value != operands[rank]), None)) is not None:
             raise DigestError(other)
-        if odd := minority(norms):
-            raise MismatchError(
-                f"rank {rank}: the norms that results are given (match_norm) differ between ranks, on rank(s) {odd} "
-                "from the others; give every rank the same optimizers and match_norm=, and load states of the same step"
-            )
+        advice = "give every rank the same optimizers and match_norm=, and load states of the same step"
+        refuse("norms that results are given (match_norm)", norms, advice)
         named = zip(self._masks, masks, strict=True)
         if differ := {name: odd for name, hashes in named if (odd := minority(hashes))}:
             name, odd = next(iter(differ.items()))

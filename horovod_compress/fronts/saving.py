@@ -40,20 +40,19 @@ def save(
     """Write this rank's state beside those of the others.
 
     Args:
-        known: by this process, of its job's folders.
+        known: by this process, of its job's folders; None for nothing.
 
     Raises:
         ConfigError: some rank could not, or another job saves there; the checkpoint of before is still there.
         ExchangeError: some rank has failed, or did not come.
     """
-    path, entry, problem, mine = Path(folder), None, None, {}
+    path, entry, problem, mine, known = Path(folder), None, None, {}, known or Known()
     try:
-        if known and rank == 0:
+        if rank == 0:
             known.is_foreign(path, state_folder.found(path))
         mine = dict(state())
         entry = state_folder.write(path, mine)
-        if known:
-            known.wrote(path, entry)
+        known.wrote(path, entry)
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         problem = _said(error)
     # What was shown may be seen by ranks that come later than this one waits: the file stays then, for the next save
@@ -78,8 +77,7 @@ def save(
     problem, made = told[0]
     with _discarding(path, entry):
         _raise([problem])
-    if known:
-        known.left(path, made)  # also where this is not rank 0: it may be next time
+    known.left(path, made)  # also where this is not rank 0: it may be next time
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..codecs.registry import built_in
+from ..engine.agreement.differences import minority
 from ..errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
 from ..exchange.wire import HEADER_BYTES
 from ..known import MethodName
@@ -175,12 +176,8 @@ class Checks:
         mine = {name: _hash(parameter) for name, parameter in model.named_parameters()}
         every = self._gather(mine, f"weights.{method}")
         for name in mine:
-            values = [found[name] for found in every]
-            usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
-            if odd := [rank for rank, value in enumerate(values) if value != usual]:
-                raise CheckFailed(
-                    f"parameter {name} on rank(s) {', '.join(map(str, odd))} differs from that of the others"
-                )
+            if odd := minority([found[name] for found in every]):
+                raise CheckFailed(f"parameter {name} on rank(s) {odd} differs from that of the others")
 
     # ---- faults ----
 

@@ -192,13 +192,13 @@ def _hook() -> object:
     return register_optimizer_step_pre_hook(uncompiled(look))
 
 
-def weakly(call: Callable[..., T], otherwise: T) -> Callable[..., T]:
+def weakly(call: Callable[..., T]) -> Callable[..., T | None]:
     """Return a bound method without what keeps its object alive: for threads, which would keep it for ever."""
     method = weakref.WeakMethod(call)
 
-    def found(*given: Any) -> T:
+    def found(*given: Any) -> T | None:
         bound = method()
-        return otherwise if bound is None else bound(*given)
+        return None if bound is None else bound(*given)
 
     return found
 

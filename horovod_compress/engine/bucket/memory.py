@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,7 +90,9 @@ class Memory:
 
     def payload_that_holds(self, codec: Codec) -> Payload:
         """Return the memory of payloads, or more where that of a further kind of round does not fit."""
-        return self.payload if self.payload.holds(self._nbytes_of(codec)) else self.payload_for((codec,))
+        nbytes, (memory, host) = self._nbytes_of(codec), self.payload
+        fits = nbytes <= memory.numel() and (host is None or nbytes <= host.numel())
+        return self.payload if fits else self.payload_for((codec,))
 
     def _nbytes_of(self, codec: Codec) -> int:
         """Return what a payload and its results take."""
@@ -112,16 +115,11 @@ class Memory:
         return inbox, staged
 
 
-@dataclass(frozen=True)
-class Payload:
+class Payload(NamedTuple):
     """Memory for payloads, and that of their copies in host memory, where there are any."""
 
     memory: Tensor
     host: Tensor | None
-
-    def holds(self, nbytes: int) -> bool:
-        """Return whether a payload fits, and its copy."""
-        return nbytes <= self.memory.numel() and (self.host is None or nbytes <= self.host.numel())
 
 
 def carve(memory: Tensor, regions: Regions) -> dict[str, Tensor]:

@@ -277,24 +277,6 @@ def names_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[int, str]:
     return {id(parameter): name for name, parameter in named}
 
 
-def gradient(optimizer: Any, group: Group, parameter: nn.Parameter, *, decoupled: bool = False) -> Tensor:
-    """Return the gradient as the moments of an optimizer see it.
-
-    Args:
-        decoupled: they never see weight decay.
-    """
-    assert parameter.grad is not None
-    grad = wide(parameter.grad)
-    if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a gradient scaler leaves it to a fused step
-        grad = grad / scale
-    grad = -grad if group.get("maximize", getattr(optimizer, "maximize", False)) else grad
-    # Groups say themselves which decay it is from torch 2.7 on.
-    decoupled = decoupled or group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
-    if group["weight_decay"] and not decoupled:
-        grad = grad.add(parameter, alpha=float(group["weight_decay"]))
-    return grad
-
-
 @dataclass(frozen=True)
 class Form:
     """Where an optimizer keeps its second moment, and what it makes of it; by default as Adam does.
@@ -332,7 +314,16 @@ class Form:
 
     def gradient(self, optimizer: Any, group: Group, parameter: nn.Parameter) -> Tensor:
         """Return the gradient as the moments see it."""
-        return gradient(optimizer, group, parameter, decoupled=self.decoupled)
+        assert parameter.grad is not None
+        grad = wide(parameter.grad)
+        if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a gradient scaler leaves it to a fused step
+            grad = grad / scale
+        grad = -grad if group.get("maximize", getattr(optimizer, "maximize", False)) else grad
+        # Groups say themselves which decay it is from torch 2.7 on.
+        decoupled = self.decoupled or group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
+        if group["weight_decay"] and not decoupled:
+            grad = grad.add(parameter, alpha=float(group["weight_decay"]))
+        return grad
 
     def taken_over(self, group: Group, state: State) -> tuple[Tensor, float]:
         """Return the second moment that an optimizer has made itself, and the steps that it stands for."""

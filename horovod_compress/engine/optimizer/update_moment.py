@@ -72,7 +72,7 @@ class SharedSecondMoment:
         for group, parameter, name in self._places():
             held, state = self._moments.get(name), self._optimizer.state.get(parameter)
             if held and state and parameter.grad is not None:
-                grad = moments.gradient(self._optimizer, group, parameter)
+                grad = _ADAM.gradient(self._optimizer, group, parameter)
                 _ADAM.write(group, state, grad, held, float(state["step"]) + 1)
 
     def rebuild(self, steps: int) -> None:
@@ -86,7 +86,7 @@ class SharedSecondMoment:
                 if name not in self._moments:  # no rank has had a gradient for it yet
                     zeros = torch.zeros_like(moments.wide(parameter), memory_format=torch.contiguous_format)
                     self._moments[name] = Moment(zeros, 0.0)
-                grad = moments.gradient(self._optimizer, group, parameter)
+                grad = _ADAM.gradient(self._optimizer, group, parameter)
                 self._moments[name].move(grad, float(group["betas"][1]), steps - self._moved)
         self._moved, self._shown = steps, ""
 

@@ -74,7 +74,7 @@ class Compression(BaseCompression, Factories):
     _settled = -1  # the step whose sparse gradients were looked for
 
     def _hooks(self, job: Job) -> Hooks:
-        return Hooks(job.check, weakly(self._wake, None), in_join)
+        return Hooks(job.check, weakly(self._wake), in_join)
 
     def _begin(self, session: Session) -> None:
         reducer = session.reducer

@@ -75,7 +75,7 @@ class Compression(BaseCompression, Factories):
 
     def _hooks(self, job: Job) -> Hooks:
         self._told = False
-        return Hooks(job.check, weakly(self._tell, None))
+        return Hooks(job.check, weakly(self._tell))
 
     def _begin(self, session: Session) -> None:
         self._fetching = Fetching(session.job.number)
