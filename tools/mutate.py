@@ -198,7 +198,7 @@ FAULTS = (
     Fault(
         "engine: a saved residual may be NaN",
         "horovod_compress/engine/saved/checkpoint.py",
-        "if number := withheld.count(saved[name]):",
+        "if number := withheld.count(theirs[name]):",
         "if number := 0:",
         "tests/battery/test_checkpoint.py",
     ),

@@ -108,7 +108,8 @@ class Rounds:
 
     def __init__(self, codec: Codec, memory: Memory) -> None:
         self._codec, self._memory = codec, memory
-        self._divides = codec.properties().divides
+        #: Where a second moment that is held divides in the compressed rounds.
+        self.divides: Divides = codec.properties().divides
         self._empties = isinstance(codec, LeftPlain) and codec.plain_when_empty(memory.bucket)
         self.kinds = {kind: self._make(kind, label) for kind, label in _labels(variants_of(codec)).items()}
         self.next = Next()
@@ -143,7 +144,7 @@ class Rounds:
 
     def take(self, coming: Next) -> None:
         """Choose what the coming steps exchange; between two steps, on every rank alike."""
-        if coming.kind in ("coded", "exact") and self._divides == "never":
+        if coming.kind in ("coded", "exact") and self.divides == "never":
             return  # a second moment that is held is nothing to this method
         if coming.kind in ("plain", "halved", "exact") and not self._plain:
             self._make_plain(halved=coming.kind != "plain")
@@ -152,10 +153,6 @@ class Rounds:
     @property
     def _is_plain(self) -> bool:
         return self.next.kind in ("plain", "halved", "exact")
-
-    def divides(self) -> Divides:
-        """Return where a second moment that is held divides in the compressed rounds."""
-        return self._divides
 
     def zero_groups(self) -> dict[str, int]:
         """Return, by tensor, which zeros stay zeros in the compressed rounds; see ``Layout.zero_groups``."""
@@ -245,14 +242,11 @@ class Buckets:
         link = context.transport.link
         if link and link.where is not where:
             link = None
-        staged = where.is_accelerator and not link
-        return BucketState(
-            bucket, self._codec_of(bucket), context.rank, context.world, self._collective, where, staged, link
-        )
-
-    def _codec_of(self, bucket: Bucket) -> Codec:
+        staged, rank, world = where.is_accelerator and not link, context.rank, context.world
         codec = self._codecs[bucket.method]
-        return LeftPlain(codec, bool(codec.layout(bucket, self._context.world).state)) if bucket.plain else codec
+        if bucket.plain:
+            codec = LeftPlain(codec, bool(codec.layout(bucket, world).state))
+        return BucketState(bucket, codec, rank, world, self._collective, where, staged, link)
 
     def __iter__(self) -> Iterator[BucketState]:
         return iter(self._states)
@@ -320,7 +314,7 @@ class Buckets:
 
     def divides(self) -> dict[str, Divides]:
         """Return, by tensor, where a second moment that is held divides."""
-        return {tensor.name: state.rounds.divides() for state in self for tensor in state.bucket.tensors}
+        return {tensor.name: state.rounds.divides for state in self for tensor in state.bucket.tensors}
 
     def divide_by(self, divisors: Mapping[str, Tensor]) -> None:
         """Let these divide the gradients of some tensors before they are encoded.

@@ -111,14 +111,10 @@ class Start:
         context = self._context
         if self._held:  # every rank begins with the first one, so that needs no word
             context.transport.say(_TOPIC, f"{self._held + 1} {context.progress.done}")
-        plan = signed(int(self._buckets.plan.fingerprint(), 16))
-        values = [
-            context.progress.step,
-            plan,
-            self._compared[0],
-            self._hash_of_frozen(),
-            signed(hash_of_text(self._norms())),
-        ]
+        plan = self._buckets.plan
+        frozen = "\n".join(sorted(plan.names()[index] for index in self._buckets.frozen))
+        values = [context.progress.step, signed(int(plan.fingerprint(), 16)), self._compared[0]]
+        values += [signed(hash_of_text(text)) for text in (frozen, self._norms())]
         values += [signed(context.operands.digest), *self._masks.values()]
         exchange = context.exchange(0, "agree", NonFiniteCount())  # nothing here may depend on the plan
         exchange.step, exchange.transport = 0, context.transport.aside  # type: ignore[assignment]
@@ -137,29 +133,23 @@ class Start:
                 f"rank {rank}: the ranks do not start at the same step: {told}; call load_state_dict() on every rank, "
                 "each with the state that it saved at the same step"
             )
-        if odd := minority(plans):
-            raise MismatchError(
-                f"rank {rank}: the buckets differ between ranks, on rank(s) {odd} from the others; give every "
-                f"rank the same schedule=, and call load_state_dict() on every rank or on none, with states of the "
-                f"same step"
-            )
-        if odd := minority(values):
-            raise MismatchError(
-                f"rank {rank}: the {self._compared[1]} differ between ranks, on rank(s) {odd} from the others; "
-                f"broadcast the parameters before the first step, and resume every rank from the same step"
-            )
-        if odd := minority(frozen):
-            raise MismatchError(
-                f"rank {rank}: the frozen parameters differ between ranks, on rank(s) {odd} from the others; call "
-                "requires_grad_() in the same way on every rank, between the same two steps"
-            )
+
+        def refuse(what: str, of_ranks: Sequence[int], advice: str) -> None:
+            if odd := minority(of_ranks):
+                raise MismatchError(
+                    f"rank {rank}: the {what} differ between ranks, on rank(s) {odd} from the others; {advice}"
+                )
+
+        advice = "give every rank the same schedule=, and call load_state_dict() on every rank or on none, with states "
+        refuse("buckets", plans, f"{advice}of the same step")
+        advice = "broadcast the parameters before the first step, and resume every rank from the same step"
+        refuse(self._compared[1], values, advice)
+        advice = "call requires_grad_() in the same way on every rank, between the same two steps"
+        refuse("frozen parameters", frozen, advice)
         if (other := next((peer for peer, value in enumerate(operands) if value != operands[rank]), None)) is not None:
             raise DigestError(other)
-        if odd := minority(norms):
-            raise MismatchError(
-                f"rank {rank}: the norms that results are given (match_norm) differ between ranks, on rank(s) {odd} "
-                "from the others; give every rank the same optimizers and match_norm=, and load states of the same step"
-            )
+        advice = "give every rank the same optimizers and match_norm=, and load states of the same step"
+        refuse("norms that results are given (match_norm)", norms, advice)
         named = zip(self._masks, masks, strict=True)
         if differ := {name: odd for name, hashes in named if (odd := minority(hashes))}:
             name, odd = next(iter(differ.items()))
@@ -168,10 +158,6 @@ class Start:
                 f"rank(s) {odd} from the others: a mask is what is 0 in the weights; prune them in the same way on "
                 "every rank, between the same two steps, and broadcast them from one rank"
             )
-
-    def _hash_of_frozen(self) -> int:
-        names = self._buckets.plan.names()
-        return signed(hash_of_text("\n".join(sorted(names[index] for index in self._buckets.frozen))))
 
 
 # ---- weights -------------------------------------------------------------------------------------
@@ -314,12 +300,8 @@ class Verification:
         """
         context, count = self._context, len(self._buckets)
         mine = torch.tensor([self._hashes.get(bucket, 0) for bucket in range(count)], dtype=torch.int64)
-        exchange = context.exchange(count, "verify", NonFiniteCount())
-        with context.metrics.timed("verify", where=(context.progress.step,)):
-            found, _ = everywhere.all_gather(exchange, mine.view(torch.uint8))
-        context.metrics.bytes_sent += exchange.bytes_sent
+        table = torch.stack(self._gathered("verify", mine))
         context.metrics.verified += 1
-        table = torch.stack([data.view(torch.int64) for data in found])
         for bucket in range(count):
             if odd := minority(table[:, bucket].tolist()):
                 raise MismatchError(
@@ -328,16 +310,18 @@ class Verification:
                     f"would diverge. Suspect memory or hardware there, and resume from a checkpoint"
                 )
 
-    def compare_weights(self, weights: Weights, step: int) -> None:
-        """Show the other ranks the hashes of this one's weights, if it is time to."""
+    def compare_weights(self, step: int) -> None:
+        """Show the other ranks the hashes of this one's weights, if they are compared and it is time to."""
+        if self.weights and self.weights.due(step):
+            names = self._buckets.plan.names()
+            found = self._gathered("weights", self.weights.hashes(step, len(names)))
+            self.weights.compare(step, found, names)
+
+    def _gathered(self, label: str, mine: Tensor) -> list[Tensor]:
+        """Return the hashes of all ranks, int64."""
         context = self._context
-        if not weights.due(step):
-            return
-        names = self._buckets.plan.names()
-        exchange = context.exchange(len(self._buckets), "weights", NonFiniteCount())
+        exchange = context.exchange(len(self._buckets), label, NonFiniteCount())
         with context.metrics.timed("verify", where=(context.progress.step,)):
-            found, _ = everywhere.all_gather(
-                exchange, weights.hashes(context.progress.step, len(names)).view(torch.uint8)
-            )
+            found, _ = everywhere.all_gather(exchange, mine.view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent
-        weights.compare(context.progress.step, [data.view(torch.int64) for data in found], names)
+        return [data.view(torch.int64) for data in found]

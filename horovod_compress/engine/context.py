@@ -140,16 +140,13 @@ class Worker:
                 if isinstance(task, threading.Event):
                     task.set()
                 elif not self._leaves_out:
-                    self._run_one(task)
+                    try:
+                        task()
+                    except BaseException as error:  # noqa: BLE001  somebody waits for what comes of it
+                        self._leaves_out = True
+                        with contextlib.suppress(Exception):  # this thread has to go on: others wait for it to drain
+                            self._failed(error)
                 del task  # it may hold the last reference to a gradient
-
-    def _run_one(self, task: Task) -> None:
-        try:
-            task()
-        except BaseException as error:  # noqa: BLE001  somebody waits for what comes of it, whatever happened
-            self._leaves_out = True
-            with contextlib.suppress(Exception):  # this thread has to go on: others wait for it to drain
-                self._failed(error)
 
 
 # ---- devices -------------------------------------------------------------------------------------

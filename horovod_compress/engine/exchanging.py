@@ -135,7 +135,7 @@ class Exchanging:
                 raise self._failure.broken
             self._verification.compare_results()
         if self._verification.weights:
-            self._verification.compare_weights(self._verification.weights, step)
+            self._verification.compare_weights(step)
         self._context.progress.step += 1
         self._context.metrics.end_step()
 

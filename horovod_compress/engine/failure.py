@@ -194,20 +194,15 @@ class Failure:
             self._stop(self.broken)
         elif self.closing:
             self._stop(_closed_in_exchange(self._context))
-        else:
-            self._fail(self._explain(error))
+        else:  # the other ranks fail too, and their notes say which rank is to blame
+            verb = f"did not answer within {self._context.options.longest_seconds:g} s" if error.late else "is gone"
+            what = f"rank {error.peer} {verb} during {self._context.recorder.last()} ({error.detail})"
+            self._fail(self._abort(what, peer=error.peer, late=error.late))
 
     def _stop(self, failure: HorovodCompressError) -> None:
         """Fail for a reason of this rank's own, and let the other ranks know it."""
         self._tell(**note_of(failure))
         self._fail(failure)
-
-    def _explain(self, error: PeerError) -> HorovodCompressError:
-        """Abort, so that the other ranks fail too, and say which rank is to blame."""
-        verb = f"did not answer within {self._context.options.longest_seconds:g} s" if error.late else "is gone"
-        where = self._context.recorder.last()
-        what = f"rank {error.peer} {verb} during {where} ({error.detail})"
-        return self._abort(what, peer=error.peer, late=error.late)
 
     def _abort(self, what: str, **reason: Any) -> HorovodCompressError:
         """Leave a note and break all connections; return the error, with what the other ranks' notes say."""
@@ -251,15 +246,12 @@ class Failure:
             self.error = failure
             self.over.set()
             context.changed.notify_all()
-        self._tell_training_thread(str(failure))
-
-    def _tell_training_thread(self, text: str) -> None:
-        """Wait until it has seen the failure; it may come to wait in Horovod only later: look again and again."""
+        # The training thread has to see it, and may come to wait in Horovod only later: look again and again.
         look = time.monotonic() + _TELL_SECONDS
         while not (self._seen or self.closing):
             time.sleep(_TELL_SECONDS / 50)
             if time.monotonic() > look and not (self._seen or self.closing):
-                self._on_unseen(text)
+                self._on_unseen(str(failure))
                 look = time.monotonic() + _TELL_SECONDS
 
 

@@ -243,25 +243,19 @@ def parse(method: str | Codec | Masked | Methods, given: Mapping[str, Any]) -> t
     own = {key: value for key, value in given.items() if key not in common}
     known = registry.option_names(method) if isinstance(method, str) else []
     if unknown := sorted(set(own) - set(known)):
+        option = unknown[0]
+        said = f'{option!r} is not an option of all methods; a method takes its own in hvc.method("name", option=...)'
+        if isinstance(method, str):
+            near = meant(option, [*known, *Options.names()])
+            said = f"{method} has no option {option!r}{near}; {own_options(known)}"
         raise ConfigError(
-            f"{_no_option(method, unknown[0])}; options of all methods are {', '.join(Options.names())} and "
-            "process_set, or process_group with DistributedDataParallel"
+            f"{said}; options of all methods are {', '.join(Options.names())} and process_set, or process_group with "
+            "DistributedDataParallel"
         )
     options = Options(**common)
-    return replace(_methods(method, own), warmup=options.warmup_steps or 0), options
-
-
-def _no_option(method: str | Codec | Methods, option: str) -> str:
-    if isinstance(method, str):
-        near = meant(option, [*registry.option_names(method), *Options.names()])
-        return f"{method} has no option {option!r}{near}; {own_options(registry.option_names(method))}"
-    return f'{option!r} is not an option of all methods; a method takes its own in hvc.method("name", option=...)'
-
-
-def _methods(method: str | Codec | Methods, own: Mapping[str, Any]) -> Methods:
-    if isinstance(method, Methods):
-        return method
-    return single(method if isinstance(method, Codec) else registry.create(method, **own))
+    if not isinstance(method, Methods):
+        method = single(method if isinstance(method, Codec) else registry.create(method, **own))
+    return replace(method, warmup=options.warmup_steps or 0), options
 
 
 def numbered(plan: Plan, methods: Methods) -> Plan:
@@ -270,16 +264,13 @@ def numbered(plan: Plan, methods: Methods) -> Plan:
     Raises:
         ConfigError: a bucket holds parameters of different methods.
     """
-    return Plan(tuple(_numbered(bucket, methods) for bucket in plan.buckets))
-
-
-def _numbered(bucket: Bucket, methods: Methods) -> Bucket:
-    if not bucket.compressed:
-        return bucket
-    numbers = {methods.number(tensor.name) for tensor in bucket.tensors}
-    if len(numbers) > 1:
-        raise ConfigError(
-            f"bucket {bucket.index} of the plan holds parameters of different methods: "
-            f"{', '.join(tensor.name for tensor in bucket.tensors[:5])}; split it between them"
-        )
-    return replace(bucket, method=numbers.pop())
+    found = []
+    for bucket in plan.buckets:
+        numbers = {methods.number(tensor.name) for tensor in bucket.tensors} if bucket.compressed else {bucket.method}
+        if len(numbers) > 1:
+            raise ConfigError(
+                f"bucket {bucket.index} of the plan holds parameters of different methods: "
+                f"{', '.join(tensor.name for tensor in bucket.tensors[:5])}; split it between them"
+            )
+        found.append(replace(bucket, method=numbers.pop()))
+    return Plan(tuple(found))

@@ -61,7 +61,9 @@ def in_arguments(given: Any, method: Any, options: Mapping[str, Any]) -> tuple[A
     if not changed:
         return given, method, options, ""
     given = [(name, parameter) for name, (_, parameter) in zip(own, given, strict=True)]
-    method = in_patterns(method, changed) if isinstance(method, Methods) else method
+    if isinstance(method, Methods):  # patterns fit the names to use, or the given ones; the shorter ones are saved
+        longer, short = {name: before for before, name in changed.items()}, _shortening(changed)
+        method = replace(method, given=longer, shown={pattern: short(pattern) for pattern, _ in method.rules})
     return given, method, options, _in_words(changed)
 
 
@@ -71,16 +73,6 @@ def _in_words(changed: Mapping[str, str]) -> str:
     in_front = len(before.replace(_COMPILED, "")) > len(name)
     wrapped = [f"all names begin with {_WRAPPED}, which is left out"] if in_front else []
     return f"{', and '.join(wrapped + compiled)}: {before} is called {name} here, and in saved states"
-
-
-def in_patterns(methods: Methods, changed: Mapping[str, str]) -> Methods:
-    """Return methods whose patterns fit the names to use, or the given ones; what is saved has the shorter patterns."""
-    short = _shortening(changed)
-    return replace(
-        methods,
-        given={name: before for before, name in changed.items()},
-        shown={pattern: short(pattern) for pattern, _ in methods.rules},
-    )
 
 
 def in_options(options: Mapping[str, Any], own: Collection[str]) -> Mapping[str, Any]:

@@ -35,6 +35,7 @@ from ..exchange.wire import NonFiniteCount
 from ..ops.keys import NORM
 from .buckets import Buckets, BucketState
 from .context import Context
+from .saved.checksums import is_list, is_number
 from .turn import Turn
 
 #: The ratio is measured in one coded step of this many, while it hardly changes.
@@ -162,15 +163,14 @@ def check_state(state: object) -> bool:
     """Return whether a saved state has the form of what :meth:`Norms.state` returns."""
     if not isinstance(state, Mapping) or not set(state) <= {"ratio", "norm", "age", "since", "stale", "off", "wait"}:
         return False
-    wait = state.get("wait", [])
-    if not isinstance(wait, (list, tuple)) or not all(isinstance(name, str) for name in wait):
-        return False
-    numbers = [state.get("ratio", 0.0), state.get("norm", 0.0), state.get("age", 0)]
     since = state.get("since", [])
-    if not isinstance(since, (list, tuple)) or len(since) not in (0, 2):
-        return False
-    fits = all(type(number) in (int, float) and 0 <= number < math.inf for number in [*numbers, *since])
-    return fits and all(type(state.get(name, False)) is bool for name in ("stale", "off"))
+    return (
+        is_list(state.get("wait", []), lambda name: isinstance(name, str))
+        and all(is_number(state.get(name, 0)) for name in ("ratio", "norm", "age"))
+        and is_list(since, is_number)
+        and len(since) in (0, 2)
+        and all(type(state.get(name, False)) is bool for name in ("stale", "off"))
+    )
 
 
 class Norms:
@@ -353,29 +353,20 @@ class Norms:
             self.ratio.take(now.norm, made, empties=now.empties)
         if now.factor is None:
             now.factor = _counted(now.norm / made) if known and not now.refused else 1.0
-            self._scale_held(now.factor)
-        if now.sound and self._followed:
-            self._note_waiting(now.number)
-        self.given = Given(now.number, now.factor, frozenset(now.names), now.sound)
-
-    def _note_waiting(self, step: int) -> None:
-        """Note which residuals a step has filled, and which it has emptied."""
-        for state in self._buckets:
-            round_, names = state.round(step), {tensor.name for tensor in state.bucket.tensors}
+            for turn in now.turns:  # whose results were held
+                for grad in turn.state.memory.grads if now.factor != 1.0 else ():
+                    if grad is not None:
+                        grad.mul_(now.factor)
+                turn.write_back()
+                if self._looks:
+                    self._sample(turn.state)
+        for state in self._buckets if now.sound and self._followed else ():
+            round_, names = state.round(now.number), {tensor.name for tensor in state.bucket.tensors}
             if not isinstance(round_.codec, Dense):
-                self._wait |= names
+                self._wait |= names  # it has filled their residuals
             elif round_.work.state and names & self._wait:
-                self._wait -= names
-
-    def _scale_held(self, factor: float) -> None:
-        """Multiply the results that were held."""
-        for turn in self._now.turns:
-            for grad in turn.state.memory.grads if factor != 1.0 else ():
-                if grad is not None:
-                    grad.mul_(factor)
-            turn.write_back()
-            if self._looks:
-                self._sample(turn.state)
+                self._wait -= names  # it has emptied them
+        self.given = Given(now.number, now.factor, frozenset(now.names), now.sound)
 
 
 def _counted(ratio: float) -> float:

@@ -76,16 +76,11 @@ LEAST_ELEMENTS = 1 << 18
 
 #: Shows plain data to all ranks and returns every rank's, in rank order.
 Share = Callable[[Any], list[Any]]
+#: Of every rank: the seconds of the steps of a trial that count, and what each bucket costs.
+StepSeconds = Sequence[Sequence[float]]
+BucketCosts = Sequence[Mapping[int, BucketCost]]
 
 _log = logging.getLogger("horovod_compress")
-
-
-@dataclass(frozen=True)
-class RankTrial:
-    """What a rank measured in a trial: the seconds of the steps that count, and what each bucket costs."""
-
-    steps: list[float]
-    buckets: Mapping[int, BucketCost]
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,9 @@ class Tuner:
         self._tried: Grouped | None = None  # rank 0's choice
         self._step, self._began, self._cpu = -1, reducer.step, 0.0
         compressed = any(bucket.compressed for bucket in reducer.plan.buckets)
-        self._fixed = not compressed or (schedule == OPTIONAL and self._stands_aside())
+        # There is nothing to choose, or no way to.
+        aside = reducer.plan.count < LEAST_ELEMENTS or bool(reducer.buckets.tables_that_stay())
+        self._fixed = not compressed or (schedule == OPTIONAL and aside)
         self.done = self._idle
         self._trigger: RetuneTrigger | None = None
         self._reducer.watch = None
@@ -130,10 +127,6 @@ class Tuner:
     def chosen(self) -> bool:
         """Whether buckets were chosen, and not only left as they were."""
         return self.done and not self._idle
-
-    def _stands_aside(self) -> bool:
-        """Return whether there is nothing to choose here, or no way to."""
-        return self._reducer.plan.count < LEAST_ELEMENTS or bool(self._reducer.buckets.tables_that_stay())
 
     def _watch_anew(self) -> None:
         self._reducer.watch = None if self.done else Watch(self._reducer.plan)
@@ -226,8 +219,8 @@ class Tuner:
     def _decide(self, watch: Watch) -> None:
         began = time.thread_time()
         shown = self._share([watch.step_seconds(), plain_costs(watch.buckets())])
-        of_ranks = [RankTrial(seconds, costs_of(costs)) for seconds, costs in shown]
-        decision = asdict(self._next(watch, of_ranks)) if self._reducer.rank == 0 else None
+        steps, costs = ([one[part] for one in shown] for part in (0, 1))
+        decision = asdict(self._next(watch, steps, list(map(costs_of, costs)))) if self._reducer.rank == 0 else None
         told = _Decision(**self._share(decision)[0])
         if told.problem and self._schedule == OPTIONAL:
             if self._reducer.rank == 0:
@@ -245,32 +238,30 @@ class Tuner:
             self._reducer.watch.begin()
         self._cpu += time.thread_time() - began
         if self.done and self._reducer.rank == 0:
-            self._tell(told.why)
-
-    def _tell(self, why: str) -> None:
-        plan = self._reducer.plan
-        _log.info(
-            "schedule %s chose %d bucket(s) in %d steps and %.2f s of processor time; tensors in each: %s%s",
-            self._schedule, len(plan.buckets), self._step - self._began, self._cpu, _sizes(plan),
-            f". {why}" if why else "",
-        )  # fmt: skip
+            plan = self._reducer.plan
+            _log.info(
+                "schedule %s chose %d bucket(s) in %d steps and %.2f s of processor time; tensors in each: %s%s",
+                self._schedule, len(plan.buckets), self._step - self._began, self._cpu, _sizes(plan),
+                f". {told.why}" if told.why else "",
+            )  # fmt: skip
 
     # ---- rank 0 ----
 
-    def _next(self, watch: Watch, of_ranks: Sequence[RankTrial]) -> _Decision:
+    def _next(self, watch: Watch, steps: StepSeconds, costs: BucketCosts) -> _Decision:
+        """Return what comes next, by the seconds of the steps that count and what each bucket costs, on every rank."""
         try:
-            choice, done = self._advance(watch, of_ranks)
+            choice, done = self._advance(watch, steps, costs)
             self._tried = self._as_buckets(choice)
             return _Decision(self._tried.plan.document(), done, choice.why)
         except Exception as error:  # noqa: BLE001  told to every rank, which raises it
             return _Decision(None, True, problem=f"{type(error).__name__}: {error}")
 
-    def _advance(self, watch: Watch, of_ranks: Sequence[RankTrial]) -> tuple[Choice, bool]:
+    def _advance(self, watch: Watch, steps: StepSeconds, costs: BucketCosts) -> tuple[Choice, bool]:
         if self._tuning is None:
             return self._start(watch), False
         assert self._tried is not None
-        costs = self._tried.costs(costs_over_ranks([trial.buckets for trial in of_ranks]))
-        measured = Measured(step_over_ranks(of_ranks), watch.arrivals(self._tensors), costs)
+        of_buckets = self._tried.costs(costs_over_ranks(costs))
+        measured = Measured(step_over_ranks(steps), watch.arrivals(self._tensors), of_buckets)
         _log.debug(
             "schedule %s tried %d bucket(s): %.1f ms from first gradient to last result; tensors in each: %s",
             self._schedule, len(self._reducer.plan.buckets), 1e3 * measured.step, _sizes(self._reducer.plan),
@@ -321,16 +312,16 @@ def costs_of(plain: Sequence[Sequence[Any]]) -> dict[int, BucketCost]:
     return {bucket: BucketCost(*cost) for bucket, *cost in plain}
 
 
-def step_over_ranks(of_ranks: Sequence[RankTrial]) -> float:
+def step_over_ranks(of_ranks: StepSeconds) -> float:
     """Return the seconds of a step: the mean over ranks, and of several steps the shortest.
 
     Where ranks share processors, the mean differs least from step to step: one rank's gain is another one's loss. A
     rank that comes late adds its lateness to the others' seconds, in the step that it happens in.
     """
-    return min(mean(seconds) for seconds in zip(*(trial.steps for trial in of_ranks), strict=True))
+    return min(mean(seconds) for seconds in zip(*of_ranks, strict=True))
 
 
-def costs_over_ranks(of_ranks: Sequence[Mapping[int, BucketCost]]) -> dict[int, BucketCost]:
+def costs_over_ranks(of_ranks: BucketCosts) -> dict[int, BucketCost]:
     """Return each bucket's costs on the rank that did not wait, and the slowest decoding."""
     found = {}
     for bucket, one in of_ranks[0].items():

@@ -117,7 +117,7 @@ class BaseCompression(metaclass=_Listed):
             session = Session(job, methods, reducer, given)
             self._saved, self._counters = Saved(session), Counters(session, self.method)
             self._begin(session)
-            self._closing.add(look_for_steps(session.steps.parameters, weakly(self._why_unused, None)))
+            self._closing.add(look_for_steps(session.steps.parameters, weakly(self._why_unused)))
             recording.follow(reducer, job.number, self.method)
             undo.pop_all()
         self._session = session

@@ -90,16 +90,13 @@ def run(
         found = _starter(module).carry_out(order, lambda: look([_left(folder, rank) for rank in numbers]))
         if isinstance(found, str):  # it could not even start
             return [End(rank, None, {}, found) for rank in numbers]
-        return [End(rank, found[rank], _left(folder, rank), _output(folder, rank)) for rank in numbers]
+        outputs = [folder / f"output.{rank}" for rank in numbers]
+        texts = [path.read_text(errors="replace") if path.exists() else "" for path in outputs]
+        return [End(rank, found[rank], _left(folder, rank), texts[rank]) for rank in numbers]
 
 
 def _left(folder: Path, rank: int) -> dict[str, Any]:
     return {path.name.split(".")[0]: json.loads(path.read_text()) for path in folder.glob(f"*.{rank}.json")}
-
-
-def _output(folder: Path, rank: int) -> str:
-    path = folder / f"output.{rank}"
-    return path.read_text(errors="replace") if path.exists() else ""
 
 
 # ---- the process that starts them ----
@@ -207,7 +204,11 @@ def serve(become: Callable[[], None]) -> None:
         try:
             for number, mine in enumerate(order["ranks"]):
                 started.append(_Rank(mine, Path(order["folder"], f"output.{number}"), begin))
-            _watch(started, set(order["victims"]), order["seconds"])
+            until = time.monotonic() + order["seconds"]
+            expected = [rank for number, rank in enumerate(started) if number not in order["victims"]]
+            while time.monotonic() < until and any(rank.status() is None for rank in expected):
+                if _is_over(sys.stdin.fileno(), _POLL_SECONDS):
+                    break
         finally:
             statuses = [rank.status() for rank in started]
             for rank in started:
@@ -268,11 +269,3 @@ def _redirect(output: Path) -> None:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-
-
-def _watch(started: Sequence[_Rank], victims: Collection[int], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    expected = [rank for number, rank in enumerate(started) if number not in victims]
-    while time.monotonic() < until and any(rank.status() is None for rank in expected):
-        if _is_over(sys.stdin.fileno(), _POLL_SECONDS):
-            return

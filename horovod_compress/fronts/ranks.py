@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -108,50 +109,29 @@ def measure(ranks: Ranks, elements: int, repeat: int, method: MethodName, option
     rows = max(1, round(elements**0.5))
     shape = (rows, max(1, elements // rows))
     source, grad = torch.randn(shape, generator=torch.Generator().manual_seed(ranks.rank)), torch.empty(shape)
-    both: dict[MethodName, dict[str, Any]] = {"none": {}, method: options}
-    ours = {name: _Ours(ranks, grad, name, given) for name, given in both.items()}
     contestants: dict[str, Callable[[], object]] = {
         f"{ranks.name} fp32": lambda: ranks.mean(grad),
         f"{ranks.name} fp16": lambda: ranks.mean_in_fp16(grad),
     }
-    contestants |= {name: one.run for name, one in ours.items()}
+    both: dict[MethodName, dict[str, Any]] = {"none": {}, method: options}
+    trainings = []
+    for ours, given in both.items():
+        model, parameter = nn.Module(), nn.Parameter(torch.zeros_like(grad))
+        model.register_parameter(f"headroom_{ours}", parameter)
+        # One bucket; and nothing is to choose not to compress it.
+        trainings.append(ranks.train(model, ours, schedule="single", **given))
+        contestants[ours] = partial(ranks.exchange, trainings[-1], parameter, grad)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(_WARM_UP + repeat):
         for name, run in contestants.items():
             grad.copy_(source)
-            taken = _slowest(ranks, run)
+            ranks.barrier()
+            began = time.perf_counter()
+            run()
+            taken = ranks.slowest(time.perf_counter() - began)
             if number >= _WARM_UP:
                 seconds[name].append(taken)
-    for one in ours.values():
-        one.close()
-    return [_timing(name, values) for name, values in seconds.items()]
-
-
-class _Ours:
-    """The mean of one gradient, of a model with one parameter."""
-
-    def __init__(self, ranks: Ranks, grad: Tensor, method: MethodName, options: dict[str, Any]) -> None:
-        model = nn.Module()
-        self._parameter = nn.Parameter(torch.zeros_like(grad))
-        model.register_parameter(f"headroom_{method}", self._parameter)
-        # One bucket; and nothing is to choose not to compress it.
-        self._training = ranks.train(model, method, schedule="single", **options)
-        self._ranks, self._grad = ranks, grad
-
-    def run(self) -> None:
-        self._ranks.exchange(self._training, self._parameter, self._grad)
-
-    def close(self) -> None:
-        self._training.compression.close()
-
-
-def _slowest(ranks: Ranks, run: Callable[[], object]) -> float:
-    ranks.barrier()
-    began = time.perf_counter()
-    run()
-    return ranks.slowest(time.perf_counter() - began)
-
-
-def _timing(name: str, values: list[float]) -> Timing:
-    first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
-    return Timing(name, middle, third - first)
+    for training in trainings:
+        training.compression.close()
+    quartiles = {name: statistics.quantiles(values, n=4, method="inclusive") for name, values in seconds.items()}
+    return [Timing(name, middle, third - first) for name, (first, middle, third) in quartiles.items()]

@@ -31,6 +31,7 @@ class Counters:
     def __init__(self, session: Session, method: str) -> None:
         self._session, self._method = session, method
         reducer = session.reducer
+        self._kept, self._ratio, self._overlap = reducer.kept, reducer.norms.ratio, reducer.context.overlap
         self.reports = Reports(
             reducer.metrics,
             self.at_any_time,
@@ -38,7 +39,7 @@ class Counters:
             reducer.next_step,
             f"rank {session.job.number}: {method}",
             line=reducer.rank == 0 and reducer.world > 1,  # with one rank there is nothing to exchange
-            pace=verdict.Pace(reducer.metrics, reducer.context.overlap),
+            pace=verdict.Pace(reducer.metrics, self._overlap),
             total_steps=reducer.options.total_steps,
             verdict=self._verdict,
         )
@@ -64,20 +65,19 @@ class Counters:
         reducer, tuner = self._session.reducer, self._session.steps.tuner
         return {
             **self.at_any_time(),
-            "residual_norm": reducer.kept.residual_norm(),
+            "residual_norm": self._kept.residual_norm(),
             "buckets": len(reducer.plan.buckets),
             "collectives": sorted({state.round(reducer.step).collective.name for state in reducer.buckets}),
             "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
             "tuned": tuner is None or tuner.done,
             "method": self._method,
-            "norm_ratio": reducer.norms.ratio.used(),
-            "gradient_norm": reducer.norms.ratio.norm,
+            "norm_ratio": self._ratio.used(),
+            "gradient_norm": self._ratio.norm,
         }
 
     def at_any_time(self) -> AtAnyTime:
         """Return what can be read in the middle of a step too."""
-        reducer = self._session.reducer
-        return {**reducer.metrics.document(), **reducer.context.overlap.document()}
+        return {**self._session.reducer.metrics.document(), **self._overlap.document()}
 
     def publish(
         self, tensorboard: Any, prometheus: str | os.PathLike[str] | None, every: int, labels: Mapping[str, str] | None
@@ -86,8 +86,12 @@ class Counters:
         number = self._session.job.number
         file = None if prometheus is None else PrometheusFile(prometheus, number, self._method, labels)
         board = None if tensorboard is None else TensorBoard(tensorboard)
-        if file:
-            _check_file(file.path)
+        writer = _writers.get(file.path.resolve()) if file else None
+        if file and writer and not writer.is_over():
+            raise ConfigError(
+                f"{file.path} is already in use by a compression of this process; give each its own file name, or "
+                "close() the other one first"
+            )
         if board:
             self.reports.add(board, every)
         if file:
@@ -101,20 +105,6 @@ class Counters:
 
 
 _writers: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()  # by the files of this process
-
-
-def _check_file(path: Path) -> None:
-    """Refuse a file that another compression would write over.
-
-    Raises:
-        ConfigError: it is in use.
-    """
-    writer = _writers.get(path.resolve())
-    if writer is not None and not writer.is_over():
-        raise ConfigError(
-            f"{path} is already in use by a compression of this process; give each its own file name, or close() the "
-            "other one first"
-        )
 
 
 # ---- parameters that are trained but not exchanged, as they were frozen when that was planned ----

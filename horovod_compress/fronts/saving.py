@@ -40,20 +40,19 @@ def save(
     """Write this rank's state beside those of the others.
 
     Args:
-        known: by this process, of its job's folders.
+        known: by this process, of its job's folders; None for nothing.
 
     Raises:
         ConfigError: some rank could not, or another job saves there; the checkpoint of before is still there.
         ExchangeError: some rank has failed, or did not come.
     """
-    path, entry, problem, mine = Path(folder), None, None, {}
+    path, entry, problem, mine, known = Path(folder), None, None, {}, known or Known()
     try:
-        if known and rank == 0:
+        if rank == 0:
             known.is_foreign(path, state_folder.found(path))
         mine = dict(state())
         entry = state_folder.write(path, mine)
-        if known:
-            known.wrote(path, entry)
+        known.wrote(path, entry)
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         problem = _said(error)
     # What was shown may be seen by ranks that come later than this one waits: the file stays then, for the next save
@@ -69,13 +68,16 @@ def save(
         _raise([told for told, *_ in found])
         problem, made = None, ""
         if rank == 0:
-            problem, made = _commit(path, mine, [Entry(**written) for _, written, _ in found], known)
+            try:
+                files = [Entry(**written) for _, written, _ in found]
+                made = state_folder.fingerprint(state_folder.commit(path, mine, files, known))
+            except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
+                problem = _said(error)
     told = gather([problem, made])  # where a rank is gone now, the manifest may name this rank's file: it stays
     problem, made = told[0]
     with _discarding(path, entry):
         _raise([problem])
-    if known:
-        known.left(path, made)  # also where this is not rank 0: it may be next time
+    known.left(path, made)  # also where this is not rank 0: it may be next time
 
 
 @contextlib.contextmanager
@@ -87,16 +89,6 @@ def _discarding(folder: Path, entry: Entry | None) -> Iterator[None]:
         if entry:
             state_folder.discard(folder, entry)
         raise
-
-
-def _commit(
-    folder: Path, state: Mapping[str, Any], files: list[Entry], known: Known | None
-) -> tuple[list[str] | None, str]:
-    """Return the problem, or the fingerprint of what is there now."""
-    try:
-        return None, state_folder.fingerprint(state_folder.commit(folder, state, files, known))
-    except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
-        return _said(error), ""
 
 
 def load(
@@ -125,7 +117,9 @@ def load(
     for _ in range(state_folder.LOOKS):
         state, way, problem, seen = {}, "restore", None, None  # type: tuple[dict[str, Any], str, Any, Manifest | None]
         try:
-            state, way, seen = _read(path, residuals, place, owned)
+            if residuals not in WAYS:
+                raise ConfigError(f"residuals should be one of {', '.join(WAYS)}, got {residuals!r}")
+            state, way, seen = state_folder.of_one_look(path, lambda seen: _read(path, seen, residuals, place, owned))
             check(state, way)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
             problem = _said(error)
@@ -145,21 +139,13 @@ def load(
 
 
 def _read(
-    folder: Path, residuals: str, place: tuple[int, int], owned: set[str]
-) -> tuple[dict[str, Any], str, Manifest]:
-    if residuals not in WAYS:
-        raise ConfigError(f"residuals should be one of {', '.join(WAYS)}, got {residuals!r}")
-    return state_folder.of_one_look(folder, lambda seen: (*_read_of(folder, seen, residuals, place, owned), seen))
-
-
-def _read_of(
     folder: Path, manifest: Manifest, residuals: str, place: tuple[int, int], owned: set[str]
-) -> tuple[dict[str, Any], str]:
+) -> tuple[dict[str, Any], str, Manifest]:
     rank, world = place
     if residuals == "reset":
-        return state_folder.read(folder, manifest.files[rank % manifest.world]), "reset"
+        return state_folder.read(folder, manifest.files[rank % manifest.world]), "reset", manifest
     if world == manifest.world:
-        return state_folder.read(folder, manifest.files[rank]), "restore"
+        return state_folder.read(folder, manifest.files[rank]), "restore", manifest
     if residuals == "refuse":
         raise StateError(
             f"the checkpoint in {folder} is of {manifest.world} ranks, but this job has {world}; pass "
@@ -167,7 +153,7 @@ def _read_of(
             "residuals"
         )
     states = (state_folder.read(folder, entry) for entry in manifest.files)  # one at a time: a model may be large
-    return redistributed(states, rank, world, owned), "restore"
+    return redistributed(states, rank, world, owned), "restore", manifest
 
 
 def _said(error: Exception) -> list[str]:
@@ -217,7 +203,12 @@ class Saved:
         session, path = self._session, Path(folder).resolve()
 
         def state() -> dict[str, Any]:
-            _check_folder(path, session)
+            other = _savers.get(path)
+            if other and not other.is_over() and other.steps.index.keys().isdisjoint(session.steps.index):
+                raise ConfigError(
+                    f"{path} holds the checkpoint of another compression of this process, which saving here would "
+                    "remove; use a separate folder for each, or close() the other one first"
+                )
             return self.state()
 
         save(folder, state, session.reducer.rank, lambda value: session.gather(value, "hvc.save"), _known)
@@ -257,18 +248,3 @@ class Saved:
 #: Of folders. The next compression of this process, after elastic training has begun again, is of the same job.
 _known = Known()
 _savers: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()  # by their folders
-
-
-def _check_folder(folder: Path, saver: Session) -> None:
-    """Refuse a folder in which the compression of another model has saved.
-
-    Raises:
-        ConfigError: it is in use.
-    """
-    other = _savers.get(folder)
-    if other is None or other.is_over() or other.steps.index.keys() & saver.steps.index.keys():
-        return
-    raise ConfigError(
-        f"{folder} holds the checkpoint of another compression of this process, which saving here would remove; use a "
-        "separate folder for each, or close() the other one first"
-    )

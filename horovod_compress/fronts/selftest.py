@@ -9,7 +9,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..codecs.registry import built_in
+from ..engine.agreement.differences import minority
 from ..errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
 from ..exchange.wire import HEADER_BYTES
 from ..known import MethodName
@@ -121,7 +122,11 @@ class Checks:
     def run(self) -> list[dict[str, Any]]:
         """Do all of them; stop at the first that fails, as the job may be broken then."""
         found: list[dict[str, Any]] = []
-        for name, check in self._all():
+        checks: dict[str, Callable[[], str]] = {}
+        for method in built_in():
+            checks[f"same bits: {method}"] = partial(self.same_bits, method)
+        checks |= {"corruption": self.corruption, "mismatch": self.mismatch, "drift": self.drift}
+        for name, check in checks.items():
             began = time.monotonic()
             problem = detail = ""
             try:
@@ -135,13 +140,6 @@ class Checks:
             if problem:
                 break
         return found
-
-    def _all(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        for method in built_in():
-            yield f"same bits: {method}", partial(self.same_bits, method)
-        yield "corruption", self.corruption
-        yield "mismatch", self.mismatch
-        yield "drift", self.drift
 
     def _gather(self, value: Any, name: str) -> list[Any]:
         return self._ranks.gather(value, f"hvc.verify.{name}")
@@ -178,12 +176,8 @@ class Checks:
         mine = {name: _hash(parameter) for name, parameter in model.named_parameters()}
         every = self._gather(mine, f"weights.{method}")
         for name in mine:
-            values = [found[name] for found in every]
-            usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
-            if odd := [rank for rank, value in enumerate(values) if value != usual]:
-                raise CheckFailed(
-                    f"parameter {name} on rank(s) {', '.join(map(str, odd))} differs from that of the others"
-                )
+            if odd := minority([found[name] for found in every]):
+                raise CheckFailed(f"parameter {name} on rank(s) {odd} differs from that of the others")
 
     # ---- faults ----
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..engine.agreement import differences
+from ..engine.agreement.differences import Way
 from ..engine.job import Gathering, Job
 from ..engine.methods import Methods
 from ..engine.optimizer.family import uncompiled
@@ -48,7 +49,8 @@ class Session:
     """
 
     def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named) -> None:
-        self.job, self.methods, self.reducer = job, methods, reducer
+        self.job, self.methods, self.reducer, self.failure = job, methods, reducer, reducer.failure
+        self._progress = reducer.context.progress
         # Not a number of this process: others may have made more compressions, or fewer.
         self._tuning_name = f"hvc.tuning.{reducer.plan.fingerprint()}"
         self.steps = Steps(reducer, methods, given, self._gather_times)
@@ -60,7 +62,7 @@ class Session:
 
     def is_over(self) -> bool:
         """Return whether nothing will be exchanged any more: closed, failed, or of ranks that are no longer there."""
-        if self.reducer.failure.closing or self.reducer.failure.failed():
+        if self.failure.closing or self.failure.failed():
             return True
         try:
             self.job.check()
@@ -88,12 +90,12 @@ class Session:
             return self._gather(value, self._tuning_name)
         except ExchangeError as error:
             why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
-            raise (self.reducer.failure.call_off(why) or error) from error
+            raise (self.failure.call_off(why) or error) from error
 
     def _gather(self, value: Any, name: str, by_name: bool = False) -> list[Any]:
-        limit, failed = self.reducer.options.longest_seconds, self.reducer.failure.failed
-        with self.reducer.context.progress.meeting():
-            return self.job.gather(value, Gathering(name, limit, by_name=by_name, failed=failed))
+        asked = Gathering(name, self.reducer.options.longest_seconds, by_name=by_name, failed=self.failure.failed)
+        with self._progress.meeting():
+            return self.job.gather(value, asked)
 
     # ---- a step ----
 
@@ -118,10 +120,8 @@ class Session:
     def _compare(self, attached: bool) -> None:
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
         self.steps.settle_moments()
-        mine = differences.Way(
-            self.reducer.plan.fingerprint(), attached, self.steps.second_moment(), self.steps.options()
-        )
-        differences.check_all(self.gather(asdict(mine), "hvc.attach", by_name=True))
+        mine = Way(self.reducer.plan.fingerprint(), attached, self.steps.second_moment(), self.steps.options())
+        differences.check([Way(**way) for way in self.gather(asdict(mine), "hvc.attach", by_name=True)])
         self.compared = True
 
     def offer(self, index: int, grad: Tensor) -> int:
@@ -192,13 +192,13 @@ def _hook() -> object:
     return register_optimizer_step_pre_hook(uncompiled(look))
 
 
-def weakly(call: Callable[..., T], otherwise: T) -> Callable[..., T]:
+def weakly(call: Callable[..., T]) -> Callable[..., T | None]:
     """Return a bound method without what keeps its object alive: for threads, which would keep it for ever."""
     method = weakref.WeakMethod(call)
 
-    def found(*given: Any) -> T:
+    def found(*given: Any) -> T | None:
         bound = method()
-        return otherwise if bound is None else bound(*given)
+        return None if bound is None else bound(*given)
 
     return found
 
@@ -262,6 +262,6 @@ def _close(closers: Sequence[Callable[[], object]], closing: _thread.LockType) -
 def await_dropped(seconds: float) -> None:
     """Wait until all that was dropped is closed: an interpreter that ends in the middle would abort the process."""
     deadline = Deadline(seconds)
-    for closing in list(_dropping):
+    for closing in list(_dropping):  # noqa: PERF101  threads take theirs out meanwhile
         if closing.acquire(timeout=deadline.left()):
             closing.release()

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch import nn
 
 from ..codecs.base import Codec, check_world, tables_that_stay, variants_of
 from ..codecs.masked import Masked
@@ -82,8 +81,10 @@ def start(
     own = own_address(place, documents)
     plan = Plan.from_document(documents[0].plan).placed(tensors)
     where = device.of(plan.buckets[0].device) if _through_nccl(documents, kind) else None
-    if where:
-        _check_links(methods, options, job.size)
+    if where:  # every rank comes to the same
+        for variant in (variant for codec in methods.codecs for variant in variants_of(codec)):
+            if variant.algebra is not Algebra.GATHER:
+                on_device.of(Choose(options.exchange)(variant, 0, world))  # refuses what such links do not have
     transport = _connect_all(own, job, seconds, where)
     devices = (lambda name: where) if where else None
     choose = Choose(options.exchange, transport.adds)
@@ -160,7 +161,11 @@ def specs(named: object) -> list[TensorSpec]:
             raise ConfigError(
                 f"parameter {name} is {parameter.layout}; parameters must be dense, their gradients may be sparse"
             )
-        tensors.append(TensorSpec(name, tuple(parameter.shape), dtype, _device_of(name, parameter)))
+        if (where := parameter.device).type not in device.KINDS:
+            raise ConfigError(
+                f"parameter {name} is on {where}; gradients can be reduced on {' and '.join(device.KINDS)}"
+            )
+        tensors.append(TensorSpec(name, tuple(parameter.shape), dtype, str(where)))
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -174,13 +179,6 @@ def specs(named: object) -> list[TensorSpec]:
     return tensors
 
 
-def _device_of(name: str, parameter: nn.Parameter) -> str:
-    where = parameter.device
-    if where.type not in device.KINDS:
-        raise ConfigError(f"parameter {name} is on {where}; gradients can be reduced on {' and '.join(device.KINDS)}")
-    return str(where)
-
-
 def _check_options(methods: Methods, options: Options, world: int) -> None:
     """Refuse what the number of ranks or the exchange does not allow, before anybody connects."""
     for codec in methods.codecs:
@@ -188,14 +186,6 @@ def _check_options(methods: Methods, options: Options, world: int) -> None:
         codec.for_step(0)  # a function of the step may fail
         for variant in variants_of(codec):
             Choose(options.exchange)(variant, 0, world)
-
-
-def _check_links(methods: Methods, options: Options, world: int) -> None:
-    """Refuse an exchange that links between GPUs do not have; every rank comes to the same."""
-    variants = (variant for codec in methods.codecs for variant in variants_of(codec))
-    for variant in variants:
-        if variant.algebra is not Algebra.GATHER:
-            on_device.of(Choose(options.exchange)(variant, 0, world))
 
 
 def _check_buckets(methods: Methods, plan: Plan, options: Options, world: int) -> None:
@@ -310,12 +300,22 @@ def _link(tokens: Transport, where: device.Device, job: Job, seconds: float) -> 
     Raises:
         ExchangeError: some rank could not join; every rank says which.
     """
+
+    def identity() -> tuple[int, ...] | None:
+        library = nccl.api()  # which every rank needs
+        return library.get_unique_id() if tokens.rank == 0 else None
+
+    def join() -> NcclLink:
+        peers = set(range(tokens.size)) - {tokens.rank}
+        broken = {peer: tokens.watch(peer) for peer in peers}  # type: ignore[attr-defined]
+        return nccl.connect(nccl.api(), tuple(found_by_all[0][0]), where, tokens, seconds, broken=broken)
+
     with contextlib.ExitStack() as undo:
         undo.callback(tokens.close)
-        found, problem = _attempt(lambda: _identity(tokens.rank))
+        found, problem = _attempt(identity)
         found_by_all = gather_stage("nccl", [found, problem], job, seconds)
         check_all([problem for _, problem in found_by_all])
-        link, problem = _attempt(lambda: _join(tuple(found_by_all[0][0]), where, tokens, seconds))
+        link, problem = _attempt(join)
         if link:
             undo.callback(link.abort)
         else:
@@ -324,17 +324,6 @@ def _link(tokens: Transport, where: device.Device, job: Job, seconds: float) -> 
         undo.pop_all()
     assert link is not None
     return nccl.NcclTransport(tokens, link)
-
-
-def _identity(rank: int) -> tuple[int, ...] | None:
-    library = nccl.api()
-    return library.get_unique_id() if rank == 0 else None
-
-
-def _join(identity: tuple[int, ...], where: device.Device, tokens: Transport, seconds: float) -> NcclLink:
-    peers = set(range(tokens.size)) - {tokens.rank}
-    broken = {peer: tokens.watch(peer) for peer in peers}  # type: ignore[attr-defined]
-    return nccl.connect(nccl.api(), identity, where, tokens, seconds, broken=broken)
 
 
 def _connect(own: str, job: Job, seconds: float, divided: list[ExchangeError]) -> Transport:

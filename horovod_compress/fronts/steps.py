@@ -6,6 +6,7 @@ scale of gradients, a second moment chooses between exact and compressed rounds,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import weakref
@@ -60,6 +61,8 @@ class Steps:
 
     def __init__(self, reducer: Reducer, methods: Methods, given: Named, share: Share) -> None:
         self._reducer, self._methods = reducer, methods
+        self._buckets, self._norms = reducer.buckets, reducer.norms
+        self._verification = verification = reducer.verification
         exchanged = frozenset(reducer.plan.names())
         self.named = [(name, parameter) for name, parameter in given if name in exchanged]
         self.scale = Scale(reducer)
@@ -70,7 +73,7 @@ class Steps:
         self._rates: Rates | None = None  # that residuals follow
         self._loaded = _Loaded()
         if reducer.world > 1:
-            reducer.verification.watch_weights()
+            verification.watch_weights()
         masked = {name: parameter for name, parameter in self.named if methods.is_masked(name)}
         self._masks = Masks(reducer.kept, reducer.start.mask, masked) if masked else None
         self.tuner: Tuner | None = None
@@ -114,13 +117,16 @@ class Steps:
             _log.warning("%s", text)
         if not isinstance(match_norm, bool):
             raise ConfigError(f"match_norm should be True or False, got {match_norm!r}")
-        self.held = held.hold(optimizer, reducer, self.named, self._full_precision_every(), *options)
-        reducer.norms.follow(())
+        full_precision_every = 0  # where the methods differ in that, too
+        with contextlib.suppress(ConfigError):
+            full_precision_every = self._methods.full_precision_every()
+        self.held = held.hold(optimizer, reducer, self.named, full_precision_every, *options)
+        self._norms.follow(())
         self._matching = Matching(optimizer, reducer, dict(self.named), self.scale.value) if match_norm else None
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer.kept, self.named)
             self._rates.load(self._loaded.rates)
-        if not self.met and reducer.verification.weights:
+        if not self.met and self._verification.weights:
             optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
         self._optimizer = optimizer
         if reducer.options.warmup_steps is None:
@@ -152,12 +158,6 @@ class Steps:
         if self._exact_first and self.tuner:
             self.tuner.wait_for(self._exact_first)
 
-    def _full_precision_every(self) -> int:
-        try:
-            return self._methods.full_precision_every()
-        except ConfigError:  # the methods differ in that
-            return 0
-
     def second_moment(self) -> str:
         """Return whose the second moment is, in words that have to be equal on every rank."""
         first = f", with {self._exact_first} exact steps first" if self._exact_first else ""
@@ -185,7 +185,7 @@ class Steps:
     @property
     def frozen(self) -> list[nn.Parameter]:
         """Return the parameters that need no gradient in the step under way."""
-        return [self.parameters[index] for index in sorted(self._reducer.buckets.frozen)]
+        return [self.parameters[index] for index in sorted(self._buckets.frozen)]
 
     def begin(self) -> bool:
         """Begin a step, before its first gradient is offered; return whether the parameters have other numbers now."""
@@ -195,7 +195,7 @@ class Steps:
         changed = bool(self.tuner and self.tuner.begin_step())
         if changed:
             self._take_order()
-        self._freeze()
+        reducer.freeze(index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad)
         if self._masks:
             self._masks.begin()
         if self._rates:
@@ -203,10 +203,10 @@ class Steps:
         if self.held:
             self.held.begin(reducer.next_step())
         if self._exact_first:
-            reducer.buckets.choose(Next("halved" if reducer.next_step() < self._exact_first else "method"))
+            self._buckets.choose(Next("halved" if reducer.next_step() < self._exact_first else "method"))
         if self._matching:
             self._matching.begin()
-        reducer.norms.begin(reducer.next_step(), exact=bool(self.held and self.held.exact))
+        self._norms.begin(reducer.next_step(), exact=bool(self.held and self.held.exact))
         self._show()
         self._take_weights()
         return changed
@@ -221,18 +221,13 @@ class Steps:
             shown[differences.ROUND] = "exact" if self.held.exact else "compressed"
             shown[differences.SECOND_MOMENT] = self.held.shown()
         shown[differences.GRADIENT_SCALE] = self.scale.followed()
-        shown[differences.RATIO] = reducer.norms.ratio.used()
+        shown[differences.RATIO] = self._norms.ratio.used()
         reducer.kept.show(reducer.next_step(), shown)
 
     def _take_weights(self) -> None:
         """Look at the weights of the next step, if they are compared there."""
-        reducer = self._reducer
-        if reducer.verification.weights and reducer.idle():
-            reducer.verification.take_weights(reducer.next_step(), self.parameters)
-
-    def _freeze(self) -> None:
-        """Exchange nothing for parameters that need no gradient in the step that begins."""
-        self._reducer.freeze(index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad)
+        if self._verification.weights and self._reducer.idle():
+            self._verification.take_weights(self._reducer.next_step(), self.parameters)
 
     # ---- state ----
 
@@ -244,7 +239,7 @@ class Steps:
         due = {"due": True} if (self.held.due if self.held else self._loaded.due) else {}
         followed = self._rates.state() if self._rates else list(self._loaded.rates)  # which were loaded
         rates = {"rates": followed} if followed else {}
-        norms = {"norms": found} if (found := self._reducer.norms.state()) else {}
+        norms = {"norms": found} if (found := self._norms.state()) else {}
         masks = self._masks.state() if self._masks else {}
         return tuned | self.scale.state() | held_ | due | rates | norms | masks
 
@@ -271,7 +266,7 @@ class Steps:
             self.tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.restore(self._reducer, state, residuals)
-        self._reducer.norms.resume(state.get("norms", {}) if residuals == "restore" else {})
+        self._norms.resume(state.get("norms", {}) if residuals == "restore" else {})
         if self._matching:
             self._matching.resume()
         if self._masks:
@@ -298,7 +293,7 @@ class Scale:
     """
 
     def __init__(self, reducer: Reducer) -> None:
-        self._reducer = reducer
+        self._rank, self._kept, self._norms, self._failure = reducer.rank, reducer.kept, reducer.norms, reducer.failure
         self.scaler: Any = None
         self._scale, self._bridged = 0.0, False  # 0 for not known; whether it is the scaler's
 
@@ -321,12 +316,11 @@ class Scale:
 
     def rescale(self, now: float) -> None:
         """Let what is kept stand for this scale."""
-        failure = self._reducer.failure
-        if failure.closing or failure.failed():
+        if self._failure.closing or self._failure.failed():
             return
         if self._scale and now != self._scale:
-            self._reducer.kept.scale(now / self._scale)
-            self._reducer.norms.ratio.rescale(now / self._scale)
+            self._kept.scale(now / self._scale)
+            self._norms.ratio.rescale(now / self._scale)
         self._scale = now
 
     def bridge(self) -> None:
@@ -339,12 +333,12 @@ class Scale:
             self._bridged = True
             self.rescale(float(self.scaler.get_scale()))
         elif self.scaler is None and self._scale:
-            kept = self._reducer.kept
+            kept = self._kept
             if self._scale == 1.0 or not (kept.states() or kept.tables() or kept.withholding.waiting()):
                 self._scale = 0.0  # of steps without a scaler nothing is known
                 return
             raise ConfigError(
-                f"rank {self._reducer.rank}: the loaded state was saved with gradients multiplied by {self._scale:g}, "
+                f"rank {self._rank}: the loaded state was saved with gradients multiplied by {self._scale:g}, "
                 "and no gradient scaler is followed now; call compression.follow(scaler) before the first step, or, "
                 'to train without one, load the state with residuals="reset"'
             )

@@ -201,6 +201,10 @@ class Metrics:
         else:
             self.bytes_compressed += nbytes
 
+    def expect(self, nbytes: float) -> None:
+        """Let so many bytes be what a ring in float32 would have sent, whatever was exchanged."""
+        self.bytes_dense = nbytes
+
     def end_step(self) -> None:
         """Count a step."""
         before, self._before = self._before, (self.bytes_exact, self.bytes_compressed)

@@ -252,7 +252,7 @@ def test_groups_of_earlier_torch_versions(kind: Any) -> None:
         p.grad = tensor(1)
         if old:
             del adam.param_groups[0]["decoupled_weight_decay"]
-        found.append(second_moment.gradient(adam, adam.param_groups[0], p))
+        found.append(second_moment.ADAM.gradient(adam, adam.param_groups[0], p))
     assert torch.equal(*found) and torch.equal(found[0], tensor(1)) is (kind is torch.optim.AdamW)
 
 

@@ -23,7 +23,7 @@ from horovod_compress.codecs.sketch_fusion import SketchFusion
 from horovod_compress.engine import tuning
 from horovod_compress.engine.methods import per_layer, single
 from horovod_compress.engine.saved import checkpoint
-from horovod_compress.engine.tuning import TRIAL_STEPS, RankTrial, Tuner
+from horovod_compress.engine.tuning import TRIAL_STEPS, Tuner
 from horovod_compress.errors import ConfigError, CorruptFrameError, StateError
 from horovod_compress.exchange.device import Deadline
 from horovod_compress.schedule import mergecomp
@@ -574,10 +574,10 @@ def test_a_step_ends_with_its_last_result(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_step_is_the_mean_over_ranks_and_the_shortest_counts() -> None:
-    trials = [RankTrial([1.0, 5.0], {}), RankTrial([4.0, 3.0], {})]
+    trials = [[1.0, 5.0], [4.0, 3.0]]
     assert tuning.step_over_ranks(trials) == 2.5
     with pytest.raises(ValueError, match=r"zip\(\) argument 3 is shorter"):
-        tuning.step_over_ranks([*trials, RankTrial([1.0], {})])
+        tuning.step_over_ranks([*trials, [1.0]])
 
 
 @pytest.mark.parametrize(("late", "others_wait"), [([0], 2 / 3), *slow(([0, 1, 2], 0.0), ([1, 2], 1 / 3))])

@@ -136,8 +136,8 @@ class _Bench:
         compression, end = training.compression, training.optimizer.step
         for _ in range(_WARM_UP):
             self._step(model, end)
-        reducer = compression._running()
-        reducer.context.watch = watch = Watch(reducer.plan)
+        reducer = compression._here().reducer
+        reducer.watch = watch = Watch(reducer.plan)
         before = compression.stats()["bytes_sent"]
         seconds = [self._step(model, end) for _ in range(self._repeat)]
         sent = (compression.stats()["bytes_sent"] - before) / self._repeat

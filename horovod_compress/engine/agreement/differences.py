@@ -31,7 +31,7 @@ def by_value(values: Sequence[Any] | Mapping[int, Any]) -> str:
     return ", ".join(f"rank{'s' if len(who) > 1 else ''} {listed(who)} = {value}" for value, who in ranks.items())
 
 
-def minority(values: Sequence[int]) -> str:
+def minority(values: Sequence[int] | Sequence[str]) -> str:
     """Return the ranks whose value is not that of most, in words; among as many, the lowest rank's counts."""
     usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
     return listed(rank for rank, value in enumerate(values) if value != usual)
@@ -130,15 +130,6 @@ class Way:
     attached: bool
     second_moment: str
     options: Mapping[str, str] = field(default_factory=dict)
-
-
-def check_all(shown: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the ways of all ranks, as plain data.
-
-    Raises:
-        MismatchError: see :func:`check`.
-    """
-    check([Way(**way) for way in shown])
 
 
 def check(ways: Sequence[Way]) -> None:

@@ -79,7 +79,9 @@ def check(documents: Sequence[Document]) -> None:
     """
     refusals = [document.refusal for document in documents]
     if any(refusals):
-        raise ConfigError(_refused(refusals))
+        rank, why = next((rank, why) for rank, why in enumerate(refusals) if why)
+        alike = all(other == why for other in refusals)  # a mistake that all made alike needs no rank's name
+        raise ConfigError(why if alike else f"rank {rank} cannot start: {one_line(why)}")
     names = dict.fromkeys(name for document in documents for name in document.fields)
     for name in names:
         values = [document.fields.get(name, "(not there)") for document in documents]
@@ -88,14 +90,6 @@ def check(documents: Sequence[Document]) -> None:
                 f"the ranks do not agree on {name}: {by_value(values)}; start every rank with the "
                 f"same options, model and version of horovod-compress"
             )
-
-
-def _refused(refusals: Sequence[str | None]) -> str:
-    """Return why the ranks cannot start: a mistake that all made alike needs no rank's name."""
-    rank, why = next((rank, why) for rank, why in enumerate(refusals) if why)
-    if all(other == why for other in refusals):
-        return why
-    return f"rank {rank} cannot start: {one_line(why)}"
 
 
 def from_plain(given: dict[str, Any]) -> Document:

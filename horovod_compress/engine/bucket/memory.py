@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +51,8 @@ class Memory:
         #: This step's gradients, flat, one per tensor.
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)
         #: What is kept from step to step, for every element and for the bucket as a whole.
-        self.state = self.allocate({n: (d, bucket.padded) for n, d in own.state.items()}, _folded(variants))
+        folded = {name for variant in variants for name in variant.folded}  # which payloads are merged with
+        self.state = self.allocate({n: (d, bucket.padded) for n, d in own.state.items()}, folded)
         self.tables = self.allocate(own.tables)
         #: By position, the optimizer's momentum buffers; see Work.momenta.
         self.momenta: dict[int, list[Tensor]] = {}
@@ -89,7 +90,9 @@ class Memory:
 
     def payload_that_holds(self, codec: Codec) -> Payload:
         """Return the memory of payloads, or more where that of a further kind of round does not fit."""
-        return self.payload if self.payload.holds(self._nbytes_of(codec)) else self.payload_for((codec,))
+        nbytes, (memory, host) = self._nbytes_of(codec), self.payload
+        fits = nbytes <= memory.numel() and (host is None or nbytes <= host.numel())
+        return self.payload if fits else self.payload_for((codec,))
 
     def _nbytes_of(self, codec: Codec) -> int:
         """Return what a payload and its results take."""
@@ -112,16 +115,11 @@ class Memory:
         return inbox, staged
 
 
-@dataclass(frozen=True)
-class Payload:
+class Payload(NamedTuple):
     """Memory for payloads, and that of their copies in host memory, where there are any."""
 
     memory: Tensor
     host: Tensor | None
-
-    def holds(self, nbytes: int) -> bool:
-        """Return whether a payload fits, and its copy."""
-        return nbytes <= self.memory.numel() and (self.host is None or nbytes <= self.host.numel())
 
 
 def carve(memory: Tensor, regions: Regions) -> dict[str, Tensor]:
@@ -143,16 +141,9 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // 64) * 64
 
 
-def _folded(variants: Sequence[Codec]) -> set[str]:
-    """Return the state that payloads are merged with."""
-    return {name for variant in variants for name in variant.folded}
-
-
 # ---- rounds, made of the memory ------------------------------------------------------------------
 
 Arrays = dict[str, Tensor]
-#: Makes a round of what is left to say.
-Make = Callable[..., Round]
 
 
 def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept: Mapping[str, Tensor]) -> Round:
@@ -162,62 +153,36 @@ def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept:
         label: names it in frames.
         kept: what it works with of the bucket's state.
     """
-    layout = memory.layout(codec)
+    layout, site = memory.layout(codec), memory.site
     shared = [memory.allocate(arrays) for arrays in layout.preludes]
-    work = _work(memory, codec, layout, payload, kept, shared)
-    codec.prepare(work)
-    preludes = tuple(_prelude(memory, each) for each in shared)
-    collective = _collective(memory, codec, layout, work)
-    properties = codec.properties()
-    waits = codec.batched and memory.site.device.is_accelerator
-    make = partial(Round, codec, properties, label, work, collective, preludes, waits=waits)
-    if codec.algebra is Algebra.GATHER:
-        return _gathering(memory, layout, work, make)
-    return _reducing(memory, layout, work, collective, payload, make)
-
-
-def _work(
-    memory: Memory,
-    codec: Codec,
-    layout: Layout,
-    payload: Payload,
-    kept: Mapping[str, Tensor],
-    shared: list[Arrays],
-) -> Work:
-    scratch = carve(memory.scratch, layout.scratch)
-    return Work(
+    regions = carve(payload.memory, layout.regions)
+    work = Work(
         memory.bucket,
-        memory.site.world,
+        site.world,
         memory.grads,
         dict(kept),
         memory.tables,
-        carve(payload.memory, layout.regions),
+        regions,
         {name: array for each in shared for name, array in each.items()},
-        memory.allocate(layout.local, codec.folded) | scratch,
+        memory.allocate(layout.local, codec.folded) | carve(memory.scratch, layout.scratch),
         momenta=memory.momenta,
         divisors=memory.divisors,
         withheld=memory.withheld.index,
     )
-
-
-def _collective(memory: Memory, codec: Codec, layout: Layout, work: Work) -> Collective:
-    site, regions = memory.site, work.regions.values()
-    added = {array.dtype for array in regions} if isinstance(codec, Dense) else set()
-    found = site.choose(codec, sum(array.nbytes for array in regions), site.world, added, bool(layout.results))
-    return on_device.of(found) if site.link and codec.algebra is not Algebra.GATHER else found
-
-
-def _gathering(memory: Memory, layout: Layout, work: Work, make: Make) -> Round:
-    assert memory.inbox is not None
-    chunks = Partition.of(work.regions, memory.site.world, layout.records)
-    inbox = memory.inbox.of(sum(array.nbytes for array in work.regions.values()))
-    return make(layout=chunks, inbox=inbox, gather=memory.gather)
-
-
-def _reducing(
-    memory: Memory, layout: Layout, work: Work, collective: Collective, payload: Payload, make: Make
-) -> Round:
-    site, records = memory.site, layout.records
+    codec.prepare(work)
+    preludes = tuple(_prelude(memory, each) for each in shared)
+    added = {array.dtype for array in regions.values()} if isinstance(codec, Dense) else set()
+    nbytes, records = sum(array.nbytes for array in regions.values()), layout.records
+    collective = site.choose(codec, nbytes, site.world, added, bool(layout.results))
+    waits, properties = codec.batched and site.device.is_accelerator, codec.properties()
+    if codec.algebra is Algebra.GATHER:
+        assert memory.inbox is not None
+        chunks, inbox = Partition.of(regions, site.world, records), memory.inbox.of(nbytes)
+        return Round(
+            *(codec, properties, label, work, collective, preludes),
+            layout=chunks, inbox=inbox, gather=memory.gather, waits=waits,
+        )  # fmt: skip
+    collective = on_device.of(collective) if site.link else collective
     _make_carry(memory, layout, work, collective)
     order = collective.needed(site.rank, site.world)
     results = layout.results if collective.name == "fold" and site.world > 1 else {}
@@ -225,12 +190,14 @@ def _reducing(
     work.results = carve(payload.memory[behind:], results)
     on_host = carve(payload.host[behind:], results) if payload.host is not None else work.results
     pairs = {name: (array, on_host[name]) for name, array in work.results.items()}
-    staging = _staging(memory, work.regions, payload.host, order, records, pairs)
-    return make(
-        layout=Partition.of(staging.host if staging else work.regions, site.world, records, on_host),
+    staging = _staging(memory, regions, payload.host, order, records, pairs)
+    return Round(
+        *(codec, properties, label, work, collective, preludes),
+        layout=Partition.of(staging.host if staging else regions, site.world, records, on_host),
         to_encode=encoded_by_chunk(layout, work, order),
         parts=decoded_by_chunk(layout, work, collective.order(site.rank, site.world)),
         staging=staging,
+        waits=waits,
     )
 
 
@@ -239,16 +206,15 @@ def _make_carry(memory: Memory, layout: Layout, work: Work, collective: Collecti
     site, records, rows = memory.site, layout.records, layout.carries
     device = torch.device("cpu") if site.staged else site.device.where
     merged = collective.merged(site.rank, site.world) if rows else []
-    spans = [
-        {name: _span(work.regions[name].numel(), chunks, site.world, records.get(name, 1)) for name in rows}
-        for chunks in merged
-    ]
+
+    def span(name: str, chunks: range) -> tuple[int, int]:
+        """Return the first element of a region in consecutive chunks, and the end."""
+        count, record = work.regions[name].numel(), records.get(name, 1)
+        first, last = (chunk_bounds(count, chunk, site.world, record) for chunk in (chunks[0], chunks[-1]))
+        return first[0], last[1]
+
+    spans = [{name: span(name, chunks) for name in rows} for chunks in merged]
     work.carry = carries(rows, work.regions, spans, device)
-
-
-def _span(count: int, chunks: range, world: int, record: int) -> tuple[int, int]:
-    """Return the first element of a region in consecutive chunks, and the end."""
-    return chunk_bounds(count, chunks[0], world, record)[0], chunk_bounds(count, chunks[-1], world, record)[1]
 
 
 def _prelude(memory: Memory, arrays: Arrays) -> Prelude:
@@ -321,7 +287,12 @@ def _by_chunk(
         for part in _cut(cutting, work, position):
             needs = cutting.needs(work, part)
             chunk = order[choose(turn[needed] for needed in _chunks_for(needs, layout.records, work))]
-            _append(found.setdefault(chunk, []), part)
+            parts = found.setdefault(chunk, [])
+            last = parts[-1] if parts else None
+            if last and last.position == part.position and last.stop == part.start:
+                parts[-1] = Part(part.position, last.start, part.stop)  # joined, where they touch
+            else:
+                parts.append(part)
     return found
 
 
@@ -342,12 +313,3 @@ def _chunks_for(needs: Mapping[str, tuple[int, int]], records: Mapping[str, int]
             if low < stop and start < high:
                 chunks.add(chunk)
     return chunks
-
-
-def _append(parts: list[Part], part: Part) -> None:
-    """Add a part, joined with the one before where they touch."""
-    last = parts[-1] if parts else None
-    if last and last.position == part.position and last.stop == part.start:
-        parts[-1] = Part(part.position, last.start, part.stop)
-    else:
-        parts.append(part)

@@ -123,10 +123,6 @@ class Staging:
         self._parts = {chunk: _cut(pairs, pairs, bounds[chunk]) for chunk in order}
         self._results = {chunk: _cut(pairs, pairs | dict(results or {}), bounds[chunk]) for chunk in order}
 
-    def around(self, reduction: Reduction, deadline: Deadline) -> Reduction:
-        """Return a reduction of one exchange that does what the given one does, and copies."""
-        return _Staged(self, reduction, deadline, {})
-
     def next(self, chunk: int) -> int | None:
         """Return the chunk that is needed after this one, if there is one."""
         place = self._order.index(chunk) + 1
@@ -351,4 +347,4 @@ class Round:
 
 
 def _around(staging: Staging | None, reduction: Reduction, deadline: Deadline) -> Reduction:
-    return staging.around(reduction, deadline) if staging else reduction
+    return _Staged(staging, reduction, deadline, {}) if staging else reduction

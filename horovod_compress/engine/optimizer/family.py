@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from .second_moment import ADAM, BOUND, Form, Moment, wide
+from .second_moment import ADAM, BOUND, Form, Group, Moment, State, wide
 
 # ---- options, in words: ranks whose optimizers differ would train different models ---------------
 
@@ -130,26 +130,16 @@ class Largest(Form):
 
     second: str = "exp_inf"
 
-    def corrected(self, group: Mapping[str, Any], state: Mapping[str, Any], steps: float) -> Tensor:
+    def corrected(self, group: Group, state: State, steps: float) -> Tensor:
         return wide(state[self.second]).square().contiguous()
 
-    def move(self, held: Moment, group: Mapping[str, Any], grad: Tensor, steps: float) -> None:
+    def move(self, held: Moment, group: Group, grad: Tensor, steps: float) -> None:
         faded = held.moment.mul_(self.betas(group)[1] ** (2 * steps))
         torch.maximum(faded, grad.abs().add_(float(group["eps"])).square_(), out=held.moment)
         held.steps += steps
         held.derive()
 
-    def write(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        grad: Tensor,
-        held: Moment,
-        now: float,
-        *,
-        exact: bool = False,
-        left: float = 1.0,
-    ) -> None:
+    def write(self, group: Group, state: State, grad: Tensor, held: Moment, now: float, *, exact: bool = False) -> None:
         beta1, beta2 = self.betas(group)
         first = wide(state[self.first]).lerp(grad, 1 - beta1)
         least = first.div_((1 - beta1**now) * BOUND).abs_()
@@ -164,34 +154,21 @@ class Total(Form):
     second: str = "sum"
     first: str = ""
 
-    def betas(self, group: Mapping[str, Any]) -> tuple[float, float]:
+    def betas(self, group: Group) -> tuple[float, float]:
         return 0.0, 1.0  # it forgets nothing
 
-    def corrected(self, group: Mapping[str, Any], state: Mapping[str, Any], steps: float) -> Tensor:
+    def corrected(self, group: Group, state: State, steps: float) -> Tensor:
         return wide(state[self.second]).clone(memory_format=torch.contiguous_format)
 
-    def move(self, held: Moment, group: Mapping[str, Any], grad: Tensor, steps: float) -> None:
+    def move(self, held: Moment, group: Group, grad: Tensor, steps: float) -> None:
         held.moment.addcmul_(grad, grad, value=steps)
         held.steps += steps
         held.derive()
 
-    def write(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        grad: Tensor,
-        held: Moment,
-        now: float,
-        *,
-        exact: bool = False,
-        left: float = 1.0,
-    ) -> None:
+    def write(self, group: Group, state: State, grad: Tensor, held: Moment, now: float, *, exact: bool = False) -> None:
         coming = grad.square()
         wanted = held.moment if exact else held.squares()
         state[self.second].copy_(torch.maximum(wanted, coming).sub_(coming))
-
-
-Group = Mapping[str, Any]
 
 
 def _is_mean(group: Group) -> bool:

@@ -17,6 +17,7 @@ import logging
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,6 +114,7 @@ class HeldSecondMoment:
         rounds: the exact ones.
 
     Attributes:
+        exact: the exchanges for the optimizer's coming step are exact where the second moment divides.
         due: an exact round is due, and no step of the optimizer has used one yet. It begins with the first exchange
             for a step: where there are several, all of them are exact, or none. After an exchange that the optimizer
             does not use, as a scaler skips its step, the next one counts as another for the same step.
@@ -121,24 +123,25 @@ class HeldSecondMoment:
     def __init__(
         self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], rounds: ExactRounds
     ) -> None:
-        self._optimizer, self._reducer, self._names = optimizer, reducer, moments.names_of(named.items())
-        self._kept, self._buckets = reducer.kept, reducer.buckets
+        self._optimizer, self._reducer = optimizer, reducer
+        self._parameters = partial(moments.places, optimizer, moments.names_of(named.items()))
+        self._kept, self._buckets, self._norms, self._start = (
+            reducer.kept,
+            reducer.buckets,
+            reducer.norms,
+            reducer.start,
+        )
         self._form = family.form_of(optimizer)
         self._rounds = rounds
         self._held: dict[str, _Held] = {}
         self._prepared = reducer.step - 1
         self.due = False
-        self._exact = False  # the exchanges for the optimizer's coming step are exact
+        self.exact = False
         self._shown = ""  # see shown(); empty where that has changed
 
     @property
     def warmup(self) -> int:
         return self._rounds.warmup
-
-    @property
-    def exact(self) -> bool:
-        """Whether the exchange that has begun is exact where the second moment divides."""
-        return self._exact
 
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
@@ -191,14 +194,14 @@ class HeldSecondMoment:
     @torch.no_grad()
     def begin(self, step: int) -> None:
         """Choose what the step exchanges, and show codecs what to divide by."""
-        self.due = self.due or self.is_exact(step) or self._reducer.norms.ratio.stale
-        if (self._exact or self.due) and self._rounds.every > 1:
+        self.due = self.due or self.is_exact(step) or self._norms.ratio.stale
+        if (self.exact or self.due) and self._rounds.every > 1:
             # A rank whose optimizer did not use the last exchange may have another kind of round now, and frames of
             # another length, which Gloo does not bear: so compare first.
-            self._reducer.start.again()
+            self._start.again()
         if step - 1 <= self._prepared:  # the optimizer has used the last exchange: this is the first for its next step
-            self._exact = self.due
-        exact = self._exact
+            self.exact = self.due
+        exact = self.exact
         if self._rounds.every == 1:  # it is the stock optimizer
             self._buckets.choose(Next("plain"))
             return
@@ -217,17 +220,15 @@ class HeldSecondMoment:
                 _note(factors, name, self._held.pop(name).divisor, None)
             if not (exact or held) and done and divides[name] != "never":  # the optimizer has moved its own until now
                 zeros = zeros or self._kept.withholding.zero_groups()
-                self._held[name] = held = self._taken_over(group, state, divides[name] == "before", zeros[name])
-                self._shown = ""
+                (moment, steps), before = self._form.taken_over(group, state), divides[name] == "before"
+                held = _Held(moment, steps, steps, float(group["eps"]), before, zeros[name])
+                self._held[name], self._shown = held, ""
                 _note(factors, name, None, held.divisor)
         self._kept.convert(factors)
         self._buckets.divide_by({name: held.divisor for name, held in self._held.items() if held.divisor is not None})
         self._kept.withholding.withhold(
             {name: held.unmoved for name, held in self._held.items() if held.unmoved is not None}
         )
-
-    def _parameters(self) -> Iterable[moments.Place]:
-        return moments.places(self._optimizer, self._names)
 
     # ---- before the optimizer's own step ----
 
@@ -247,20 +248,15 @@ class HeldSecondMoment:
             if held is None or not state or parameter.grad is None or parameter.grad.is_sparse:
                 continue  # sparse gradients are exact: the optimizer's own moment moves with them
             grad, now = self._form.gradient(self._optimizer, group, parameter), self._form.steps(group, state) + 1
-            exact = self._exact and now > held.since and bool(grad.isfinite().all())
+            exact = self.exact and now > held.since and bool(grad.isfinite().all())
             if exact:
                 before = held.divisor
                 self._form.move(held, group, grad, now - held.since)
                 held.since, self._shown = now, ""
                 _note(factors, name, before, held.divisor)
             self._form.write(group, state, grad, held, now, exact=exact)
-        self.due = self.due and not self._exact
+        self.due = self.due and not self.exact
         self._kept.convert(factors)
-
-    def _taken_over(self, group: dict[str, Any], state: dict[str, Any], divides: bool, zero_group: int) -> _Held:
-        """Return the second moment that the optimizer has made."""
-        moment, steps = self._form.taken_over(group, state)
-        return _Held(moment, steps, steps, float(group["eps"]), divides, zero_group)
 
 
 def _note(factors: dict[str, Tensor], name: str, before: Tensor | None, after: Tensor | None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ class Matching:
         self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], scale: Callable[[], float]
     ) -> None:
         self._optimizer, self._reducer, self._scale = optimizer, reducer, scale
-        self._norms = reducer.norms
-        self._names = moments.names_of(named.items())
+        self._norms, self._start = reducer.norms, reducer.start
+        self._places = partial(moments.places, optimizer, moments.names_of(named.items()))
         self._taken = reducer.step - 1
         self._told = self._told_off = False
         self._unused: deque[bool] = deque(maxlen=2 * OFTEN)  # whether others came on top of the last exchanges
@@ -50,7 +51,7 @@ class Matching:
         self._norms.follow(self._followed)
 
     def _mine(self) -> frozenset[str]:
-        return frozenset(name for _, _, name in moments.places(self._optimizer, self._names))
+        return frozenset(name for _, _, name in self._places())
 
     def resume(self) -> None:
         """Go on with whatever was loaded."""
@@ -67,7 +68,7 @@ class Matching:
         if (mine := self._mine()) != self._followed:  # a group was added, which ranks compare
             self._followed = mine
             norms.follow(mine)
-            self._reducer.start.again()
+            self._start.again()
         if norms.ratio.off:
             self._tell_off()
             return
@@ -79,7 +80,7 @@ class Matching:
 
     def _are_kept(self) -> bool:
         """Return whether most parameters have gradients already, as the step begins: nobody has cleared them."""
-        trained = [p for _, p, _ in moments.places(self._optimizer, self._names) if p.requires_grad]
+        trained = [p for _, p, _ in self._places() if p.requires_grad]
         filled = [p for p in trained if p.grad is not None and (p.grad.is_sparse or bool(p.grad.any()))]
         return 2 * len(filled) > len(trained)
 
@@ -101,8 +102,7 @@ class Matching:
         self._taken = step
         if given.step != step or given.factor == 1.0:
             return
-        mine = moments.places(self._optimizer, self._names)
-        grads = {n: p.grad for _, p, n in mine if n in given.names and p.grad is not None}
+        grads = {n: p.grad for _, p, n in self._places() if n in given.names and p.grad is not None}
         dense = {name: grad for name, grad in grads.items() if not grad.is_sparse}
         if self._norms.samples:
             self._look(dense, self._norms.samples)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from torch import nn
@@ -63,44 +63,21 @@ def _kept(group: Mapping[str, Any], updates: bool) -> tuple[str, str] | None:
 
 def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
     """Return what to tell the user of momentum, the optimizer's or a method's own, that these options hardly bear."""
-    waits = [_Wait.of(group, codec) for group, codec in _pairs(optimizer, methods, named)]
-    late = [wait for wait in waits if wait.share < 1 and wait.times != 1 and wait.counted >= LONG]
-    if not late:
-        return None
-    longest = max(late, key=lambda wait: wait.counted)
-    return (
-        f"with {longest.name} an element is sent about once in {1 / longest.share:.0f} steps, and "
-        f"momentum={longest.momentum:g} counts delayed gradients {longest.times:.0f} times: a learning rate that "
-        f"suits uncompressed training may be far too high; lower it, give {longest.owner} momentum=0, or send more "
-        "with density="
-    )
-
-
-@dataclass(frozen=True)
-class _Wait:
-    """How long values wait under a method, and how often they count then."""
-
-    name: str
-    share: float  # of the elements that a step sends
-    momentum: float
-    times: float
-    owner: str  # who has the momentum
-
-    @property
-    def counted(self) -> float:
-        return self.times / self.share
-
-    @classmethod
-    def of(cls, group: Mapping[str, Any], codec: Codec) -> _Wait:
+    waits = []
+    for group, codec in _pairs(optimizer, methods, named):
         own = float(getattr(codec, "momentum", 0.0))  # then the optimizer may have none, see refuse_twice()
-        times = 1 / (1 - own) if own else _times(group)
-        return cls(
-            codec.name,
-            codec.properties().share_sent,
-            own or _momentum(group),
-            times,
-            codec.name if own else "the optimizer",
-        )
+        times, share = 1 / (1 - own) if own else _times(group), codec.properties().share_sent
+        if share < 1 and times != 1 and times / share >= LONG:
+            owner = codec.name if own else "the optimizer"
+            waits.append((times / share, share, times, own or _momentum(group), codec.name, owner))
+    if not waits:
+        return None
+    _, share, times, momentum, name, owner = max(waits, key=itemgetter(0))
+    return (
+        f"with {name} an element is sent about once in {1 / share:.0f} steps, and momentum={momentum:g} counts delayed "
+        f"gradients {times:.0f} times: a learning rate that suits uncompressed training may be far too high; lower it, "
+        f"give {owner} momentum=0, or send more with density="
+    )
 
 
 def exact_first(optimizer: Any, methods: Methods, named: Named, total_steps: int | None = None) -> int:

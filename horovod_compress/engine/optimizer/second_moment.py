@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ... import ops
 from ...errors import ConfigError, StateError
 from ...ops.checksums import on_its_device
+from ..saved.checksums import is_number
 
 # ---- exact rounds: the first ones, and some after that -------------------------------------------
 #
@@ -137,6 +138,9 @@ FLOOR = 0.1
 #: No element moves by more than so many learning rates in a step, as in Adam itself (Kingma and Ba 2015, section 2.1).
 BOUND = 10.0
 
+#: What an optimizer's group of parameters has, and its state of one parameter.
+Group = Mapping[str, Any]
+State = Mapping[str, Any]
 Place = tuple[dict[str, Any], nn.Parameter, str]
 
 
@@ -178,7 +182,7 @@ def _moment_of(name: object, saved: object) -> Tensor:
     moment, divides = parts.pop("moment", None), parts.pop("divides", False)
     fits = isinstance(moment, Tensor) and moment.dtype in (torch.float32, torch.float64)
     numbers = {"steps", *parts} <= {"steps", "since", "eps"}
-    fits = fits and numbers and type(divides) is bool and all(map(_is_number, parts.values()))
+    fits = fits and numbers and type(divides) is bool and all(map(is_number, parts.values()))
     if not fits or not parts.get("steps", 1):
         raise StateError(
             f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits, and the number "
@@ -186,10 +190,6 @@ def _moment_of(name: object, saved: object) -> Tensor:
         )
     assert isinstance(moment, Tensor)
     return moment
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 @dataclass
@@ -277,24 +277,6 @@ def names_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[int, str]:
     return {id(parameter): name for name, parameter in named}
 
 
-def gradient(optimizer: Any, group: Mapping[str, Any], parameter: nn.Parameter, *, decoupled: bool = False) -> Tensor:
-    """Return the gradient as the moments of an optimizer see it.
-
-    Args:
-        decoupled: they never see weight decay.
-    """
-    assert parameter.grad is not None
-    grad = wide(parameter.grad)
-    if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a gradient scaler leaves it to a fused step
-        grad = grad / scale
-    grad = -grad if group.get("maximize", getattr(optimizer, "maximize", False)) else grad
-    # Groups say themselves which decay it is from torch 2.7 on.
-    decoupled = decoupled or group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
-    if group["weight_decay"] and not decoupled:
-        grad = grad.add(parameter, alpha=float(group["weight_decay"]))
-    return grad
-
-
 @dataclass(frozen=True)
 class Form:
     """Where an optimizer keeps its second moment, and what it makes of it; by default as Adam does.
@@ -306,6 +288,9 @@ class Form:
         count: the option in which a group counts its steps; empty where each parameter's state has ``step``.
         decoupled: weight decay never enters the moments.
         unbiased: it divides the bias out of the mean.
+        left: of the square that a gradient adds to the second moment, at least this part stays there in :meth:`write`;
+            the rest may be taken off beforehand. Below 1 the state may be less than nothing until the step is done,
+            with this very gradient. In 16 bits all of it stays.
     """
 
     second: str = "exp_avg_sq"
@@ -314,46 +299,46 @@ class Form:
     count: str = ""
     decoupled: bool = False
     unbiased: bool = True
+    left: float = 1.0
 
-    def steps(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
+    def steps(self, group: Group, state: State) -> float:
         """Return how many steps the optimizer has done with a parameter."""
         return float(group[self.count] if self.count else state["step"])
 
-    def betas(self, group: Mapping[str, Any]) -> tuple[float, float]:
+    def betas(self, group: Group) -> tuple[float, float]:
         """Return how fast what is divided forgets, and how fast the second moment does."""
         return (
             float(group["betas"][0]) if self.first else 0.0,
             float(group[self.decay] if self.decay else group["betas"][1]),
         )
 
-    def gradient(self, optimizer: Any, group: Mapping[str, Any], parameter: nn.Parameter) -> Tensor:
+    def gradient(self, optimizer: Any, group: Group, parameter: nn.Parameter) -> Tensor:
         """Return the gradient as the moments see it."""
-        return gradient(optimizer, group, parameter, decoupled=self.decoupled)
+        assert parameter.grad is not None
+        grad = wide(parameter.grad)
+        if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a gradient scaler leaves it to a fused step
+            grad = grad / scale
+        grad = -grad if group.get("maximize", getattr(optimizer, "maximize", False)) else grad
+        # Groups say themselves which decay it is from torch 2.7 on.
+        decoupled = self.decoupled or group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
+        if group["weight_decay"] and not decoupled:
+            grad = grad.add(parameter, alpha=float(group["weight_decay"]))
+        return grad
 
-    def taken_over(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[Tensor, float]:
+    def taken_over(self, group: Group, state: State) -> tuple[Tensor, float]:
         """Return the second moment that an optimizer has made itself, and the steps that it stands for."""
         steps = self.steps(group, state)
         return self.corrected(group, state, steps), steps
 
-    def corrected(self, group: Mapping[str, Any], state: Mapping[str, Any], steps: float) -> Tensor:
+    def corrected(self, group: Group, state: State, steps: float) -> Tensor:
         """Return the mean of squares, after that many steps, without its bias."""
         return (wide(state[self.second]) / (1 - self.betas(group)[1] ** steps)).contiguous()
 
-    def move(self, held: Moment, group: Mapping[str, Any], grad: Tensor, steps: float) -> None:
+    def move(self, held: Moment, group: Group, grad: Tensor, steps: float) -> None:
         """Let V take in an exact mean gradient, for all steps since the last one."""
         held.move(grad, self.betas(group)[1], steps)
 
-    def write(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        grad: Tensor,
-        held: Moment,
-        now: float,
-        *,
-        exact: bool = False,
-        left: float = 1.0,
-    ) -> None:
+    def write(self, group: Group, state: State, grad: Tensor, held: Moment, now: float, *, exact: bool = False) -> None:
         """Set the second moment so that step number ``now``, with this gradient, divides by V's root, plus eps.
 
         Or by more, where an element would move by more than :data:`BOUND` learning rates, and where this gradient is
@@ -363,8 +348,6 @@ class Form:
 
         Args:
             exact: divide by V as it is, without :data:`FLOOR`.
-            left: at least this part of that square stays; the rest may be taken off beforehand. Below 1 the state may
-                be less than nothing until the step is done, with this very gradient. In 16 bits all of it stays.
         """
         second, first = state[self.second], (wide(state[self.first]) if self.first else grad).contiguous()
         out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)
@@ -379,7 +362,7 @@ class Form:
                 betas=(beta1, beta2),
                 step=now,
                 bound=BOUND if self.unbiased else BOUND * math.sqrt(1 - beta2**now),
-                left=left if second.element_size() > 2 else 1.0,
+                left=self.left if second.element_size() > 2 else 1.0,
             )
         if out is not second:
             second.copy_(out)

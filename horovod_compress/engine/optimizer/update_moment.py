@@ -8,7 +8,9 @@ observation (Tang et al. 2021, section 3) with another exchange. Codecs divide n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from .second_moment import Moment
 #: A rank's own gradient is often many times the root of V. At least this part of the square that it adds to Adam's
 #: second moment stays there, as differences of close numbers are rounded.
 LEFT = 0.01
+_ADAM = replace(moments.ADAM, left=LEFT)
 #: Earlier versions kept V in ``exp_avg_sq``, and beside it, by this name, the steps that it stands for.
 _STEPS_BEFORE = "second_moment_steps"
 
@@ -36,7 +39,7 @@ class SharedSecondMoment:
     """
 
     def __init__(self, optimizer: Any, named: Mapping[str, nn.Parameter]) -> None:
-        self._optimizer, self._names = optimizer, moments.names_of(named.items())
+        self._optimizer, self._places = optimizer, partial(moments.places, optimizer, moments.names_of(named.items()))
         self._shapes = {name: parameter.shape for name, parameter in named.items()}
         self._moments: dict[str, Moment] = {}
         self._moved = -1  # after so many local steps it moved last; -1: it is not held yet
@@ -69,8 +72,8 @@ class SharedSecondMoment:
         for group, parameter, name in self._places():
             held, state = self._moments.get(name), self._optimizer.state.get(parameter)
             if held and state and parameter.grad is not None:
-                grad = moments.gradient(self._optimizer, group, parameter)
-                moments.ADAM.write(group, state, grad, held, float(state["step"]) + 1, left=LEFT)
+                grad = _ADAM.gradient(self._optimizer, group, parameter)
+                _ADAM.write(group, state, grad, held, float(state["step"]) + 1)
 
     def rebuild(self, steps: int) -> None:
         """Move V by the gradients, which are means over ranks; a parameter without one keeps its V, as in Adam.
@@ -80,16 +83,21 @@ class SharedSecondMoment:
         """
         for group, parameter, name in self._places():
             if parameter.grad is not None:
-                held = self._moments[name] = self._moments.get(name) or _nothing(parameter)
-                grad = moments.gradient(self._optimizer, group, parameter)
-                held.move(grad, float(group["betas"][1]), steps - self._moved)
+                if name not in self._moments:  # no rank has had a gradient for it yet
+                    zeros = torch.zeros_like(moments.wide(parameter), memory_format=torch.contiguous_format)
+                    self._moments[name] = Moment(zeros, 0.0)
+                grad = _ADAM.gradient(self._optimizer, group, parameter)
+                self._moments[name].move(grad, float(group["betas"][1]), steps - self._moved)
         self._moved, self._shown = steps, ""
 
     def compared(self) -> list[Tensor]:
         """Return what is equal on every rank: what is held, before that the optimizer's whole state."""
+        if not self.holds:
+            states = [self._optimizer.state.get(parameter, {}) for _, parameter, _ in self._places()]
+            return [state[kind] for state in states for kind in sorted(state) if isinstance(state[kind], Tensor)]
         held = self._moments.items()
         mine = {name: [moment.moment, torch.tensor([moment.steps, self._moved])] for name, moment in held}
-        return [tensor for _, _, name in self._places() for tensor in mine.get(name, ())] if self.holds else self._all()
+        return [tensor for _, _, name in self._places() for tensor in mine.get(name, ())]
 
     def shown(self) -> str | None:
         """Return what is held, for a comparison with other ranks; None for nothing."""
@@ -98,13 +106,6 @@ class SharedSecondMoment:
             value = hash_of(self.compared())
             self._shown = f"of {len(self._moments)} parameters, after steps {steps}, by its hash {value:016x}"
         return self._shown or None
-
-    def _all(self) -> list[Tensor]:
-        states = [self._optimizer.state.get(parameter, {}) for _, parameter, _ in self._places()]
-        return [state[kind] for state in states for kind in sorted(state) if isinstance(state[kind], Tensor)]
-
-    def _places(self) -> Iterable[moments.Place]:
-        return moments.places(self._optimizer, self._names)
 
     # ---- state ----
 
@@ -149,11 +150,6 @@ class SharedSecondMoment:
         self._moved, self._shown = moved if self._moments else -1, ""
 
 
-def _nothing(parameter: nn.Parameter) -> Moment:
-    """Return the second moment of a parameter that has had no gradient yet."""
-    return Moment(torch.zeros_like(moments.wide(parameter), memory_format=torch.contiguous_format), 0.0)
-
-
 def _earlier(group: Mapping[str, Any], state: dict[str, Any]) -> Moment | None:
     """Take out of a state what versions before this one kept there."""
     steps = float(state.pop(_STEPS_BEFORE, 0.0))
@@ -173,14 +169,12 @@ def check_form(state: object) -> None:
     moment, resting = parts.get("second_moment", {"moved": 0, "moments": {}}), parts.get("resting", [])
     if (
         not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
-        or not isinstance(parts.get("base"), (list, tuple))
-        or not all(isinstance(base, Tensor) and base.is_floating_point() for base in parts["base"])
+        or not checksums.is_list(parts.get("base"), lambda base: isinstance(base, Tensor) and base.is_floating_point())
         or type(parts.get("due", False)) is not bool
         or not isinstance(moment, Mapping)
         or type(moment.get("moved")) is not int
         or not isinstance(moment.get("moments"), Mapping)
-        or not isinstance(resting, (list, tuple))
-        or not all(isinstance(name, str) for name in resting)
+        or not checksums.is_list(resting, lambda name: isinstance(name, str))
     ):
         raise StateError(
             f"the saved state of an update-mode optimizer should have its counters and common weights, got "

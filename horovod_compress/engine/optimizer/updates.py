@@ -31,6 +31,7 @@ class UpdateExchange:
 
     def __init__(self, reducer: Reducer, parameters: Parameters, masking: bool) -> None:
         self.reducer, self.parameters = reducer, parameters
+        self._buckets, self._start, self._verification = reducer.buckets, reducer.start, reducer.verification
         self._masking = masking
         self.base = [torch.empty_like(parameter) for parameter in parameters]
         self._updates = [torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
@@ -49,21 +50,16 @@ class UpdateExchange:
         for base, parameter in zip(self.base, self.parameters, strict=True):
             base.copy_(parameter)
 
-    def set_back(self) -> None:
-        """Put the noted weights back."""
-        for base, parameter in zip(self.base, self.parameters, strict=True):
-            parameter.copy_(base)
-
     def compare(self, tensors: Iterable[Tensor], counters: tuple[int, ...]) -> None:
         """Let the next exchange begin with a comparison of these across ranks."""
         what = "weights, second moments or step counts of the update-mode optimizer"
-        self.reducer.start.compare_first(hash_of([torch.tensor(counters), *tensors]), what)
+        self._start.compare_first(hash_of([torch.tensor(counters), *tensors]), what)
 
     def count_dense(self) -> None:
         """Let the bytes of an uncompressed ring count every local step, once: it would exchange them all."""
         world = self.reducer.world
         self._dense += 8 * self.reducer.plan.count * (world - 1) / world
-        self.reducer.metrics.bytes_dense = self._dense
+        self.reducer.metrics.expect(self._dense)
 
     def resting(self) -> list[str]:
         """Return the names of what all local steps since the last exchange have left where it was."""
@@ -91,18 +87,24 @@ class UpdateExchange:
             NonFiniteError: some update was not finite on some rank; parameters of the same bucket
                 are the noted ones, on every rank.
         """
-        self.reducer.buckets.choose(Next(index=round_index))
+        self._buckets.choose(Next(index=round_index))
         self.reducer.freeze(self._resting)
-        self._show(self.base)
+        self._verification.take_weights(self.reducer.next_step(), self.base)
         momenta = list(self._momenta(state)) if self._masking else []
         try:
-            step = -1
+            step, bad = -1, []
             for index, parameter in enumerate(self.parameters):
                 update = torch.sub(parameter, self.base[index], out=self._updates[index])
                 step = self.reducer.offer(index, update)
-            bad = [index for index in range(len(self.parameters)) if not self._add_result(index, step)]
+            for index, (parameter, base) in enumerate(zip(self.parameters, self.base, strict=True)):
+                if not self._fetch(index, step, self._updates[index]):
+                    parameter.copy_(base)
+                    bad.append(index)
+                elif index not in self._resting:  # there not even -0 becomes 0
+                    torch.add(base, self._updates[index], out=parameter)
         except BaseException:
-            self.set_back()
+            for base, parameter in zip(self.base, self.parameters, strict=True):
+                parameter.copy_(base)
             raise
         for momentum, copy in momenta:
             if copy is not momentum:
@@ -111,17 +113,6 @@ class UpdateExchange:
             raise NonFiniteError(
                 self._told(bad, "weights", "there the weights were reset to those of the last exchange")
             )
-
-    def _add_result(self, index: int, step: int) -> bool:
-        """Finish one parameter; return False if its update is not finite, and set it back."""
-        parameter, base = self.parameters[index], self.base[index]
-        if self._fetch(index, step, self._updates[index]):
-            if index in self._resting:
-                return True  # not even -0 becomes 0
-            torch.add(base, self._updates[index], out=parameter)
-            return True
-        parameter.copy_(base)
-        return False
 
     def _fetch(self, index: int, step: int, tensor: Tensor) -> bool:
         """Wait for one result, in place; return whether it is finite, as it is on all ranks or none."""
@@ -136,9 +127,9 @@ class UpdateExchange:
 
         A parameter for which no rank has a gradient has none afterwards either.
         """
-        self.reducer.buckets.choose(Next("plain"))
+        self._buckets.choose(Next("plain"))
         self.reducer.freeze(frozen := self.leave_frozen())
-        self._show(self.parameters)
+        self._verification.take_weights(self.reducer.next_step(), self.parameters)
         step, means = -1, []
         for index, parameter in enumerate(self.parameters):
             means.append(_marked(parameter))
@@ -150,10 +141,6 @@ class UpdateExchange:
             elif mean is not parameter.grad:
                 parameter.grad.copy_(mean)  # type: ignore[union-attr]
         return all(finite)
-
-    def _show(self, weights: Sequence[Tensor]) -> None:
-        """Let the other ranks compare weights that should be the same as theirs, if they do in this exchange."""
-        self.reducer.verification.take_weights(self.reducer.next_step(), weights)
 
     def not_finite(self) -> NonFiniteError:
         """Return the error for a mean gradient that is not finite."""
@@ -175,7 +162,7 @@ class UpdateExchange:
             kept = state.get(parameter, {})
             own = [kept[name] for name in _MOMENTA if isinstance(kept.get(name), Tensor)]
             copies = [momentum.contiguous() for momentum in own]
-            self.reducer.buckets.clear_where_sent(index, copies)
+            self._buckets.clear_where_sent(index, copies)
             yield from zip(own, copies, strict=True)
 
 
@@ -248,20 +235,22 @@ class Schedule:
             scaled: there is a gradient scaler, which expects no error for an overflow.
         """
         try:
-            self._step(local, skip, scaled)
+            if self._exchange.reducer.world == 1:
+                if not skip:
+                    local()
+            elif self.steps < self._settings.warmup:
+                self._compare(self._exchange.parameters)
+                self._show(warming=True)
+                if self._exchange.gradients():
+                    local()
+                elif not scaled:
+                    raise self._exchange.not_finite()
+            else:
+                self._local_step((lambda: None) if skip else local)
         except NonFiniteError:
             self._count()  # the step was made, on all ranks
             raise
         self._count()
-
-    def _step(self, local: Callable[[], None], skip: bool, scaled: bool) -> None:
-        if self._exchange.reducer.world == 1:
-            if not skip:
-                local()
-        elif self.steps < self._settings.warmup:
-            self._warmup_step(local, scaled)
-        else:
-            self._local_step((lambda: None) if skip else local)
 
     def _count(self) -> None:
         self.steps += 1
@@ -280,14 +269,6 @@ class Schedule:
         shown |= {differences.COUNTERS: counters, differences.SECOND_MOMENT: moment}
         reducer = self._exchange.reducer
         reducer.kept.show(reducer.next_step(), shown)
-
-    def _warmup_step(self, local: Callable[[], None], scaled: bool) -> None:
-        self._compare(self._exchange.parameters)
-        self._show(warming=True)
-        if self._exchange.gradients():
-            local()
-        elif not scaled:
-            raise self._exchange.not_finite()
 
     def _local_step(self, local: Callable[[], None]) -> None:
         if self._moment:
@@ -322,15 +303,12 @@ class Schedule:
         self.due |= self._is_due(self.exchanges)  # also where the exchange is not finite
         self._exchange.updates(self.exchanges, self._optimizer.state)
         if self._moment and self.due and rebuild:
-            self._rebuild(self._moment)
+            self.due = False
+            if self._exchange.gradients():
+                self._moment.rebuild(self.steps + 1)  # with the one that is being done
 
     def _is_due(self, exchange: int) -> bool:
         return exchange % self._settings.rebuild_every == 0
-
-    def _rebuild(self, moment: SharedSecondMoment) -> None:
-        self.due = False
-        if self._exchange.gradients():
-            moment.rebuild(self.steps + 1)  # with the one that is being done
 
     def _compare(self, weights: Sequence[Tensor]) -> None:
         """See that all ranks are at the same point, once after the start and after each load."""

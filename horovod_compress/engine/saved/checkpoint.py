@@ -6,7 +6,6 @@ they survive another choice of buckets; tables that stand for a whole bucket do 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -97,7 +96,11 @@ def check(
     if type(step) is not int or not 0 <= step < 1 << 32:
         raise StateError(f"the saved step should be a whole number from 0 to {(1 << 32) - 1}, got {step!r}")
     if residuals == "restore":
-        _check_restored(reducer, state)
+        again = 'load it on the rank it was saved on, or pass residuals="reset"'
+        _expect("number of ranks", reducer.world, state.get("world"), again)
+        _expect("rank", reducer.rank, state.get("rank"), again)
+        _check_kept(reducer.kept.states(), state["state"])
+        _check_waiting(reducer.plan, state.get("waiting", {}))
     _check_more(state)
     plan = reducer.plan
     if go_on:
@@ -112,14 +115,6 @@ def check(
 def _check_seals(state: Mapping[str, Any]) -> None:
     if state["format"] == FORMAT:
         checksums.check(state)
-
-
-def _check_restored(reducer: Reducer, state: Mapping[str, Any]) -> None:
-    again = 'load it on the rank it was saved on, or pass residuals="reset"'
-    _expect("number of ranks", reducer.world, state.get("world"), again)
-    _expect("rank", reducer.rank, state.get("rank"), again)
-    _check_kept(reducer.kept.states(), state["state"])
-    _check_waiting(reducer.plan, state.get("waiting", {}))
 
 
 def _check_waiting(plan: Plan, waiting: Mapping[str, Tensor]) -> None:
@@ -185,12 +180,11 @@ def _is_kept(tensors: object) -> bool:
 
 def _check_more(state: Mapping[str, Any]) -> None:
     """Refuse malformed values of what not every state has."""
-    rates = state.get("rates", [])
     wrong = {
         "tuned": type(state.get("tuned", False)) is not bool,
         "due": type(state.get("due", False)) is not bool,
-        "scale": not _is_number(state.get("scale", 0.0)),
-        "rates": not isinstance(rates, (list, tuple)) or not all(map(_is_number, rates)),
+        "scale": not checksums.is_number(state.get("scale", 0.0)),
+        "rates": not checksums.is_list(state.get("rates", []), checksums.is_number),
         "second_moment": not isinstance(state.get("second_moment", {}), Mapping),
         "norms": not norms.check_state(state.get("norms", {})),
     }
@@ -198,10 +192,6 @@ def _check_more(state: Mapping[str, Any]) -> None:
         raise StateError(f"the saved compression state has {state[name]!r:.100} for {name!r}; save it again")
     if "buckets" in state:
         saved_plan(state)
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
@@ -229,20 +219,16 @@ def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
                 tensor.zero_()
             else:
                 tensor.copy_(saved[kind][name])
-    _load_carries(reducer, state if residuals == "restore" else {})
+    # What merging keeps belongs to places of the payload: with any other it begins with zeros.
+    same = residuals == "restore" and state.get("plan") == reducer.plan.fingerprint()
+    carries = state.get("carries", {}) if same else {}  # earlier versions saved none
+    for name, tensor in parts.carries().items():
+        if name in carries and checksums.kind_of(carries[name]) == checksums.kind_of(tensor):
+            tensor.copy_(carries[name])
+        else:
+            tensor.zero_()
     parts.withholding.load(state.get("waiting", {}) if residuals == "restore" else {})
     reducer.resume(state["step"])
-
-
-def _load_carries(reducer: Reducer, state: Mapping[str, Any]) -> None:
-    """Restore what merging keeps, which belongs to places of the payload: with any other it begins with zeros."""
-    same = state.get("plan") == reducer.plan.fingerprint()
-    saved = state.get("carries", {}) if same else {}  # earlier versions saved none
-    for name, kept in reducer.kept.carries().items():
-        if name in saved and _kind(saved[name]) == _kind(kept):
-            kept.copy_(saved[name])
-        else:
-            kept.zero_()
 
 
 def _known(config: dict[str, Any], saved: object) -> dict[str, Any]:
@@ -285,24 +271,18 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _check_kept(kept: Mapping[str, Mapping[str, Tensor]], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
     for kind in sorted({*kept, *saved}):
-        _check_alike(kind, kept.get(kind, {}), saved.get(kind, {}))
-
-
-def _check_alike(kind: str, kept: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    different = sorted(set(kept) ^ set(saved))[:5]
-    _expect(f"list of what has a {kind}", [], different, 'or pass residuals="reset"')
-    for name, tensor in kept.items():
-        _expect(f"{kind} of {name}", _kind(tensor), _kind(saved[name]), "resume with the same model")
-        if number := withheld.count(saved[name]):
-            raise StateError(
-                f"the saved compression state has {number} value(s) in the {kind} of {name} that are not finite or not "
-                f"below {withheld.MOST:.1e}, which would corrupt every later step; load an earlier state, or pass "
-                f'residuals="reset"'
-            )
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)}"
+        mine, theirs = kept.get(kind, {}), saved.get(kind, {})
+        different = sorted(set(mine) ^ set(theirs))[:5]
+        _expect(f"list of what has a {kind}", [], different, 'or pass residuals="reset"')
+        for name, tensor in mine.items():
+            want, got = checksums.kind_of(tensor), checksums.kind_of(theirs[name])
+            _expect(f"{kind} of {name}", want, got, "resume with the same model")
+            if number := withheld.count(theirs[name]):
+                raise StateError(
+                    f"the saved compression state has {number} value(s) in the {kind} of {name} that are not finite or "
+                    f"not below {withheld.MOST:.1e}, which would corrupt every later step; load an earlier state, or "
+                    'pass residuals="reset"'
+                )
 
 
 def _between_steps(reducer: Reducer, verb: str) -> None:

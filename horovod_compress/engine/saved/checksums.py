@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ def _checksums(state: Mapping[str, Any]) -> dict[str, Any]:
     found: list[tuple[str, Tensor]] = []
     document = _outline(state, "", found)
     of_tensors = [crc(tensor) for _, tensor in found]
-    kinds = [_kind(tensor) for _, tensor in found]
+    kinds = [kind_of(tensor) for _, tensor in found]
     return {"tensors": of_tensors, "rest": crc(canonical([document, kinds, of_tensors]))}
 
 
@@ -116,7 +116,8 @@ def _outline(value: Any, where: str, found: list[tuple[str, Tensor]], depth: int
         _check_tensor(value, where)
         found.append((where, value))
         return {"tensor": len(found) - 1}
-    if depth < _DEEPEST and isinstance(value, Mapping) and not is_number_of_tensor(value) and _by_name(value):
+    by_name = isinstance(value, Mapping) and all(type(name) is str for name in value)
+    if depth < _DEEPEST and by_name and not is_number_of_tensor(value):
         return {name: _outline(value[name], f"{where} {name}".strip(), found, depth + 1) for name in sorted(value)}
     if depth < _DEEPEST and type(value) in (list, tuple):
         return [_outline(part, f"{where} {index}".strip(), found, depth + 1) for index, part in enumerate(value)]
@@ -135,10 +136,6 @@ def is_number_of_tensor(value: object) -> bool:
     return isinstance(value, Mapping) and list(value) == ["tensor"] and type(value["tensor"]) is int
 
 
-def _by_name(value: Mapping[Any, Any]) -> bool:
-    return all(type(name) is str for name in value)
-
-
 def _check_tensor(tensor: Tensor, where: str) -> None:
     problem = (
         f"{tensor.layout}" if tensor.layout is not torch.strided else
@@ -154,8 +151,19 @@ def _check_tensor(tensor: Tensor, where: str) -> None:
         )
 
 
-def _kind(tensor: Tensor) -> str:
+def kind_of(tensor: Tensor) -> str:
+    """Return the dtype and the shape of a tensor, in words."""
     return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def is_number(value: object) -> bool:
+    """Return whether a part of a state is a finite number, at least 0."""
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
+
+
+def is_list(value: object, of: Callable[[object], bool]) -> bool:
+    """Return whether a part of a state is a list of such values."""
+    return isinstance(value, (list, tuple)) and all(map(of, value))
 
 
 # ---- as a file -----------------------------------------------------------------------------------

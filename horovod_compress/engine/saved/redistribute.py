@@ -8,7 +8,7 @@ with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -57,11 +57,16 @@ def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, ow
     waiting: dict[str, _Sum] = {}
     number = 0
     for state in states:
-        found = {part: _kinds(state.get(part)) for part in _PARTS}
+        found = {part: _mapped(checksums.kind_of, state.get(part)) for part in _PARTS}
         if not number:
             rest, outline = {name: part for name, part in state.items() if name not in _LEFT_OUT}, found
-            sums = {part: _begun(state[part]) for part in _PARTS}
-        _check_alike(number, outline, found)
+            sums = {part: _mapped(_Sum, state[part]) for part in _PARTS}
+        for part in _PARTS:
+            if found[part] != outline[part]:
+                raise StateError(
+                    f"the saved {part} of rank {number} has different tensors from that of rank 0; load another "
+                    "checkpoint"
+                )
         for part in _PARTS:
             _add(sums[part], state[part])
         for name, tensor in state.get(_WAITING, {}).items():
@@ -75,10 +80,11 @@ def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, ow
     return checksums.sealed(rest | changed | {"carries": {}})
 
 
-def _begun(part: Any) -> Any:
+def _mapped(make: Callable[[Tensor], Any], part: Any) -> Any:
+    """Return a part of a state with something made of each tensor; None for what is none."""
     if isinstance(part, Tensor):
-        return _Sum(part)
-    return {name: _begun(value) for name, value in part.items()}
+        return make(part)
+    return {name: _mapped(make, value) for name, value in part.items()} if isinstance(part, Mapping) else None
 
 
 def _add(sums: Any, part: Any) -> None:
@@ -91,17 +97,3 @@ def _add(sums: Any, part: Any) -> None:
 
 def _dealt(sums: Mapping[str, _Sum], owned: bool, rank: int) -> dict[str, Tensor]:
     return {name: found.dealt(owned, rank) for name, found in sums.items()}
-
-
-def _check_alike(rank: int, outline: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    for part in _PARTS:
-        if found[part] != outline[part]:
-            raise StateError(
-                f"the saved {part} of rank {rank} has different tensors from that of rank 0; load another checkpoint"
-            )
-
-
-def _kinds(part: Any) -> Any:
-    if isinstance(part, Tensor):
-        return f"{part.dtype} {list(part.shape)}"
-    return {name: _kinds(value) for name, value in part.items()} if isinstance(part, Mapping) else None

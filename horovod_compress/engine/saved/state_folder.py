@@ -170,14 +170,22 @@ def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known
             raise _taken(folder, now)
         _check_there(folder, files)
     except OSError:
-        if found(folder) == made:
-            _take_back(folder, before)
+        if found(folder) == made and before:
+            _write(folder / MANIFEST, [memoryview(_text(asdict(before)))])
+        elif found(folder) == made:
+            (folder / MANIFEST).unlink(missing_ok=True)
         if spare and found(folder) == before:  # it is no spare one any more
             spare.unlink(missing_ok=True)
         raise
     known.left(folder, fingerprint(made))
     if foreign:
-        _warn_of(folder, foreign)
+        name = _kept(folder, foreign).name
+        _log.warning(
+            "%s holds a checkpoint of step %d that this job has neither loaded nor saved. It stays there as %s, and "
+            "load() finds the one that is saved now. If this job should have continued from it, stop the job, rename "
+            "%s to %s, and call load() before the first step; otherwise remove it",
+            folder, foreign.step, name, name, MANIFEST,
+        )  # fmt: skip
     _tidy(folder, made, None if foreign else before)
     return made
 
@@ -206,24 +214,6 @@ def _keep(folder: Path, foreign: Manifest | None) -> Path | None:
             return None
     _write(path, [memoryview(_text(asdict(foreign)))])
     return path
-
-
-def _warn_of(folder: Path, foreign: Manifest) -> None:
-    name = _kept(folder, foreign).name
-    _log.warning(
-        "%s holds a checkpoint of step %d that this job has neither loaded nor saved. It stays there as %s, and "
-        "load() finds the one that is saved now. If this job should have continued from it, stop the job, rename %s to "
-        "%s, and call load() before the first step; otherwise remove it",
-        folder, foreign.step, name, name, MANIFEST,
-    )  # fmt: skip
-
-
-def _take_back(folder: Path, before: Manifest | None) -> None:
-    """Let the checkpoint of before be there again."""
-    if before:
-        _write(folder / MANIFEST, [memoryview(_text(asdict(before)))])
-    else:
-        (folder / MANIFEST).unlink(missing_ok=True)
 
 
 def discard(folder: Path, entry: Entry) -> None:

@@ -74,7 +74,7 @@ class Compression(BaseCompression, Factories):
     _settled = -1  # the step whose sparse gradients were looked for
 
     def _hooks(self, job: Job) -> Hooks:
-        return Hooks(job.check, weakly(self._wake, None), in_join)
+        return Hooks(job.check, weakly(self._wake), in_join)
 
     def _begin(self, session: Session) -> None:
         reducer = session.reducer
@@ -98,7 +98,7 @@ class Compression(BaseCompression, Factories):
         if session.exchanges == "updates":
             raise ConfigError(TAKEN)
         repeat = self._is_repeat(session)
-        with self._tokens.whole_steps(self, session.reducer.failure.failed, session.steps.index):
+        with self._tokens.whole_steps(self, session.failure.failed, session.steps.index):
             with session.lock:
                 if not repeat:
                     self._begin_step()
@@ -214,12 +214,11 @@ class Compression(BaseCompression, Factories):
         Raises:
             ConfigError: names both process sets.
         """
-        if (
-            getattr(optimizer, "process_set", self._job.process_set) is not self._job.process_set
-        ):  # that for Adasum has none
+        mine = self._job.process_set
+        if getattr(optimizer, "process_set", mine) is not mine:  # that for Adasum has none
             raise ConfigError(
-                f"rank {hvd.rank()}: the optimizer uses process set {optimizer.process_set}, the compression "
-                f"{self._job.process_set}; give both the same process_set="
+                f"rank {hvd.rank()}: the optimizer uses process set {optimizer.process_set}, the compression {mine}; "
+                "give both the same process_set="
             )
 
     # ---- gradients ----
@@ -321,7 +320,7 @@ class Compression(BaseCompression, Factories):
     def _why_ended(self, optimizer: Any, said: str) -> HorovodCompressError | None:
         """Return the error for the end of Horovod in the middle of a step, None where nothing is known."""
         session = self._here()
-        found = session.reducer.failure.call_off(f"Horovod has ended and says {said!r}")
+        found = session.failure.call_off(f"Horovod has ended and says {said!r}")
         if found is not None:
             session.under_way = 0  # nobody fetches the other results of this step
             forget_step(optimizer)

@@ -223,11 +223,8 @@ def _others(
     for number, group in enumerate(groups):
         for place, parameter in enumerate(group["params"]):
             if parameter not in exchanged:
-                yield names.get(id(parameter)) or _place_in_words(number, place, parameter), parameter
-
-
-def _place_in_words(number: int, place: int, parameter: nn.Parameter) -> str:
-    return f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}"
+                where = f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}"
+                yield names.get(id(parameter)) or where, parameter
 
 
 def left_out(groups: Iterable[dict[str, Any]], exchanged: Container[Any]) -> str | None:

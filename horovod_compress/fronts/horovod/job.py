@@ -41,7 +41,12 @@ class HorovodJob:
     """
 
     def __init__(self, process_set: Any) -> None:
-        _check_process_set(process_set)
+        known = isinstance(process_set, hvd.ProcessSet) and process_set.process_set_id is not None
+        if not known and process_set is not hvd.global_process_set:
+            raise ConfigError(
+                "process_set should be hvd.global_process_set, or what hvd.add_process_set([0, 1]) returned on every "
+                f"rank; got {process_set if isinstance(process_set, hvd.ProcessSet) else repr(process_set)}"
+            )
         if not hvd.is_initialized():
             raise ConfigError(
                 "Horovod has not been initialized: call hvd.init() before the compression is created, and start the "
@@ -107,16 +112,6 @@ def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
     absent = roll.absent() if roll else []
     ended = "" if late else f". Horovod has ended, and says: {said}"
     return why_not_all(name, hvd.rank(), f"{said} s" if late else None, absent) + ended
-
-
-def _check_process_set(given: object) -> None:
-    """Refuse what is no process set that Horovod knows."""
-    known = isinstance(given, hvd.ProcessSet) and given.process_set_id is not None
-    if not known and given is not hvd.global_process_set:
-        raise ConfigError(
-            "process_set should be hvd.global_process_set, or what hvd.add_process_set([0, 1]) returned on every rank; "
-            f"got {given if isinstance(given, hvd.ProcessSet) else repr(given)}"
-        )
 
 
 # ---- Horovod's all-gather ----

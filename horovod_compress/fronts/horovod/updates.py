@@ -27,7 +27,6 @@ from ...engine.optimizer.family import options_of, uncompiled
 from ...engine.optimizer.second_moment import REBUILD_EVERY, WARMUP_STEPS
 from ...engine.optimizer.update_moment import SharedSecondMoment
 from ...engine.optimizer.updates import Schedule, Settings, UpdateExchange
-from ...engine.reducer import Reducer
 from ...errors import ConfigError, MismatchError
 from ...schedule.by_name import OPTIONAL
 from ..session import Session
@@ -101,8 +100,12 @@ def distributed_update_optimizer(
     kind: Any = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
     made = kind.__new__(kind)
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
-    reducer, reports = _begin(session), compression._counters.reports
+    # From now on the session exchanges updates, and refuses gradients.
+    reducer, reports = session.reducer, compression._counters.reports
+    session.exchanges, session.unused, reducer.result_scale = "updates", False, 1.0
     reports.updates = True
+    if session.steps.tuner:
+        session.steps.tuner.stop()
     named = dict(zip(reducer.plan.names(), parameters, strict=True))
     moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
     made._updates = Schedule(made, UpdateExchange(reducer, parameters, settings.masking), settings, moment)
@@ -175,15 +178,6 @@ def _check_session(session: Session) -> None:
             'nonfinite="zero" has no meaning for weight updates: momentum and local weights would stay '
             'non-finite; choose "propagate" or "raise"'
         )
-
-
-def _begin(session: Session) -> Reducer:
-    """Let a session exchange updates, and refuse gradients from now on; return its reducer."""
-    session.exchanges, session.unused = "updates", False
-    if session.steps.tuner:
-        session.steps.tuner.stop()
-    session.reducer.result_scale = 1.0
-    return session.reducer
 
 
 def _in_plan_order(
@@ -266,13 +260,19 @@ class _UpdateMode:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._refuse_unplanned()
+        if self._planned and (found := left_out(self.param_groups, self._planned)):
+            raise ConfigError(
+                f"{found} now needs a gradient but is not exchanged, because it was frozen when the compression was "
+                "created; create the compression while it needs a gradient, and freeze it later"
+            )
         both = [name for name in ("grad_scale", "found_inf") if name in self.__dict__]
         scaler: dict[str, Any] = {name: self.__dict__.pop(name) for name in both}
         try:
             skip = bool(scaler.get("found_inf") is not None and scaler["found_inf"] > 0)
-            if not skip:
-                self._unscale(scaler.get("grad_scale"))
+            if not skip and (scale := scaler.get("grad_scale")) is not None:
+                for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+                    if parameter.grad is not None:
+                        parameter.grad.div_(scale)
             with torch.no_grad():
                 self._updates.step(self._local_step, skip, scaled="found_inf" in scaler)
         finally:
@@ -285,20 +285,6 @@ class _UpdateMode:
     def _local_step(self) -> None:
         self._optimizer_step_pre_hooks.move_to_end(self._last_hook)  # others may change gradients
         super().step()  # type: ignore[misc]
-
-    def _refuse_unplanned(self) -> None:
-        if self._planned and (found := left_out(self.param_groups, self._planned)):
-            raise ConfigError(
-                f"{found} now needs a gradient but is not exchanged, because it was frozen when the compression was "
-                "created; create the compression while it needs a gradient, and freeze it later"
-            )
-
-    def _unscale(self, scale: Any) -> None:
-        if scale is not None:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.div_(scale)
 
     def flush(self) -> None:
         """Exchange what local steps have done since the last exchange; every rank has to.

@@ -261,15 +261,11 @@ class Unused:
         if not aside or model is None:
             return
         order = [id(parameter) for parameter in model.module.parameters() if id(parameter) in brought]
+        reducer: Any = model.reducer
+        used = reducer._get_local_used_map().tolist()  # by how many ranks; DDP's join() asks the same way
         with torch.no_grad():
-            for parameter, ranks in zip(order, _ranks_that_used(model), strict=True):
+            for parameter, ranks in zip(order, used, strict=True):
                 if not ranks and parameter in aside:
                     number, saved, grad, given = aside[parameter]
                     self._kept.put_back(number, saved)
                     grad.copy_(given)  # a gradient of before may lie there
-
-
-def _ranks_that_used(model: DistributedDataParallel) -> list[int]:
-    """Return how many ranks have used each parameter; DistributedDataParallel's ``join()`` asks the same way."""
-    reducer: Any = model.reducer
-    return reducer._get_local_used_map().tolist()

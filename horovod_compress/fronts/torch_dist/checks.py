@@ -230,8 +230,4 @@ def refuse_sharded(optimizer: Any, own: bool) -> None:
 def mean_of(grad: Tensor, group: Any) -> Any:
     """Return a future of the mean over ranks, which travels as indices and values."""
     share = grad / dist.get_world_size(group)
-    return dist.all_reduce(share, group=group, async_op=True).get_future().then(_first)
-
-
-def _first(done: Any) -> Tensor:
-    return done.value()[0]
+    return dist.all_reduce(share, group=group, async_op=True).get_future().then(lambda done: done.value()[0])

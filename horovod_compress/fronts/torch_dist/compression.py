@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.job import Job
 from ...engine.optimizer.family import before_step
-from ...engine.reducer import Hooks, Reducer
+from ...engine.reducer import Hooks
 from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..compression import BaseCompression, begin_trace
@@ -75,7 +75,7 @@ class Compression(BaseCompression, Factories):
 
     def _hooks(self, job: Job) -> Hooks:
         self._told = False
-        return Hooks(job.check, weakly(self._tell, None))
+        return Hooks(job.check, weakly(self._tell))
 
     def _begin(self, session: Session) -> None:
         self._fetching = Fetching(session.job.number)
@@ -222,8 +222,12 @@ class Compression(BaseCompression, Factories):
         backward, buffer = self._begin_backward(session, bucket), bucket.buffer()
         numbers = checks.numbers(bucket.parameters(), session.steps.index, session.job.number)
         if buffer.is_sparse:
-            reduced, offered = checks.mean_of(buffer, self._job.group), []
-            _skip(session.reducer, backward, numbers)
+            reduced, offered, reducer = checks.mean_of(buffer, self._job.group), [], session.reducer
+            for at in numbers:  # torch reduces them
+                reducer.skip(at)
+            backward.sparse += numbers
+            # A bucket of sparse gradients only is awaited by nobody else.
+            backward.settle = partial(reducer.wait_idle, reducer.options.longest_seconds)
         else:
             grads = bucket.gradients()
             if self._left_out:
@@ -231,7 +235,10 @@ class Compression(BaseCompression, Factories):
             offered = [(at, session.offer(at, grad)) for at, grad in zip(numbers, grads, strict=True)]
         future = backward.add(buffer, offered)
         if bucket.is_last() or backward.has_all(session.steps.parameters):
-            backward.add_to_last(_offer_frozen(session, backward.offered()))
+            # DistributedDataParallel hands nothing over for what was frozen before the model was wrapped.
+            brought, parameters = backward.offered(), session.steps.parameters
+            left = [at for at, p in enumerate(parameters) if at not in brought and not p.requires_grad]
+            backward.add_to_last([(at, session.offer(at, torch.zeros_like(parameters[at]))) for at in left])
             self._backward = None
             backward.close()
             self._fetching.hand_over(backward)
@@ -270,22 +277,6 @@ class Compression(BaseCompression, Factories):
 def _needs_held(session: Session) -> bool:
     """Return whether some method learns better with a second moment that is held."""
     return any(divides != "never" for divides in session.reducer.buckets.divides().values())
-
-
-def _skip(reducer: Reducer, backward: Backward, numbers: list[int]) -> None:
-    """Count in sparse gradients, which torch reduces."""
-    for at in numbers:
-        reducer.skip(at)
-    backward.sparse += numbers
-    # A bucket of sparse gradients only is awaited by nobody else.
-    backward.settle = partial(reducer.wait_idle, reducer.options.longest_seconds)
-
-
-def _offer_frozen(session: Session, offered: set[int]) -> list[tuple[int, int]]:
-    """Count in what DistributedDataParallel hands nothing over for: it was frozen before the model was wrapped."""
-    parameters = session.steps.parameters
-    left = [at for at, p in enumerate(parameters) if at not in offered and not p.requires_grad]
-    return [(at, session.offer(at, torch.zeros_like(parameters[at]))) for at in left]
 
 
 def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, events: int = MAX_EVENTS) -> Trace:

@@ -147,7 +147,11 @@ class Gathers:
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
-        self._place = _Keys(_own(store), prefix, rank, size)
+        # A connection of our own, where the store can have several: a call that hangs blocks no one else's.
+        with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+            store = store.clone()
+        self.store, self.rank, self.size = store, rank, size
+        self._prefix, self._run, self._asking = f"{prefix}/{size}", 0, threading.Lock()
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
         self._numbers: dict[str, int] = {}
@@ -168,22 +172,19 @@ class Gathers:
         if not turn.acquire(timeout=max(0.0, deadline.left())):
             raise FailedGather(f"{seconds:g} s", True, [])
         try:
-            return self._gather(name, mine, deadline, failed)
+            if name in self._given_up:
+                self._try(name, None, deadline, failed)
+                self._given_up.remove(name)
+            self._numbers[name] = self._numbers.get(name, 0) + 1
+            self._given_up.add(name)
+            found = self._try(name, mine, deadline, failed)
+            self._given_up.remove(name)
+            return found
         finally:
             turn.release()
 
-    def _gather(self, name: str, mine: bytes, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
-        if name in self._given_up:
-            self._try(name, None, deadline, failed)
-            self._given_up.remove(name)
-        self._numbers[name] = self._numbers.get(name, 0) + 1
-        self._given_up.add(name)
-        found = self._try(name, mine, deadline, failed)
-        self._given_up.remove(name)
-        return found
-
     def _try(self, name: str, mine: bytes | None, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
-        asked = _StoreCalls(self._place, name, self._numbers[name], mine)
+        asked = _StoreCalls(self, name, self._numbers[name], mine)
         while not asked.done.wait(_POLL_SECONDS):
             late, has_failed = deadline.passed(), failed()
             if asked.found:
@@ -200,21 +201,13 @@ class Gathers:
             raise FailedGather(f"the store of torch.distributed does not answer: {asked.error}", False, [])
         return asked.found
 
-
-class _Keys:
-    """Where the ranks of one run of a process group leave their keys.
-
-    A store may outlive the group, and serve the next one of the same name, with other processes. So runs are counted
-    in the store, by each rank of a group of this size.
-    """
-
-    def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
-        self.store, self.rank, self.size = store, rank, size
-        self._prefix, self._lock, self._run = f"{prefix}/{size}", threading.Lock(), 0
-
     def key(self, name: str) -> str:
-        """Return what all keys of a name begin with; asks the store the first time."""
-        with self._lock:
+        """Return what all keys of a name begin with; asks the store the first time.
+
+        A store may outlive the group, and serve the next one of the same name, with other processes. So runs are
+        counted in the store, by each rank of a group of this size.
+        """
+        with self._asking:
             if not self._run:
                 self._run = int(self.store.add(f"{self._prefix}/run/{self.rank}", 1))
         return f"{self._prefix}/{self._run}/{name}"
@@ -226,9 +219,9 @@ class _StoreCalls:
     A rank leaves when all have read, or have not for a while: its process may host the store, and end right after.
     """
 
-    def __init__(self, place: _Keys, name: str, number: int, mine: bytes | None) -> None:
-        self._place, self._of, self._number, self._mine = place, name, number, mine
-        self._store, self._rank, self._missing = place.store, place.rank, list(range(place.size))
+    def __init__(self, group: Gathers, name: str, number: int, mine: bytes | None) -> None:
+        self._group, self._of, self._number, self._mine = group, name, number, mine
+        self._store, self._rank, self._missing = group.store, group.rank, list(range(group.size))
         self._key = ""
         self.found: list[bytes] = []
         self.parting = Deadline(_PARTING_SECONDS)
@@ -239,7 +232,7 @@ class _StoreCalls:
 
     def _run(self) -> None:
         try:
-            self._key = self._place.key(self._of)
+            self._key = self._group.key(self._of)
             self._ask()
             if self.found:
                 with contextlib.suppress(Exception):  # the host may have gone: this rank has all it needs
@@ -259,36 +252,26 @@ class _StoreCalls:
                 time.sleep(_POLL_SECONDS if time.monotonic() - began < _PATIENT_SECONDS else _SLOW_SECONDS)
         self.absent = [rank for rank in self._missing if not self._is_there(rank)]
         if not self.absent:
-            found = [bytes(self._store.get(self._name(rank))) for rank in range(self._place.size)]
+            found = [bytes(self._store.get(self._name(rank))) for rank in range(self._group.size)]
             self.parting = Deadline(_PARTING_SECONDS)
             self.found = found
 
     def _part(self) -> None:
         """Say that this rank has read, and wait for the others to say so."""
-        self._forget()
+        # What this rank left in the gather before, every rank has read: all have come to this one.
+        with contextlib.suppress(RuntimeError):  # not every store can remove it
+            self._store.delete_key(self._name(self._rank, -1))
+            self._store.delete_key(self._read(self._rank, -1))
         self._store.set(self._read(self._rank), b"")
-        others = [self._read(rank) for rank in range(self._place.size)]
+        others = [self._read(rank) for rank in range(self._group.size)]
         while not (self.given_up or self.parting.passed() or self._store.check(others)):
             time.sleep(_POLL_SECONDS)
 
     def _is_there(self, rank: int) -> bool:
         return bool(self._store.check([self._name(rank)]))
 
-    def _forget(self) -> None:
-        """Remove what this rank left in the gather before, which every rank has read: all have come to this one."""
-        with contextlib.suppress(RuntimeError):  # not every store can
-            self._store.delete_key(self._name(self._rank, -1))
-            self._store.delete_key(self._read(self._rank, -1))
-
     def _name(self, rank: int, before: int = 0) -> str:
         return f"{self._key}/{self._number + before}/{rank}"
 
     def _read(self, rank: int, before: int = 0) -> str:
         return f"{self._key}/{self._number + before}/read/{rank}"
-
-
-def _own(store: Any) -> Any:
-    """Return a connection of our own to a store, where it can have several: a call that hangs blocks no one else's."""
-    with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
-        return store.clone()
-    return store
