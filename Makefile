@@ -76,8 +76,8 @@ environment:
 	@mkdir -p build/setup; exec 9>build/setup/lock; \
 	  flock -n 9 || { echo "waiting for another make that is working in this folder ..."; flock 9; }; \
 	  rm -f build/setup/failed; $(MAKE) --no-print-directory -j$(if $(filter 1,$(JOBS)),1,2) SETTING_UP=1 \
-	  TORCH='$(TORCH)' EXTRAS='$(EXTRAS)' CUDA='$(WITH_CUDA)' $(or $(UP_TO),.venv/package)
-	@$(if $(filter 1,$(WITH_CUDA)),touch,rm -f) .venv/cuda-wanted
+	  TORCH='$(TORCH)' EXTRAS='$(EXTRAS)' CUDA='$(WITH_CUDA)' $(or $(UP_TO),.venv/package); status=$$?; \
+	  [ $$status != 0 -a ! -e build/setup/failed ] || [ ! -d .venv ] || $(if $(filter 1,$(WITH_CUDA)),touch,rm -f) .venv/cuda-wanted; exit $$status
 
 # As chosen now, or as chosen last.
 WITH_CUDA = $(or $(CUDA),$(if $(wildcard .venv/cuda-wanted),1,0))
@@ -167,7 +167,7 @@ test-all: environment
 lint format coverage: override EXTRAS := $(EXTRAS),lint
 
 lint: environment
-	@git rev-parse --git-dir >/dev/null 2>&1 || { \
+	@git rev-parse --git-dir >/dev/null || { \
 	  echo "make lint asks git for the files: it needs git, and a checkout of this repository" >&2; exit 1; }
 	@$(VENV)/pre-commit run --all-files
 

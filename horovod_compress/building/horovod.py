@@ -184,6 +184,7 @@ def _build(stages: Stages, entry: Path, found: Mapping[str, Any], environment: M
         command = [*PIP, "wheel", "-v", "--no-build-isolation", "--no-deps", "-w", str(built), str(sources)]
         stages.run("building Horovod", command, {**inherited, **dict(found["options"]), **ours})
         (built / "facts.json").write_text(json.dumps(found, indent=2) + "\n")
+        shutil.rmtree(entry, ignore_errors=True)  # an incomplete one
         built.rename(entry)
 
 

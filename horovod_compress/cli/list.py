@@ -80,18 +80,24 @@ def rows() -> list[dict[str, Any]]:
     found = []
     for name in registry.available():
         try:
-            kind = registry.codec_class(name)
+            found += rows_of(registry.codec_class(name))
         except ConfigError as error:  # it is another package's: the others are as they were
             print(f"hvd-compress: {error}", file=sys.stderr)
-            continue
-        seen: list[tuple[Any, ...]] = []
-        for options in choices(kind):
-            one = entry(kind, options)
-            known = (one["payloads"], one["bound"], one["kept_bytes"], one["zeros"], f"{one['bits']:.3g}")
-            if known not in seen:
-                seen.append(known)
-                found.append(one)
+        except Exception as error:
+            if name in registry.built_in():
+                raise
+            print(f"hvd-compress: the method {name!r} raised {type(error).__name__}: {error}", file=sys.stderr)
     return found
+
+
+def rows_of(kind: Any) -> list[dict[str, Any]]:
+    """Return the entries of one method."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for options in choices(kind):
+        one = entry(kind, options)
+        known = (repr(one["payloads"]), one["bound"], one["kept_bytes"], one["zeros"], f"{one['bits']:.3g}")
+        found.setdefault(known, one)
+    return list(found.values())
 
 
 def choices(kind: Any) -> Iterator[dict[str, Any]]:

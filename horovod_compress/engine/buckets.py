@@ -142,7 +142,7 @@ class Rounds:
             last = self._last = step, self.kinds[codec]
         return last[1]
 
-    def take(self, coming: Next) -> None:
+    def choose(self, coming: Next) -> None:
         """Choose what the coming steps exchange; between two steps, on every rank alike."""
         if coming.kind in ("coded", "exact") and self.divides == "never":
             return  # a second moment that is held is nothing to this method
@@ -301,7 +301,7 @@ class Buckets:
         """Choose what the coming steps exchange."""
         with self._context.changed:
             for state in self:
-                state.rounds.take(coming)
+                state.rounds.choose(coming)
 
     def exact_until(self) -> int:
         """Return the step at which the last method begins to compress."""

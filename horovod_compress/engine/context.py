@@ -30,7 +30,7 @@ from .agreement.differences import Operands
 #: How far a rank has come with a bucket: its gradients are awaited, all ranks meet first, it is being exchanged.
 AWAITED, MEETING, EXCHANGED = range(3)
 #: A step, a bucket, and how far the rank has come with it.
-Place = tuple[int, int, int]
+Position = tuple[int, int, int]
 
 # ---- how far a rank has come ---------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ class Progress:
         self.finished: tuple[int, int] | None = None
         self._meets: float | None = None  # since when the training thread waits for all ranks to meet
         self._exchanges: float | None = None  # since when a bucket is exchanged
-        self._at: Place = (0, 0, AWAITED)
+        self._at: Position = (0, 0, AWAITED)
 
     def awaits(self, bucket: int) -> None:
         """Note that the gradients of a bucket are awaited."""
@@ -75,7 +75,7 @@ class Progress:
         """Return since when this rank has been in what needs all ranks, on the monotonic clock; None if it is not."""
         return self._exchanges if self._meets is None else self._meets
 
-    def place(self) -> Place:
+    def place(self) -> Position:
         """Return where the rank is, to be compared with others."""
         step, bucket, come = self._at
         return step, bucket, come if self._meets is None else max(come, MEETING)

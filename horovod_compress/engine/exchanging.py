@@ -117,9 +117,10 @@ class Exchanging:
 
     def _exchange(self, turn: Turn) -> None:
         """Let a bucket be exchanged; its result is decoded on the decoding thread, as it arrives."""
-        context, bucket = self._context, turn.state.bucket
-        began = time.perf_counter()
-        bad = turn.exchange(lambda parts: self._decode_later(turn, partial(turn.decode, parts)))
+        context, bucket, deadline = self._context, turn.state.bucket, self._context.deadline()
+        turn.take_over(deadline)
+        began = time.perf_counter()  # what is still queued of the backward pass is none of the exchange
+        bad = turn.exchange(lambda parts: self._decode_later(turn, partial(turn.decode, parts)), deadline)
         if context.watch and bad.count:
             context.watch.spoil()  # the round was cut short
         elif context.watch:

@@ -32,7 +32,7 @@ from .agreement.notes import (
     verdict,
     with_words,
 )
-from .context import EXCHANGED, Context, Place, Worker
+from .context import EXCHANGED, Context, Position, Worker
 
 #: How long a rank waits for the others' notes. Frozen ones leave none, so an error comes this long after the timeout:
 #: within a second. Longer than _FLOOD_SECONDS, after which a rank that is stuck leaves its own.
@@ -266,7 +266,7 @@ _LOOK_SECONDS = 1.0
 _SHARE = 1 / 6
 #: Word is given of a wait as long as this.
 _WARN_SECONDS = FLOW_SECONDS
-_NOWHERE: Place = (-1, 0, 0)
+_NOWHERE: Position = (-1, 0, 0)
 #: Seconds without a look say that this process was stopped, as a whole job is that a scheduler suspends.
 _BREAK_SECONDS = 10.0
 #: Word that comes no sooner before the error says nothing new.
@@ -286,7 +286,7 @@ class Patience:
     """
 
     def __init__(self, context: Context, failure: Failure) -> None:
-        self._context, self.error = context, failure
+        self._context, self._failure = context, failure
         self._limit, self._tells = context.options.flow_seconds, _WARN_SECONDS
         self._two_limits = context.options.timeout is None  # else the transport's own deadline is all there is
         self._since: float | None = None  # of the wait that is watched
@@ -302,7 +302,7 @@ class Patience:
 
     def _run(self) -> None:
         every = min(_LOOK_SECONDS, self._every())
-        while not self.error.over.wait(every):
+        while not self._failure.over.wait(every):
             self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
@@ -338,11 +338,11 @@ class Patience:
         self._whole = None if missing else (self._whole or now)
         silent = [rank for rank, at in sorted(heard.items()) if now - at >= self._limit]
         if self._two_limits and silent:
-            self.error.give_up(f"rank(s) {listed(silent)} gave no sign of life for {self._limit:g} s")
+            self._failure.give_up(f"rank(s) {listed(silent)} gave no sign of life for {self._limit:g} s")
         elif self._two_limits and missing and now - since >= self._context.options.busy_seconds:
-            self.error.give_up(f"rank(s) {listed(missing)} kept the others waiting for {now - since:.0f} s")
+            self._failure.give_up(f"rank(s) {listed(missing)} kept the others waiting for {now - since:.0f} s")
         elif self._two_limits and self._whole and now - self._whole >= self._limit:
-            self.error.give_up(f"the exchange took more than {self._limit:g} s, with every rank in it")
+            self._failure.give_up(f"the exchange took more than {self._limit:g} s, with every rank in it")
         elif missing and not self._told and self._tells <= now - since < self._context.options.busy_seconds - _SOON:
             self._told = True
             self._tell(now, since, missing, [rank for rank, at in heard.items() if now - at >= self._tells / 2])
@@ -363,7 +363,7 @@ class Patience:
         )  # fmt: skip
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> Position:
     """Return how far a rank has come by its answer: nowhere while its reducer is being made."""
     try:
         step, bucket, come = map(int, json.loads(text))

@@ -12,8 +12,9 @@ and the norm of their sum is that of the mean within 1 / sqrt(2 counters). They 
 16 bits, as every rank sends them to every other; all add them in rank order, so all come to the same ratio. It counts
 from the next step on. Where none is known yet, and in rounds that empty residuals, results are held until it is.
 
-A gradient's way meets this in ``begin`` and ``factor`` (training thread), ``fold`` (where gradients are taken in),
-``note`` and ``exchange`` (exchange thread), ``decoded`` and ``settle`` (decoding thread).
+A gradient's way meets this in ``begin`` and then ``factor``, which a turn takes when it is made (training thread);
+``fold`` (where gradients are taken in); ``note`` and ``exchange`` (exchange thread); ``decoded`` and ``settle``
+(decoding thread).
 """
 
 from __future__ import annotations

@@ -230,12 +230,10 @@ class Reducer:
         """Return the tensors that were not offered in a step that is under way."""
         found: list[str] = []
         with self.context.changed:
-            for state in self.buckets:
+            for state in (state for state in self.buckets if state.finished < step):
                 turn = self._turns.get(state.bucket.index)
-                if state.finished < step and (turn is None or turn.over):
-                    found += [tensor.name for tensor in state.bucket.tensors]
-                elif state.finished < step and turn and not turn.full:
-                    found += turn.missing()
+                begun = turn and not turn.over
+                found += turn.missing() if turn and begun else [tensor.name for tensor in state.bucket.tensors]
         return found
 
     def _await(self, ready: Callable[[], bool], step: int) -> None:
@@ -291,7 +289,7 @@ class Reducer:
         return self.context.progress.step
 
     def next_step(self) -> int:
-        """Return the step that the next gradient will belong to, between two steps."""
+        """Return the step that the next gradient will belong to."""
         return self.buckets.next_step()
 
     def idle(self) -> bool:
@@ -339,6 +337,7 @@ class Reducer:
             self.verification.resume()
             for state in self.buckets:
                 state.resume(step)
+            self._turns.clear()  # of steps that never came about, or whose results were taken
 
     def check_replan(self, plan: Plan) -> None:
         """Refuse buckets that :meth:`replan` could not go on with.
@@ -359,9 +358,10 @@ class Reducer:
             ConfigError: see :meth:`check_replan`.
         """
         self.check_replan(plan)
-        self._turns.clear()
         kept.replan(self.context, self.buckets, self.kept, plan)
         self.kept.tables_touched = True
+        with self.context.changed:
+            self._turns.clear()
 
     def time_exchange(self, bucket: int) -> float:
         """Exchange whatever a bucket's payload holds, and return the seconds; for measurements, on every rank.

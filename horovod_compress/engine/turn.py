@@ -166,7 +166,7 @@ class Turn:
 
     # ---- exchange ----
 
-    def exchange(self, decode: Callable[[list[Part]], None]) -> NonFiniteCount:
+    def exchange(self, decode: Callable[[list[Part]], None], deadline: Deadline) -> NonFiniteCount:
         """Exchange the bucket with all other ranks: its preludes, then its payload.
 
         Every rank has the complete count of values that are not finite after a prelude, so all leave out what follows,
@@ -174,13 +174,12 @@ class Turn:
 
         Args:
             decode: called with the parts of the result that can be decoded while the exchange goes on.
+            deadline: one for all of it.
 
         Returns:
             The count over all ranks.
         """
         context, bucket, round_, step = self._context, self.state.bucket, self.round, self.key.step
-        deadline = context.deadline()  # one for all of it
-        self.take_over(deadline)
         for number, prelude in enumerate(round_.preludes):
             context.recorder.note(step, bucket.index, "prelude", number)
             with context.metrics.timed("encode", where=(step, bucket, f"encode for prelude {number}")):

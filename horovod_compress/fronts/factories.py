@@ -111,7 +111,7 @@ def _create(kind: Any, ranks: RanksOption) -> Callable[..., Any]:
     create.__doc__ = f"""Create a compression by the name of its method.
 
         Args:
-            method: one of :func:`built_in`, or what :func:`method`, :func:`masked` or :func:`by_step` returns.
+            method: one of :func:`available`, or what :func:`method`, :func:`masked` or :func:`by_step` returns.
             named_parameters: of the model, in forward order; parameters that need no gradient are skipped.
             options: those of the method and those of all methods; ``{ranks.name}``: {ranks.said}
         """

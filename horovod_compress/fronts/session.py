@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import itertools
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -225,8 +226,9 @@ class Closing:
             close()
 
 
-#: Held while what was dropped is being closed.
+#: Held while what was dropped is being closed. In a fork nobody closes it.
 _dropping: list[_thread.LockType] = []
+os.register_at_fork(after_in_child=_dropping.clear)
 
 
 def _dropped(job: Job, closers: Sequence[Callable[[], object]]) -> None:
@@ -244,7 +246,10 @@ def _dropped(job: Job, closers: Sequence[Callable[[], object]]) -> None:
 
 def _start(closers: Sequence[Callable[[], object]], closing: _thread.LockType) -> None:
     """Close on a thread that Python knows, and forgets again."""
-    threading.Thread(target=_close, args=(closers, closing), name="hvc-dropped", daemon=True).start()
+    try:
+        threading.Thread(target=_close, args=(closers, closing), name="hvc-dropped", daemon=True).start()
+    except RuntimeError:  # the interpreter is about to end
+        closing.release()
 
 
 def _close(closers: Sequence[Callable[[], object]], closing: _thread.LockType) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
@@ -23,9 +24,11 @@ from horovod_compress.exchange.device import Deadline
 from horovod_compress.options import Options
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import Plan, TensorSpec
+from horovod_compress.schedule.trial import Watch
 from tests.battery.kept import kept, same
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
+from tests.support.turns import NonFinite
 
 TENSORS = [spec("a", 70, 33), spec("b", 5)]
 
@@ -333,3 +336,24 @@ def test_memory_is_kept_for_both_threads(cuda: FakeCuda) -> None:
 
     device.of("cuda:0").keep([Recorded()])  # type: ignore[list-item]
     assert Recorded.streams == cuda.made[:2]
+
+
+def test_what_is_still_queued_of_the_backward_pass_is_none_of_the_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adaptive schedule would choose buckets by how long the backward pass takes."""
+    queued, seconds = 0.3, []
+    read, exchanged = NonFinite.read, Watch.exchanged
+
+    def late(self: NonFinite, deadline: Deadline) -> None:
+        time.sleep(queued)  # as long as the device takes to come to its counts
+        read(self, deadline)
+
+    def noted(self: Watch, bucket: int, taken: float) -> None:
+        seconds.append(taken)
+        exchanged(self, bucket, taken)
+
+    monkeypatch.setattr(NonFinite, "read", late)
+    monkeypatch.setattr(Watch, "exchanged", noted)
+    with everything_on_accelerator(), Fleet(1, TENSORS, "marsit") as fleet:
+        fleet.reducers[0].watch = Watch(fleet.plan)
+        fleet.step(random_grads(1, TENSORS))
+    assert len(seconds) == len(fleet.plan.buckets) and max(seconds) < queued
