@@ -143,7 +143,10 @@ class Rounds:
         return last[1]
 
     def choose(self, coming: Next) -> None:
-        """Choose what the coming steps exchange; between two steps, on every rank alike."""
+        """Choose what the coming steps exchange; between two steps, on every rank alike.
+
+        A bucket has one round without the method: whether it is halved is decided by the first of these kinds.
+        """
         if coming.kind in ("coded", "exact") and self.divides == "never":
             return  # a second moment that is held is nothing to this method
         if coming.kind in ("plain", "halved", "exact") and not self._plain:

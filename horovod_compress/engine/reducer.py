@@ -1,6 +1,6 @@
 """The reducer: one rank's gradients in, the results of all ranks out, step after step.
 
-It is the only stateful object of the package. What moves is a :class:`.turn.Turn`, one bucket in one step:
+All state between steps is its own. What moves is a :class:`.turn.Turn`, one bucket in one step:
 
     offer     the training thread hands a gradient over; a thread of its own takes it in
     exchange  the exchange thread takes turns in plan order, each as soon as its bucket is full (:mod:`.exchanging`)

@@ -7,6 +7,7 @@ A gradient's way, and the thread that takes each part of it:
     exchange   exchange    preludes, then the payload, once every tensor is in, while backward still runs
     decode     decoding    parts of the result, as they arrive
     complete   decoding    what is left of it; what the round leaves becomes what the next one reads
+    write_back decoding    results of gradients that are not contiguous, which are decoded in a copy
     take       training    the result: the gradient's own memory, overwritten
 
 A gradient is held from its offer to its result and then overwritten in place: the residual rules read it a second time
@@ -141,10 +142,10 @@ class Turn:
         count = round_.submit(position, key)
         if not self.state.device.is_accelerator and count and self.state.drop_spoilt(position):
             count = round_.submit(position, key)
-        if count and zeroes:
+        if zeroes and count:  # in this order: on a GPU the count is a tensor, and to ask it waits
             set_zero(position, flat, ~flat.isfinite())
             count = round_.submit(position, key)
-        if count and zeroes:  # finite, but too large for this method
+        if zeroes and count:  # finite, but too large for this method
             set_zero(position, flat, flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max))
             count = round_.submit(position, key)
         return count

@@ -141,7 +141,7 @@ BOUND = 10.0
 #: What an optimizer's group of parameters has, and its state of one parameter.
 Group = Mapping[str, Any]
 State = Mapping[str, Any]
-Place = tuple[dict[str, Any], nn.Parameter, str]
+Slot = tuple[dict[str, Any], nn.Parameter, str]
 
 
 def check_options(second_moment: str, **numbers: object) -> None:
@@ -262,7 +262,7 @@ def mean_power(values: Tensor, power: int, rows: int = 1) -> Tensor:
     return sums.div_(length)
 
 
-def places(optimizer: Any, names: Mapping[int, str]) -> Iterator[Place]:
+def places(optimizer: Any, names: Mapping[int, str]) -> Iterator[Slot]:
     """Return the parameters of an optimizer that have a name, each with its group.
 
     Args:
