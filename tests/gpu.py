@@ -117,7 +117,8 @@ class GpuTests:
             yield
         finally:
             timer.cancel()
-            signal.signal(signal.SIGUSR2, before)
+            # What comes late would end the process by default.
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN if before is signal.SIG_DFL else before)
 
     # ---- results ----------------------------------------------------------------------------------
 
@@ -126,7 +127,9 @@ class GpuTests:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != RIGHT:
-            why = "" if report.passed else str(report.longrepr)[-4000:]
+            crash = getattr(report.longrepr, "reprcrash", None)  # a long traceback may end with something else
+            first = f"{crash.message[:1000]}\n" if crash else ""
+            why = "" if report.passed else first + str(report.longrepr)[-4000:]
             outcome = NOT_RUN if report.skipped else report.outcome
             self._note(
                 report.nodeid,

@@ -118,9 +118,10 @@ def test_the_limit_ends_what_runs_and_the_next_call_begins_with_the_rest(
 ) -> None:
     folder = Folder(tmp_path, kernels__long=LONG.replace("SECONDS", "50"), a__right=FIRST)
     began = time.monotonic()
-    status, said = folder.run("-m", "gpu", "--limit", "12", "-rs", *workers, FIXED="1")
+    status, said = folder.run("-m", "gpu", "--limit", "7", "-rs", *workers, FIXED="1")
     assert time.monotonic() - began < 45 and "the time of --limit was over" in said
-    assert folder.found()[0] == ("long", "started"), "the order is that of ORDER"
+    first = folder.found()[: 1 + len(workers) // 2]  # of each process that starts one
+    assert ("long", "started") in first, "the order is that of ORDER"
     assert ("long", "not run") in folder.found()
     assert status == gpu.INCOMPLETE
     (tmp_path / "tests/kernels/test_long.py").write_text(LONG.replace("SECONDS", "0"))

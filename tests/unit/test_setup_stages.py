@@ -46,14 +46,25 @@ class Checkout:
         """Run make, and return the stages that it has run."""
         for path in (self.calls, self.asked):
             path.write_text("")
-        others = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "HVC_", "CUDA"))}
         done = subprocess.run(
             ["make", f"PYTHON={self.python}", *(words or ["environment"])],
-            cwd=self.root, env=others | environment, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            cwd=self.root,
+            env=_outside_of_make() | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         self.said = done.stdout + done.stderr
         assert (done.returncode != 0) == (status != 0), self.said
         return set(self.calls.read_text().splitlines())
+
+
+def _outside_of_make() -> dict[str, str]:
+    """Return the environment without that of `make test`."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "HVC_", "CUDA"))
+    }
 
 
 @pytest.fixture
@@ -151,7 +162,7 @@ def test_a_second_make_waits_for_the_first(checkout: Checkout) -> None:
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         command = ["make", f"PYTHON={checkout.python}", "environment"]
-        second = subprocess.Popen(command, cwd=checkout.root, stdout=subprocess.PIPE, text=True)
+        second = subprocess.Popen(command, cwd=checkout.root, env=_outside_of_make(), stdout=subprocess.PIPE, text=True)
         assert second.stdout is not None
         assert second.stdout.readline().startswith("waiting for another make")
     second.communicate(timeout=60)
