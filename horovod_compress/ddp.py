@@ -1,10 +1,11 @@
-"""Compression for PyTorch's DistributedDataParallel, started by torchrun; Horovod is not needed.
+"""Compression for jobs of torch.distributed, which torchrun starts; Horovod is not needed.
 
     import horovod_compress.ddp as hvc
 
     compression = hvc.Compression.marsit(model.named_parameters())
-    ddp_model = DistributedDataParallel(model)
-    compression.register(ddp_model, optimizer)
+    compression.register(model, optimizer)
+
+A model in DistributedDataParallel is registered with that: ``compression.register(ddp_model, optimizer)``.
 
 Options, results and saved states are those of :mod:`horovod_compress.torch`; docs/ddp.md has the differences.
 """

@@ -27,6 +27,7 @@ _PURPOSES = {
     "connected": "the end of the handshake, where ranks report whether they are connected",
     "nccl": "the set-up of NCCL's connections",
     "linked": "the end of the set-up of NCCL's connections",
+    "register": "the comparison of modules, by which register() begins",
     "attach": "the comparison of ranks before the first gradient",
     "tuning": "the comparison of measured times, by which the schedule chooses buckets",
     "update": "the comparison of update-mode optimizers",

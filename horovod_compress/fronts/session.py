@@ -142,6 +142,13 @@ class Session:
         return result
 
 
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """Return a parameter's gradient; zeros where no backward pass has brought one, as all ranks hand over the same."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
 def in_backward() -> bool:
     """Return whether this thread is inside a backward pass."""
     return torch._C._current_graph_task_id() != -1

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import horovod
 import horovod.torch as hvd
-import torch
 from torch import Tensor, nn
 
 from ...engine.job import Job
@@ -20,7 +19,7 @@ from ...observe.trace import MAX_EVENTS, Trace
 from .. import factories
 from ..compression import BaseCompression, begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
-from ..session import Session, in_backward, weakly
+from ..session import Session, gradient_of, in_backward, weakly
 from .gradients import NO_ADASUM, Finder, Tokens, leave_before_loading, leave_frozen, result_scale_of, watch_steps
 from .job import HorovodJob
 from .private import (
@@ -360,15 +359,13 @@ def _attach(optimizer: Any, compression: Compression, session: Session) -> None:
     stock = optimizer._allreduce_grad_async
 
     def hand_over(parameter: nn.Parameter) -> tuple[Any, Any]:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        grad = parameter.grad
+        grad = gradient_of(parameter)
         if grad.is_sparse:
             if not optimizer.sparse_as_dense:
                 return stock(parameter)
             grad = grad.to_dense()
         if id(parameter) not in session.steps.index:
-            raise ConfigError(compression._finder.why_unknown(parameter.grad))
+            raise ConfigError(compression._finder.why_unknown(grad))
         if compression._is_repeat(session):
             return (lambda: grad), None
         with session.lock:

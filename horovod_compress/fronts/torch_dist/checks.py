@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -23,7 +23,7 @@ NO_JOIN = (
 )
 NO_UPDATES = (
     "DistributedUpdateOptimizer, which exchanges weight updates, needs Horovod: import horovod_compress.torch as hvc. "
-    "Under DistributedDataParallel gradients are exchanged: compression.register(ddp_model, optimizer)"
+    "Under torch.distributed gradients are exchanged: compression.register(model, optimizer)"
 )
 
 PYTHON_REDUCER = (
@@ -34,8 +34,8 @@ PYTHON_REDUCER = (
 Named = Sequence[tuple[str, nn.Parameter]]
 
 
-def check_model(model: object, group: object, named: Named, others: Named) -> None:
-    """Refuse a model that does not fit a compression.
+def check_model(model: DistributedDataParallel, group: object, named: Named, others: Named) -> None:
+    """Refuse a wrapped model that does not fit a compression.
 
     Args:
         named: the parameters that are exchanged.
@@ -44,10 +44,6 @@ def check_model(model: object, group: object, named: Named, others: Named) -> No
     Raises:
         ConfigError: says what to do.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            f"register() takes the wrapped model, DistributedDataParallel(model), got a {type(model).__name__}"
-        )
     if model.process_group is not group:
         raise ConfigError("give DistributedDataParallel and the compression the same process_group=")
     hooks = [hook for hook, state in getattr(model, "_comm_hooks", ()) if not isinstance(state, Copied)]
@@ -63,16 +59,63 @@ def check_model(model: object, group: object, named: Named, others: Named) -> No
         )
     if getattr(model, "_use_python_reducer", False):
         raise ConfigError(PYTHON_REDUCER)
-    _check_parameters(model, named, others)
+    _check_parameters(_reduced(model), model.module, named, others)
 
 
-def _check_parameters(model: DistributedDataParallel, named: Named, others: Named) -> None:
+#: Modules whose parameters, or gradients, are not whole or not this rank's own, with where torch or others have them.
+_NOT_WHOLE = (
+    ("torch.nn.parallel.data_parallel", "DataParallel"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+    ("torch.distributed.fsdp", "FSDPModule"),
+    ("deepspeed", "DeepSpeedEngine"),
+)
+_SHARDED = (("torch.distributed.tensor", "DTensor"), ("torch.distributed._tensor", "DTensor"))
+
+
+def check_unwrapped(model: object, named: Named, others: Named) -> None:
+    """Refuse a module that does not fit a compression; see :func:`check_model`.
+
+    Raises:
+        ConfigError: says what to do.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"register() takes a module, or DistributedDataParallel(module), got a {type(model).__name__}"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise ConfigError(
+                f"{name} of this module is a DistributedDataParallel, which exchanges its gradients itself: give "
+                "register() that, or the module without the wrapper"
+            )
+        if isinstance(module, _known(_NOT_WHOLE)):
+            raise ConfigError(
+                f"{name or 'this module'} is a {type(module).__name__}, whose parameters or gradients are divided "
+                "among devices or exchanged by itself; give register() the module without it, or "
+                "DistributedDataParallel(module)"
+            )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, _known(_SHARDED)):
+            raise ConfigError(f"{name} is divided among ranks, a DTensor; only parameters that are whole are exchanged")
+    _check_parameters(model.named_parameters(), model, named, others)
+
+
+def _known(kinds: Sequence[tuple[str, str]]) -> tuple[type, ...]:
+    """Return those of some classes that a program has imported."""
+    found = (getattr(sys.modules.get(module), name, None) for module, name in kinds)
+    return tuple(kind for kind in found if isinstance(kind, type))
+
+
+def _check_parameters(
+    trained: Iterable[tuple[str, nn.Parameter]], module: nn.Module, named: Named, others: Named
+) -> None:
     ours, frozen = ({id(parameter): name for name, parameter in mine} for mine in (named, others))
-    theirs = {id(p): name for name, p in _reduced(model) if p.requires_grad}
+    theirs = {id(p): name for name, p in trained if p.requires_grad}
     if thawed := [name for key, name in theirs.items() if key in frozen]:
         raise ConfigError(
             f"{len(thawed)} parameter(s) need a gradient now and were frozen when the compression was created: "
-            f"{', '.join(thawed[:5])}; set requires_grad first, then create the compression and wrap the model"
+            f"{', '.join(thawed[:5])}; set requires_grad first, then create the "
+            "compression, and the wrapper if there is one"
         )
     missing = [name for key, name in theirs.items() if key not in ours]
     if missing and len(missing) == len(theirs):
@@ -86,7 +129,7 @@ def _check_parameters(model: DistributedDataParallel, named: Named, others: Name
             f"model.named_parameters()"
         )
     extra = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in theirs]
-    left = {id(parameter) for parameter in model.module.parameters()}
+    left = {id(parameter) for parameter in module.parameters()}
     if extra and all(id(parameter) in left for name, parameter in named if name in extra):
         raise ConfigError(
             f"DistributedDataParallel leaves {len(extra)} parameter(s) of named_parameters out of its buckets: "
@@ -108,10 +151,11 @@ def _reduced(model: DistributedDataParallel) -> Iterator[tuple[str, nn.Parameter
     yield from ((name, parameter) for name, parameter in model.module.named_parameters() if name not in ignored)
 
 
-def not_exchanged(model: DistributedDataParallel, named: Named) -> list[tuple[str, nn.Parameter]]:
+def not_exchanged(model: nn.Module, named: Named) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of a model that a compression does not exchange, as they were frozen."""
     ours = {id(parameter) for _, parameter in named}
-    return [(name, parameter) for name, parameter in _reduced(model) if id(parameter) not in ours]
+    reduced = _reduced(model) if isinstance(model, DistributedDataParallel) else model.named_parameters()
+    return [(name, parameter) for name, parameter in reduced if id(parameter) not in ours]
 
 
 def check_optimizer(optimizer: object, named: Named) -> None:

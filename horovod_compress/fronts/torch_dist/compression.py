@@ -1,8 +1,11 @@
-"""The compression object that DistributedDataParallel is given as the state of its communication hook, and the hook.
+"""The compression object under torch.distributed: of a module as it is, or of one in DistributedDataParallel.
+
+That is given the compression as the state of its communication hook, and the hook.
 
 Annotations are no texts here: torch looks at those of the hook.
 """
 
+import contextlib
 import logging
 import os
 import weakref
@@ -12,23 +15,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.job import Job
-from ...engine.optimizer.family import before_step
+from ...engine.optimizer.family import before_step, uncompiled
 from ...engine.reducer import Hooks
 from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..compression import BaseCompression, begin_trace
-from ..factories import RanksOption, add_factories
+from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Unexchanged
 from ..session import Session, in_backward, weakly
 from . import checks
 from .backward import Backward, Fetching, Unused, at_the_end, looks_for_unused
 from .job import TorchJob
+from .unwrapped import Unwrapped, begin_alike, leave_other
 
-Model = TypeVar("Model", bound=DistributedDataParallel)
+Model = TypeVar("Model", bound=nn.Module)
 
 if TYPE_CHECKING:
     from .factory_types import Factories
@@ -39,15 +43,14 @@ _log = logging.getLogger("horovod_compress")
 
 
 class Compression(BaseCompression, Factories):
-    """A compression for DistributedDataParallel.
+    """A compression for jobs that torchrun starts.
 
         compression = hvc.Compression.marsit(model.named_parameters())
-        ddp_model = DistributedDataParallel(model)
-        compression.register(ddp_model, optimizer)
+        compression.register(model, optimizer)
 
     Create one by the name of a method after ``torch.distributed.init_process_group()`` and on every rank; the ranks
-    then compare their options. Give it the parameters of the model itself, not of the wrapper: names are part of what
-    is saved.
+    then compare their options. A model that is in DistributedDataParallel is registered with that. Give the compression
+    the parameters of the model itself, not of the wrapper: names are part of what is saved.
 
     ``hvc.available()`` lists the methods; ``help(hvc.Compression.marsit)`` shows a method's options, and those of
     all methods, with their defaults.
@@ -62,14 +65,15 @@ class Compression(BaseCompression, Factories):
     _backward: Backward | None = None
     _fetching: Fetching
     _model: Callable[[], DistributedDataParallel | None] = staticmethod(lambda: None)  # it holds the hook
+    _unwrapped: Callable[[], Unwrapped | None] = staticmethod(lambda: None)  # the module keeps it
     _left_out: Unused | None = None  # where a step may leave parameters out
     _what_copies_lack = (
         "a copy of a DistributedDataParallel model has no compression; if it is trained, it exchanges gradients "
         "uncompressed: create one, and write compression.register(ddp_model, optimizer)"
     )
     _how_to_use = (
-        "a model; write compression.register(ddp_model, optimizer) before the first backward pass, or "
-        "ddp_model.register_comm_hook(compression, hvc.ddp_hook)"
+        "a model; write compression.register(model, optimizer), with the wrapped model under DistributedDataParallel, "
+        "before the first backward pass, or ddp_model.register_comm_hook(compression, hvc.ddp_hook)"
     )
     _ranks_in_words = "process group"
 
@@ -80,7 +84,7 @@ class Compression(BaseCompression, Factories):
     def _begin(self, session: Session) -> None:
         self._fetching = Fetching(session.job.number)
         self._closing.add(self._fetching.close)
-        planned = "the compression and DistributedDataParallel"
+        planned = "the compression, or DistributedDataParallel,"
         self._unexchanged = Unexchanged(lambda: session.others, planned, "both")
 
     def _tell(self, failure: str) -> None:
@@ -93,7 +97,7 @@ class Compression(BaseCompression, Factories):
 
     def register(
         self,
-        ddp_model: Model,
+        model: Model,
         optimizer: Any = None,
         *,
         second_moment: str = "auto",
@@ -101,22 +105,27 @@ class Compression(BaseCompression, Factories):
         rebuild_every: int | None = None,
         match_norm: bool = True,
     ) -> Model:
-        """Give DistributedDataParallel the hook that exchanges its gradients; return the model.
+        """Exchange the gradients of a model from now on; return the model.
 
-        Call it on every rank, before the first backward pass: earlier steps are not compressed.
+        Gradients are those of all ranks when ``backward()`` returns. Call this on every rank, before the first backward
+        pass: earlier steps are not compressed.
 
         Args:
-            ddp_model: the model whose parameters this compression was given, wrapped.
+            model: the module whose parameters this compression was given, or DistributedDataParallel around it. A
+                module as it is needs no more: its parameters and buffers become those of rank 0, and hooks take each
+                gradient as soon as it is there. DistributedDataParallel is given a communication hook.
             optimizer: the one that applies the results; the other options are those of :meth:`attach`.
 
         Raises:
-            ConfigError: the model has other parameters or other ranks, already has a hook, or uses something that a
-                hook does not support.
+            ConfigError: the model has other parameters or other ranks, already has a hook or compression, or uses
+                something that hooks do not support.
+            MismatchError: a module as it is differs between ranks.
+            ExchangeError: not every rank arrived in time.
         """
         session = self._session
         if not session:
-            return ddp_model
-        checks.check_model(ddp_model, self._job.group, session.steps.named, session.others)
+            return model
+        self._check(session, model)
         if optimizer is not None:
             self.attach(
                 optimizer,
@@ -125,14 +134,70 @@ class Compression(BaseCompression, Factories):
                 rebuild_every=rebuild_every,
                 match_norm=match_norm,
             )
-        if looks_for_unused(ddp_model):
-            self._left_out = Unused(ddp_model, session.reducer.kept)
-        session.others = checks.not_exchanged(ddp_model, session.steps.named)
-        ddp_model.join_hook = checks.RefusedJoin(ddp_model)  # type: ignore[method-assign]
-        ddp_model.register_comm_hook(self, ddp_hook)
-        self._model = weakref.ref(ddp_model)
+        session.others = checks.not_exchanged(model, session.steps.named)
+        if isinstance(model, DistributedDataParallel):
+            self._hook_into(session, model)
+        else:
+            self._take_from(session, model, optimizer)
         session.unused = False
-        return ddp_model
+        return model
+
+    def _check(self, session: Session, model: nn.Module) -> None:
+        if self._unwrapped():
+            raise ConfigError("this compression has a module already; a compression serves one, and is registered once")
+        if isinstance(model, DistributedDataParallel):
+            checks.check_model(model, self._job.group, session.steps.named, session.others)
+        else:
+            checks.check_unwrapped(model, session.steps.named, session.others)
+            leave_other(model)
+
+    def _hook_into(self, session: Session, model: DistributedDataParallel) -> None:
+        """Give DistributedDataParallel the hook."""
+        if looks_for_unused(model):
+            self._left_out = Unused(model, session.reducer.kept)
+        model.join_hook = checks.RefusedJoin(model)  # type: ignore[method-assign]
+        model.register_comm_hook(self, ddp_hook)
+        self._model = weakref.ref(model)
+
+    def _take_from(self, session: Session, module: nn.Module, optimizer: Any) -> None:
+        """Take the gradients of a module as it is."""
+        begin_alike(module, session, self._job.group)
+        found = Unwrapped(module, session, self._begin_step, self._look, self._job.group)
+        if optimizer is not None:
+            optimizer.register_step_pre_hook(uncompiled(lambda *given: found.refuse_open()))
+        self._unwrapped = weakref.ref(found)
+
+    def _look(self) -> None:
+        """Look for gradients that are not exchanged, when all of a pass are there."""
+        session = self._here()
+        if session.others and not session.job.rank and session.job.size > 1:
+            self._unexchanged.look()
+
+    @of_an_object
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Within this, backward passes only add up gradients; the first one behind it exchanges the sum.
+
+            for number, batch in enumerate(batches):
+                with compression.no_sync() if number + 1 < len(batches) else contextlib.nullcontext():
+                    loss(model(batch)).backward()
+            optimizer.step()
+
+        Have the same passes in it on every rank, and forward passes too: DistributedDataParallel, whose ``no_sync()``
+        this is for a model in it, looks there.
+
+        Raises:
+            ConfigError: no model was registered.
+        """
+        session, ddp_model, unwrapped = self._session, self._model(), self._unwrapped()
+        if unwrapped:
+            return unwrapped.paused()
+        if ddp_model:
+            return ddp_model.no_sync()
+        if session:
+            raise ConfigError(
+                "no_sync() is for a model that was registered: write compression.register(model, optimizer)"
+            )
+        return contextlib.nullcontext()
 
     def attach(
         self,
@@ -189,7 +254,7 @@ class Compression(BaseCompression, Factories):
         session = self._here()
         if _needs_held(session) and not session.steps.met and session.reducer.rank == 0:
             _log.warning(
-                "%s was given no optimizer: write compression.register(ddp_model, optimizer), or "
+                "%s was given no optimizer: write compression.register(model, optimizer), or "
                 "compression.attach(optimizer). Without it, Adam's second moment is computed from compressed "
                 "gradients, and the exact first steps that momentum needs are left out",
                 self.method,
@@ -254,8 +319,8 @@ class Compression(BaseCompression, Factories):
             self._backward = backward = Backward(session.result, self._fetching.alive)
             backward.gives_up = self._refuse_to_go_on
             at_the_end(backward.end)
-            if session.others and not session.job.rank and session.job.size > 1:
-                at_the_end(self._unexchanged.look)  # when all gradients of this pass are there
+            if session.others:
+                at_the_end(self._look)
             if self._left_out:
                 self._left_out.begin()
                 backward.afterwards = partial(self._left_out.settle, backward.brought)

@@ -1,0 +1,319 @@
+"""A module that is not wrapped: a hook of each parameter hands its gradient over as soon as autograd has added it up.
+
+No bucket of torch's lies in between, and no copy into one. Autograd itself calls what ends a backward pass: it waits
+for all results, so that gradients are those of all ranks when ``backward()`` returns.
+
+A parameter that a pass has brought no gradient for is handed over at its end, as it is, or as zeros: every rank hands
+over the same ones. Those that are frozen or have sparse gradients are known before, and no bucket waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...errors import ConfigError, ExchangeError, MismatchError
+from ..session import Session, gradient_of
+from . import checks
+from .backward import at_the_end
+
+_NAMED = 5  # at most, in messages
+_BROADCAST_BYTES = 250 << 20  # at once, as DistributedDataParallel does it
+
+
+class _End:
+    """What autograd calls at the end of a pass, and drops uncalled where an error has ended it."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        self._call()
+
+
+class Pass:
+    """One backward pass, with those that run within it, as reentrant checkpoints do.
+
+    Attributes:
+        steps: of the gradients that were handed over, by the number of their parameters.
+        skipped: parameters of which nothing is handed over, by number.
+    """
+
+    def __init__(self) -> None:
+        self.steps: dict[int, int] = {}
+        self.skipped: set[int] = set()
+        self._ends: dict[int, weakref.ref[_End]] = {}  # that autograd has still to call, by the number of its task
+
+    def has_end(self, task: int) -> bool:
+        return task in self._ends
+
+    def end_with(self, task: int, call: Callable[[], None]) -> None:
+        """Have something called at the end of a task of autograd's, the one under way."""
+        end = _End(partial(self._ended, task, call))
+        self._ends[task] = weakref.ref(end)
+        at_the_end(end)
+
+    def _ended(self, task: int, call: Callable[[], None]) -> None:
+        del self._ends[task]
+        call()
+
+    def interrupted(self) -> bool:
+        """Return whether an error has ended this pass, or one within it."""
+        return any(end() is None for end in self._ends.values())
+
+    def missing(self, count: int) -> list[int]:
+        """Return the parameters that nothing is known of yet, out of so many."""
+        return [index for index in range(count) if index not in self.steps and index not in self.skipped]
+
+
+class Unwrapped:
+    """Exchanges the gradients of one module.
+
+    Args:
+        begin_step: begins a step of the compression, before its first gradient is handed over.
+        look: called at the end of each pass.
+        group: the process group, in which torch reduces sparse gradients.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        session: Session,
+        begin_step: Callable[[], object],
+        look: Callable[[], None],
+        group: Any,
+    ) -> None:
+        self._session, self._begin_step, self._look, self._group = session, begin_step, look, group
+        self._pass: Pass | None = None
+        self._paused = False
+        kinds = (nn.Embedding, nn.EmbeddingBag)
+        #: By identity: those whose gradients are sparse, as DistributedDataParallel expects it too.
+        self._sparse = {id(m.weight) for m in module.modules() if isinstance(m, kinds) and m.sparse}
+        hook = _Hook(self)
+        for parameter in session.steps.parameters:
+            needs, _ = parameter.requires_grad, parameter.requires_grad_(True)  # else torch takes no hook
+            parameter.register_post_accumulate_grad_hook(hook)
+            parameter.requires_grad_(needs)
+        _in_use[module] = self
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let backward passes only add up gradients."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def is_over(self) -> bool:
+        """Return whether nothing will be exchanged any more, so that the module can have another compression."""
+        return self._session.is_over()
+
+    # ---- in a backward pass ----
+
+    def take(self, parameter: Tensor) -> None:
+        """Hand a gradient over, to which autograd has just added what this pass brings.
+
+        Raises:
+            ConfigError: it cannot be exchanged.
+            ExchangeError: an earlier exchange failed, or an error has ended the last pass in the middle.
+        """
+        if self._paused:
+            return
+        session = self._session
+        with session.lock:
+            under_way, grad = self._under_way(), parameter.grad
+            index = session.steps.index[id(parameter)]
+            if index in under_way.skipped or grad is None:
+                return
+            if grad.is_sparse:
+                raise ConfigError(
+                    f"{self._called(index)} is sparse, and no embedding with sparse=True has it as weight"
+                )
+            if index in under_way.steps:
+                raise ConfigError(
+                    f"{self._called(index)} has come twice in one backward pass: a module that runs in several "
+                    "reentrant checkpoints brings it once for each; write checkpoint(..., use_reentrant=False)"
+                )
+            under_way.steps[index] = session.offer(index, grad)
+
+    def _under_way(self) -> Pass:
+        """Return the pass that this call belongs to; the first gradient begins one, and a step."""
+        if (found := self._pass) is None:
+            self._begin_step()
+            found = self._pass = Pass()
+            self._end_with(found)
+            self._skip(found)
+        elif found.interrupted():
+            self._stop(found)
+        elif not found.has_end(torch._C._current_graph_task_id()):
+            self._end_with(found)
+        return found
+
+    def _end_with(self, under_way: Pass) -> None:
+        under_way.end_with(torch._C._current_graph_task_id(), partial(self._end, under_way))
+
+    def _skip(self, begun: Pass) -> None:
+        """Let no bucket wait for what is not exchanged: frozen parameters, and those that torch reduces."""
+        reducer = self._session.reducer
+        for index, parameter in enumerate(self._session.steps.parameters):
+            if id(parameter) in self._sparse or index in reducer.buckets.frozen:
+                begun.skipped.add(index)
+                reducer.skip(index)
+
+    def _stop(self, interrupted: Pass) -> None:
+        """Fail, with the other ranks: they would wait for the rest of the pass before."""
+        failure, rank = self._session.failure, self._session.job.number
+        failure.raise_if_failed()
+        error = ExchangeError(
+            f"rank {rank}: an error has ended a backward pass in the middle, after {len(interrupted.steps)} of "
+            f"{len(self._session.steps.parameters)} gradients were handed over, so that ranks no longer agree on the "
+            "weights; restart the job from a checkpoint, and let a batch that is to be skipped be skipped before "
+            "backward(), on every rank"
+        )
+        failure.report("a backward pass", error)
+        raise error
+
+    def _called(self, index: int) -> str:
+        """Return a gradient in words."""
+        session = self._session
+        return f"rank {session.job.number}: the gradient of {session.reducer.plan.names()[index]}"
+
+    # ---- at its end ----
+
+    def _end(self, ended: Pass) -> None:
+        """Hand over what is missing, and wait for all results, on the thread that ends the pass.
+
+        Raises:
+            HorovodCompressError: see :meth:`~horovod_compress.engine.reducer.Reducer.result`.
+        """
+        if ended is not self._pass:
+            return  # the last gradient came within a pass that this one has run, and that has waited
+        session = self._session
+        missing = ended.missing(len(session.steps.parameters))
+        if missing and torch._C._current_autograd_node() is not None:
+            return  # another pass runs this one, and brings more
+        try:
+            for index in missing:
+                grad = gradient_of(session.steps.parameters[index])
+                ended.steps[index] = session.offer(index, grad)
+            self._reduce_sparse(ended)
+            for index, step in ended.steps.items():
+                session.result(index, step)
+            if ended.skipped:  # a bucket that is skipped whole is awaited by nobody else
+                session.reducer.settled()
+        finally:
+            self._pass = None
+        self._look()
+
+    def _reduce_sparse(self, ended: Pass) -> None:
+        """Let torch reduce sparse gradients, in an order that all ranks have."""
+        for index in sorted(ended.skipped):
+            parameter = self._session.steps.parameters[index]
+            if id(parameter) not in self._sparse or not parameter.requires_grad:
+                continue
+            grad = parameter.grad
+            if grad is None:
+                grad = torch.sparse_coo_tensor(size=parameter.shape, dtype=parameter.dtype, device=parameter.device)
+            if not grad.is_sparse:
+                raise ConfigError(
+                    f"{self._called(index)} is dense, and an embedding with sparse=True has it as weight; it is used "
+                    "elsewhere too: write sparse=False"
+                )
+            parameter.grad = checks.mean_of(grad, self._group).wait()
+
+    def refuse_open(self) -> None:
+        """Before an optimizer's step, refuse gradients that are still being exchanged.
+
+        Raises:
+            ExchangeError: an error has ended the last pass in the middle.
+            ConfigError: it has come to no end, and says why.
+        """
+        if (left := self._pass) is None or self._session.is_over():
+            return
+        if left.interrupted():
+            self._stop(left)
+        names = [
+            self._session.reducer.plan.names()[index] for index in left.missing(len(self._session.steps.parameters))
+        ]
+        raise ConfigError(
+            f"rank {self._session.job.number}: the last backward pass has brought no gradient for {len(names)} "
+            f"parameter(s), {', '.join(names[:_NAMED])}, and ended in a reentrant checkpoint, where that is seen too "
+            "late; write checkpoint(..., use_reentrant=False)"
+        )
+
+
+class _Hook:
+    """What torch calls for each parameter; the garbage collector sees nothing of what it refers to."""
+
+    def __init__(self, unwrapped: Unwrapped) -> None:
+        self._unwrapped = weakref.ref(unwrapped)
+
+    def __call__(self, parameter: Tensor) -> None:
+        if (found := self._unwrapped()) is None:
+            raise ConfigError(
+                "the module that this compression was registered with is gone, and so is the compression; register "
+                "the module that is trained, and keep it or the compression"
+            )
+        found.take(parameter)
+
+    def is_over(self) -> bool:
+        found = self._unwrapped()
+        return found is None or found.is_over()
+
+
+#: A compression stays as long as the module that it exchanges the gradients of, whether or not a program keeps it.
+_in_use: weakref.WeakKeyDictionary[nn.Module, Unwrapped] = weakref.WeakKeyDictionary()
+
+
+def leave_other(module: nn.Module) -> None:
+    """Take the hooks of a closed compression from a module.
+
+    Raises:
+        ConfigError: it has one that is in use.
+    """
+    for parameter in module.parameters():
+        hooks: Any = parameter._post_accumulate_grad_hooks or {}  # type: ignore[attr-defined]
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, _Hook) and not hook.is_over():
+                raise ConfigError(
+                    "this module has a compression already, and register() is called once; call close() on that one "
+                    "first, or create the module again"
+                )
+            if isinstance(hook, _Hook):
+                del hooks[key]
+
+
+# ---- all ranks begin alike ----
+
+
+def begin_alike(module: nn.Module, session: Session, group: Any) -> None:
+    """Let every rank begin with the parameters and buffers of rank 0, as DistributedDataParallel does.
+
+    Raises:
+        MismatchError: the modules of ranks differ.
+        ExchangeError: not every rank came in time.
+    """
+    named = [*module.named_parameters(), *module.named_buffers()]
+    mine = [[name, f"{tensor.dtype}".removeprefix("torch."), list(tensor.shape)] for name, tensor in named]
+    for rank, theirs in enumerate(session.gather(mine, "hvc.register", by_name=True)):
+        here, there = (next((o for o in a if o not in b), None) for a, b in ((mine, theirs), (theirs, mine)))
+        if here or there:
+            raise MismatchError(
+                f"the modules given to register() differ: rank {session.job.rank} has {_in_words(here)}, rank {rank} "
+                f"has {_in_words(there)}; names, shapes and types of parameters and buffers have to be equal"
+            )
+    if session.job.size > 1:
+        tensors = [tensor.detach() for _, tensor in named]
+        dist._broadcast_coalesced(group, tensors, _BROADCAST_BYTES, 0)  # type: ignore[attr-defined]
+
+
+def _in_words(one: Any) -> str:
+    return "none beside those of the other" if one is None else f"{one[0]} of type {one[1]} and shape {tuple(one[2])}"
