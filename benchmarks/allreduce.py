@@ -5,9 +5,9 @@
 Every cell of rate, ranks and size is measured in a real Horovod job, in which all contestants take
 turns. A contestant is "horovod fp32", "horovod fp16", "headroom" (exchanges nothing), "ddp fp32",
 "ddp fp16", "ddp powersgd r1", "ddp powersgd r4", or a method of this package with options:
-"marsit fold step_size=tensor seed=3", under Horovod or, as "ddp:marsit", under DDP. Marsit runs
-without full-precision rounds unless told otherwise. Sizes are bytes of float32 (1kB, 100MB) or
-elements (25Melem). Any wrong element fails the run.
+"marsit fold step_size=tensor seed=3", under Horovod or, as "ddp:marsit" or
+"plain:marsit", under DDP or with a plain module. Marsit runs without full-precision rounds unless
+told otherwise. Sizes are bytes of float32 (1kB, 100MB) or elements (25Melem). Any wrong element fails the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import bandwidth
-from benchmarks.bandwidth import label, size_in_bytes
+from benchmarks.bandwidth import label, size_in_bytes, without_front
 from benchmarks.lab import LabError
 from benchmarks.lab.rates import Rate, parse_delay
 from benchmarks.launch import JobFailed, Launcher, Outcome, open_launcher
@@ -178,7 +178,7 @@ def words(text: str) -> list[str]:
 
 def full_name(method: str) -> str:
     """Return a contestant's name as the job takes it: Marsit has no full-precision rounds unless they are asked for."""
-    plain = method.split()[0].removeprefix("ddp:") == "marsit" and "full_precision_every=" not in method
+    plain = without_front(method.split()[0]) == "marsit" and "full_precision_every=" not in method
     return f"{method} full_precision_every=0" if plain else method
 
 

@@ -94,6 +94,17 @@ def is_compressed(record: Record) -> bool:
 # ---- what to expect ---------------------------------------------------------------------------
 
 
+#: Begins the name of a method of this package that runs under DistributedDataParallel, as its communication hook.
+UNDER_DDP = "ddp:"
+#: Begins the name of one that takes the gradients of a module without a wrapper, in the process group that DDP has.
+UNWRAPPED = "plain:"
+
+
+def without_front(name: str) -> str:
+    """Return the name of a contestant without what it says of the front."""
+    return name.removeprefix(UNDER_DDP).removeprefix(UNWRAPPED)
+
+
 class Expectation(NamedTuple):
     """How a method is likely to behave, for deciding what not to start."""
 
@@ -105,7 +116,7 @@ class Expectation(NamedTuple):
 
 def expectation(method: str) -> Expectation:
     """Return what is likely of a contestant; of an unknown one, as much as of an uncompressed one."""
-    method = method.removeprefix("ddp:")
+    method = without_front(method)
     if method == NOTHING:
         return Expectation(0.0, 0.0)
     if method == "horovod fp16":

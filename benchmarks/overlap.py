@@ -84,7 +84,7 @@ def partner(name: str, records: Sequence[Record]) -> Record | None:
 
 
 def _front(name: str) -> tuple[str, str]:
-    """Return what a name says of the front, "ddp:" or nothing, and the method with its options."""
+    """Return what a name says of the front, "ddp:", "plain:" or nothing, and the method with its options."""
     front, colon, method = name.partition(":")
     return (front + colon, method) if colon and " " not in front else ("", name)
 

@@ -5,9 +5,10 @@
 The gradients have the names, shapes and backward order of the real model, and travel in a real
 Horovod job. The compute is simulated by sleeping: --compute-ms a step, a third of it forward,
 spread over the layers as their multiply-adds are. Contestants are those of benchmarks.allreduce,
-such as "horovod fp32", "none schedule=single", "marsit schedule=layerwise", or "ddp:marsit" under
-DDP; "headroom", which exchanges nothing, always takes part. Marsit runs without full-precision rounds unless told
-otherwise; their cost is added in rows of its own. Any wrong element fails the run.
+such as "horovod fp32", "none schedule=single", "marsit schedule=layerwise", "ddp:marsit" under DDP,
+or "plain:marsit" without a wrapper; "headroom", which exchanges nothing, always takes part. Marsit
+runs without full-precision rounds unless told otherwise; their cost is added in rows of its own. Any
+wrong element fails the run.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from benchmarks.bandwidth import without_front
+
 from . import base, names
 from .base import Adapter
 from .names import PeerError
@@ -13,7 +15,7 @@ def adapter(name: str) -> Adapter:
     """Return a contestant by its name, or by a method of this package with options.
 
     The names of others are those of ``names.STOCK`` and ``names.DDP``; everything else is read as
-    ``[ddp:]METHOD [ring|fold|auto] [key=value ...]``, see :func:`benchmarks.peers.names.parse`.
+    ``[ddp:|plain:]METHOD [ring|fold|auto] [key=value ...]``, see :func:`benchmarks.peers.names.parse`.
 
     Raises:
         PeerError: there is no such method, or a word is not understood.
@@ -24,7 +26,7 @@ def adapter(name: str) -> Adapter:
         return stock.adapter(name)
     if name in names.DDP:
         return ddp.adapter(name)
-    return ours_ddp.adapter(name) if name.startswith(names.UNDER_DDP) else ours.adapter(name)
+    return ours.adapter(name) if name == without_front(name) else ours_ddp.adapter(name)
 
 
 def adapters(wanted: Iterable[str], files: Iterable[str] = ()) -> list[Adapter]:

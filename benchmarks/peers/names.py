@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks.bandwidth import UNDER_DDP, UNWRAPPED, without_front
 from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.registry import available
 from horovod_compress.engine.methods import parse as parse_options
@@ -18,8 +19,6 @@ from horovod_compress.schedule.plan import TensorSpec
 STOCK = ("horovod fp32", "horovod fp16", "headroom")
 DDP = ("ddp fp32", "ddp fp16", "ddp powersgd r1", "ddp powersgd r4")
 METHODS = available()
-#: Begins the name of a method of this package that runs under DistributedDataParallel, as its communication hook.
-UNDER_DDP = "ddp:"
 #: Of DistributedDataParallel itself, which a name that begins so may set among the options of the method.
 DDP_OPTIONS = ("bucket_cap_mb",)
 
@@ -39,8 +38,9 @@ def parse(text: str, others: Iterable[str] = (*STOCK, *DDP)) -> tuple[str, dict[
     method, *words = text.split() or [""]
     if method not in METHODS:
         raise PeerError(
-            f"unknown contestant {text!r}; choose one of {', '.join(others)}, or a method of this package with its "
-            f"options, under Horovod or, as in {UNDER_DDP}marsit, under DDP: {', '.join(METHODS)}"
+            f"unknown contestant {text!r}; choose one of {', '.join(others)}, or a method of this package with "
+            f"options, under Horovod, under DDP ({UNDER_DDP}marsit) or with a plain module ({UNWRAPPED}marsit): "
+            f"{', '.join(METHODS)}"
         )
     options: dict[str, Any] = {}
     for word in words:
@@ -83,10 +83,10 @@ def check(names: Iterable[str], stock: Iterable[str] = (*STOCK, *DDP)) -> None:
             raise PeerError(f"two contestants are named {name!r}; names are unique in a run")
         if name in known:
             continue
-        # Only a benchmark that has DDP itself can run methods under it.
-        under_ddp = DDP[0] in known and name.startswith(UNDER_DDP)
-        method, options = parse(name.removeprefix(UNDER_DDP) if under_ddp else name, known)
-        if under_ddp:
+        # Only a benchmark that has DDP itself can run methods in its process group.
+        has_ddp = DDP[0] in known
+        method, options = parse(without_front(name) if has_ddp else name, known)
+        if has_ddp and name.startswith(UNDER_DDP):
             _, options = divided(options)
         try:
             _check_options(method, options)

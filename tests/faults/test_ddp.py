@@ -1,4 +1,4 @@
-"""DistributedDataParallel with a rank that dies, freezes or stops: errors come in time, and no process hangs."""
+"""DistributedDataParallel, or a plain module, with a rank that dies, freezes or stops: errors come, no process hangs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ SCRIPT = Path(__file__).parent / "jobs" / "ddp.py"
 WORLD, VICTIM, TIMEOUT = 3, 1, 4.0
 MOST_SECONDS = 30.0  # from a fault to the end of the others, on a machine that is busy
 UNUSED = {"find_unused_parameters": True}
+PLAIN = {"plain": True}
 
 
 def survivors(victim: int) -> list[int]:
@@ -58,7 +59,7 @@ def check_survivors(job: Job, text: str, victim: int = VICTIM) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ddp", [{}, UNUSED], ids=["", "unused"])
+@pytest.mark.parametrize("ddp", [{}, UNUSED, PLAIN], ids=["", "unused", "plain"])
 def test_without_a_fault_all_end_well(ddp: dict[str, Any]) -> None:
     job = harmed("none", ddp)
     assert [report["error"] for report in job.reports] == [None] * WORLD
@@ -66,7 +67,7 @@ def test_without_a_fault_all_end_well(ddp: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ddp", [{}, UNUSED, {"static_graph": True}], ids=["", "unused", "static"])
+@pytest.mark.parametrize("ddp", [{}, UNUSED, {"static_graph": True}, PLAIN], ids=["", "unused", "static", "plain"])
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 def test_a_rank_that_dies_or_freezes_ends_the_others(fault: str, ddp: dict[str, Any]) -> None:
     check_survivors(harmed(fault, ddp), f"No sign of life from rank(s) {VICTIM}")
@@ -79,7 +80,8 @@ def test_so_does_the_rank_whose_process_has_the_store(fault: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_error_of_a_rank_ends_the_others() -> None:
-    job = harmed("raise", {})
+@pytest.mark.parametrize("ddp", [{}, PLAIN], ids=["", "plain"])
+def test_an_error_of_a_rank_ends_the_others(ddp: dict[str, Any]) -> None:
+    job = harmed("raise", ddp)
     check_survivors(job, f"rank {VICTIM} is gone")
     assert job.reports[VICTIM]["error"] == "RuntimeError"

@@ -1,4 +1,4 @@
-"""Horovod and DistributedDataParallel: the same weights, byte for byte, and the same saved states."""
+"""Horovod, DistributedDataParallel and plain modules: the same weights, byte for byte, and the same saved states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from horovod_compress.codecs.registry import available
 from tests.support.jobs import run_ranks
 
-FRONTS = ("torch", "horovod")
+FRONTS = ("torch", "horovod", "plain")
 STEPS = [0, 20]
 SECONDS = 280.0  # for a job of all methods
 FEW = ("marsit", "topk")
@@ -33,7 +33,8 @@ DDP_WAYS = ({"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_un
 
 def run(front: str, cases: dict[str, dict[str, Any]], world: int = 2) -> list[dict[str, Any]]:
     """Return what every rank reports by case."""
-    job = run_ranks(world, "fronts.py", timeout=SECONDS, arguments={"cases": cases}, front=front)
+    asked = {"cases": cases, "plain": front == "plain"}
+    job = run_ranks(world, "fronts.py", timeout=SECONDS, arguments=asked, front=front.replace("plain", "torch"))
     for name in cases:
         assert len({report[name]["weights"] for report in job.reports}) == 1, name
         assert len({report[name]["moments"] for report in job.reports}) == 1, name
@@ -42,9 +43,10 @@ def run(front: str, cases: dict[str, dict[str, Any]], world: int = 2) -> list[di
 
 def check_equal(cases: dict[str, dict[str, Any]], world: int = 2) -> None:
     control = {"control": next(iter(cases.values())) | {"steps": [0, STEPS[1] - 1]}}
-    ours, theirs = (run(front, cases | control, world) for front in FRONTS)
+    ours, *others = (run(front, cases | control, world) for front in FRONTS)
     for name in cases:
-        assert [report[name] for report in ours] == [report[name] for report in theirs], name
+        for theirs in others:
+            assert [report[name] for report in ours] == [report[name] for report in theirs], name
         assert ours[0][name]["weights"] != ours[0]["control"]["weights"]
 
 
@@ -52,7 +54,7 @@ def by_method(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     return {name: {"method": name, "steps": STEPS} for name in names}
 
 
-def test_two_fronts_give_the_same_bytes() -> None:
+def test_all_fronts_give_the_same_bytes() -> None:
     check_equal(by_method(FEW))
 
 
@@ -71,9 +73,10 @@ def test_a_second_moment_that_is_held() -> None:
         "adam": {},
         "attach": {"second_moment": "shared", "warmup_steps": 4, "rebuild_every": 5},
     }
-    ours, theirs = (run(front, {name: common | case for name, case in HELD.items()}, 3) for front in FRONTS)
+    ours, *others = (run(front, {name: common | case for name, case in HELD.items()}, 3) for front in FRONTS)
     for name in HELD:
-        assert [report[name] for report in ours] == [report[name] for report in theirs], name
+        for theirs in others:
+            assert [report[name] for report in ours] == [report[name] for report in theirs], name
         assert (ours[0][name]["weights"] == ours[0]["plain"]["weights"]) is (name == "plain")
 
 
@@ -88,9 +91,9 @@ def test_a_gradient_that_is_not_finite_on_any_rank() -> None:
         key: {"method": "marsit", "steps": [0, 9], "options": policies[name], "nan": [at, bad]}
         for key, (name, bad) in cases.items()
     }
-    ours, theirs = (run(front, asked, world) for front in FRONTS)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine == other
+    ours, *others = (run(front, asked, world) for front in FRONTS)
+    assert all(theirs == ours for theirs in others)
+    for mine in ours:
         for key, (name, bad) in cases.items():
             raised = name == "raise" and bad is not None
             assert len(mine[key]["refused"]) == raised
@@ -107,8 +110,8 @@ def test_buckets_of_ours_have_nothing_to_do_with_those_of_ddp(schedule: str) -> 
     case = {"method": "none" if adaptive else "marsit", "steps": STEPS, "options": {"schedule": schedule}}
     found = run("torch", {name: case | ddp for name, ddp in many.items()})[0]
     assert len({report["weights"] for report in found.values()}) == 1
-    theirs = run("horovod", {"horovod": case})[0]["horovod"]
-    assert theirs["weights"] == found["0"]["weights"]
+    for front in FRONTS[1:]:
+        assert run(front, {front: case})[0][front]["weights"] == found["0"]["weights"]
 
 
 @pytest.mark.slow
@@ -116,8 +119,8 @@ def test_buckets_of_ours_have_nothing_to_do_with_those_of_ddp(schedule: str) -> 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("first", FRONTS)
 def test_a_job_goes_on_under_the_other_front(first: str, world: int, tmp_path: Path) -> None:
-    """With every method: ten steps under one front and ten under the other are twenty under the first."""
-    second = FRONTS[1 - FRONTS.index(first)]
+    """With every method: ten steps under one front and ten under the next are twenty under the first."""
+    second = FRONTS[FRONTS.index(first) - 1]
     cases = by_method(tuple(available())) | {"adam": ADAM | {"steps": STEPS}}
     for name in cases:
         (tmp_path / name).mkdir()

@@ -28,13 +28,18 @@ def start() -> None:
         hvd.init()
 
 
-def trained(model: Any, optimizer: Any, compression: Any, attach: Any = None, ddp: Any = None) -> tuple[Any, Any]:
+def trained(
+    model: Any, optimizer: Any, compression: Any, attach: Any = None, ddp: Any = None, *, plain: bool = False
+) -> tuple[Any, Any]:
     """Return the model to be called and the optimizer to be used.
 
     Args:
         attach: options of ``attach()``.
         ddp: options of DistributedDataParallel.
+        plain: the model is in no DistributedDataParallel.
     """
+    if plain:
+        return compression.register(model, optimizer, **(attach or {})), optimizer
     if DDP:
         from torch.nn.parallel import DistributedDataParallel
 

@@ -10,7 +10,6 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -21,16 +20,16 @@ from torch.nn.parallel import DistributedDataParallel
 from ...engine.job import Job
 from ...engine.optimizer.family import before_step, uncompiled
 from ...engine.reducer import Hooks
-from ...errors import ConfigError, HorovodCompressError
+from ...errors import ConfigError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..compression import BaseCompression, begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Unexchanged
 from ..session import Session, in_backward, weakly
 from . import checks
-from .backward import Backward, Fetching, Unused, at_the_end, looks_for_unused
 from .job import TorchJob
 from .unwrapped import Unwrapped, begin_alike, leave_other
+from .wrapped import Wrapped
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -62,11 +61,8 @@ class Compression(BaseCompression, Factories):
     """
 
     _job: TorchJob
-    _backward: Backward | None = None
-    _fetching: Fetching
-    _model: Callable[[], DistributedDataParallel | None] = staticmethod(lambda: None)  # it holds the hook
+    _wrapped: Wrapped
     _unwrapped: Callable[[], Unwrapped | None] = staticmethod(lambda: None)  # the module keeps it
-    _left_out: Unused | None = None  # where a step may leave parameters out
     _what_copies_lack = (
         "a copy of a DistributedDataParallel model has no compression; if it is trained, it exchanges gradients "
         "uncompressed: create one, and write compression.register(ddp_model, optimizer)"
@@ -82,8 +78,8 @@ class Compression(BaseCompression, Factories):
         return Hooks(job.check, weakly(self._tell))
 
     def _begin(self, session: Session) -> None:
-        self._fetching = Fetching(session.job.number)
-        self._closing.add(self._fetching.close)
+        self._wrapped = Wrapped(session, self._begin_step, self._look, self._job.group)
+        self._closing.add(self._wrapped.fetching.close)
         planned = "the compression, or DistributedDataParallel,"
         self._unexchanged = Unexchanged(lambda: session.others, planned, "both")
 
@@ -136,7 +132,8 @@ class Compression(BaseCompression, Factories):
             )
         session.others = checks.not_exchanged(model, session.steps.named)
         if isinstance(model, DistributedDataParallel):
-            self._hook_into(session, model)
+            self._wrapped.follow(model)
+            model.register_comm_hook(self, ddp_hook)
         else:
             self._take_from(session, model, optimizer)
         session.unused = False
@@ -150,14 +147,6 @@ class Compression(BaseCompression, Factories):
         else:
             checks.check_unwrapped(model, session.steps.named, session.others)
             leave_other(model)
-
-    def _hook_into(self, session: Session, model: DistributedDataParallel) -> None:
-        """Give DistributedDataParallel the hook."""
-        if looks_for_unused(model):
-            self._left_out = Unused(model, session.reducer.kept)
-        model.join_hook = checks.RefusedJoin(model)  # type: ignore[method-assign]
-        model.register_comm_hook(self, ddp_hook)
-        self._model = weakref.ref(model)
 
     def _take_from(self, session: Session, module: nn.Module, optimizer: Any) -> None:
         """Take the gradients of a module as it is."""
@@ -188,16 +177,13 @@ class Compression(BaseCompression, Factories):
         Raises:
             ConfigError: no model was registered.
         """
-        session, ddp_model, unwrapped = self._session, self._model(), self._unwrapped()
-        if unwrapped:
+        if not self._session:  # this rank takes no part
+            return contextlib.nullcontext()
+        if unwrapped := self._unwrapped():
             return unwrapped.paused()
-        if ddp_model:
+        if ddp_model := self._wrapped.model():
             return ddp_model.no_sync()
-        if session:
-            raise ConfigError(
-                "no_sync() is for a model that was registered: write compression.register(model, optimizer)"
-            )
-        return contextlib.nullcontext()
+        raise ConfigError("no_sync() is for a model that was registered: write compression.register(model, optimizer)")
 
     def attach(
         self,
@@ -272,61 +258,8 @@ class Compression(BaseCompression, Factories):
         """
         if not in_backward():
             raise ConfigError(checks.NO_JOIN)
-        session = self._here()
-        try:
-            return self._exchange(session, bucket)
-        except HorovodCompressError as error:
-            self._refuse_to_go_on(error)
-            raise
-
-    def _refuse_to_go_on(self, error: HorovodCompressError) -> None:
-        if model := self._model():
-            checks.refuse_to_go_on(model, error)
-
-    def _exchange(self, session: Session, bucket: dist.GradBucket) -> Any:
-        backward, buffer = self._begin_backward(session, bucket), bucket.buffer()
-        numbers = checks.numbers(bucket.parameters(), session.steps.index, session.job.number)
-        if buffer.is_sparse:
-            reduced, offered, reducer = checks.mean_of(buffer, self._job.group), [], session.reducer
-            for at in numbers:  # torch reduces them
-                reducer.skip(at)
-            backward.sparse += numbers
-            # A bucket of sparse gradients only is awaited by nobody else.
-            backward.settle = partial(reducer.wait_idle, reducer.options.longest_seconds)
-        else:
-            grads = bucket.gradients()
-            if self._left_out:
-                self._left_out.set_aside(bucket.parameters(), numbers, grads)
-            offered = [(at, session.offer(at, grad)) for at, grad in zip(numbers, grads, strict=True)]
-        future = backward.add(buffer, offered)
-        if bucket.is_last() or backward.has_all(session.steps.parameters):
-            # DistributedDataParallel hands nothing over for what was frozen before the model was wrapped.
-            brought, parameters = backward.offered(), session.steps.parameters
-            left = [at for at, p in enumerate(parameters) if at not in brought and not p.requires_grad]
-            backward.add_to_last([(at, session.offer(at, torch.zeros_like(parameters[at]))) for at in left])
-            self._backward = None
-            backward.close()
-            self._fetching.hand_over(backward)
-        return reduced if buffer.is_sparse else future
-
-    def _begin_backward(self, session: Session, bucket: dist.GradBucket) -> Backward:
-        """Return the backward pass that a bucket belongs to; the first bucket begins one, and a step."""
-        backward, brought = self._backward, {id(parameter) for parameter in bucket.parameters()}
-        if backward and (bucket.index() or backward.brought.isdisjoint(brought)):
-            # In the first step of a static graph all buckets are number 0, and none is said to be the last.
-            backward.unnumbered = backward.unnumbered or not bucket.index()
-        else:
-            self._backward = backward = Backward(session.result, self._fetching.alive)
-            backward.gives_up = self._refuse_to_go_on
-            at_the_end(backward.end)
-            if session.others:
-                at_the_end(self._look)
-            if self._left_out:
-                self._left_out.begin()
-                backward.afterwards = partial(self._left_out.settle, backward.brought)
-            self._begin_step()
-        backward.brought |= brought
-        return backward
+        self._here()  # raises where this rank takes no part
+        return self._wrapped.exchange(bucket)
 
     def _exchange_alone(self, grad: Tensor) -> Tensor:
         """Exchange the gradient of a model with one parameter outside a backward pass; for measurements."""

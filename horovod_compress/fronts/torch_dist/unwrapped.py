@@ -221,7 +221,7 @@ class Unwrapped:
                 continue
             grad = parameter.grad
             if grad is None:
-                grad = torch.sparse_coo_tensor(size=parameter.shape, dtype=parameter.dtype, device=parameter.device)
+                grad = torch.zeros_like(parameter, layout=torch.sparse_coo)
             if not grad.is_sparse:
                 raise ConfigError(
                     f"{self._called(index)} is dense, and an embedding with sparse=True has it as weight; it is used "
@@ -244,9 +244,9 @@ class Unwrapped:
             self._session.reducer.plan.names()[index] for index in left.missing(len(self._session.steps.parameters))
         ]
         raise ConfigError(
-            f"rank {self._session.job.number}: the last backward pass has brought no gradient for {len(names)} "
-            f"parameter(s), {', '.join(names[:_NAMED])}, and ended in a reentrant checkpoint, where that is seen too "
-            "late; write checkpoint(..., use_reentrant=False)"
+            f"rank {self._session.job.number}: the last backward pass has ended in a reentrant checkpoint, where "
+            f"{len(names)} parameter(s) have got no gradient, {', '.join(names[:_NAMED])}, or others have got two; write "
+            "checkpoint(..., use_reentrant=False)"
         )
 
 
@@ -280,7 +280,7 @@ def leave_other(module: nn.Module) -> None:
         ConfigError: it has one that is in use.
     """
     for parameter in module.parameters():
-        hooks: Any = parameter._post_accumulate_grad_hooks or {}  # type: ignore[attr-defined]
+        hooks: Any = parameter._post_accumulate_grad_hooks or {}
         for key, hook in list(hooks.items()):
             if isinstance(hook, _Hook) and not hook.is_over():
                 raise ConfigError(
@@ -312,7 +312,7 @@ def begin_alike(module: nn.Module, session: Session, group: Any) -> None:
             )
     if session.job.size > 1:
         tensors = [tensor.detach() for _, tensor in named]
-        dist._broadcast_coalesced(group, tensors, _BROADCAST_BYTES, 0)  # type: ignore[attr-defined]
+        dist._broadcast_coalesced(group, tensors, _BROADCAST_BYTES, 0)
 
 
 def _in_words(one: Any) -> str:

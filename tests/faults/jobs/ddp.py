@@ -1,4 +1,4 @@
-"""DistributedDataParallel, with a rank that dies, freezes, or refuses in the middle of a step."""
+"""DistributedDataParallel, or a plain module, with a rank that dies, freezes, or refuses in the middle of a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ AT = 3  # the step in which it happens
 dist.init_process_group("gloo")
 say_pid()
 model = net(seed=2)
-called = DistributedDataParallel(model, bucket_cap_mb=0.01, **case.get("ddp", {}))
+ddp = {"bucket_cap_mb": 0.01} | case["ddp"]
+called = model if ddp.pop("plain", False) else DistributedDataParallel(model, **ddp)
 compression = hvc.Compression.marsit(model.named_parameters(), timeout=case["timeout"], schedule="layerwise")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 compression.register(called, optimizer)

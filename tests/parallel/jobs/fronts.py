@@ -29,7 +29,7 @@ def made(case: dict[str, Any], model: nn.Sequential) -> tuple[Any, Any, nn.Modul
     if "adam" in case:
         plain = torch.optim.AdamW(model.parameters(), **{"lr": 0.002} | case["adam"])
     ddp = {"bucket_cap_mb": SMALL_BUCKETS_MB} | case.get("ddp", {})
-    called, optimizer = trained(model, plain, compression, case.get("attach"), ddp)
+    called, optimizer = trained(model, plain, compression, case.get("attach"), ddp, plain=ASKED["plain"])
     return compression, optimizer, called
 
 

@@ -1,0 +1,109 @@
+"""A model in DistributedDataParallel: its communication hook hands over one bucket after the other, and never waits."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ...errors import HorovodCompressError
+from ..session import Session
+from . import checks
+from .backward import Backward, Fetching, Unused, at_the_end, looks_for_unused
+
+
+class Wrapped:
+    """Exchanges the buckets of one model.
+
+    Args:
+        begin_step: begins a step of the compression, before its first gradient is handed over.
+        look: called at the end of each pass.
+        group: the process group, in which torch reduces sparse gradients.
+
+    Attributes:
+        fetching: to be closed with the compression.
+        model: returns the model, None where nobody said which one it is.
+    """
+
+    def __init__(
+        self, session: Session, begin_step: Callable[[], object], look: Callable[[], None], group: Any
+    ) -> None:
+        self._session, self._begin_step, self._look, self._group = session, begin_step, look, group
+        self.fetching = Fetching(session.job.number)
+        self.model: Callable[[], DistributedDataParallel | None] = lambda: None
+        self._backward: Backward | None = None
+        self._left_out: Unused | None = None  # where a step may leave parameters out
+
+    def follow(self, model: DistributedDataParallel) -> None:
+        """Take note of the model whose buckets will come; it holds the hook, and so this."""
+        if looks_for_unused(model):
+            self._left_out = Unused(model, self._session.reducer.kept)
+        model.join_hook = checks.RefusedJoin(model)  # type: ignore[method-assign]
+        self.model = weakref.ref(model)
+
+    def exchange(self, bucket: dist.GradBucket) -> Any:
+        """Accept a bucket; return a future of its memory.
+
+        Raises:
+            ConfigError: it cannot be exchanged.
+            ExchangeError: an earlier exchange failed.
+        """
+        try:
+            return self._exchange(bucket)
+        except HorovodCompressError as error:
+            self._refuse_to_go_on(error)
+            raise
+
+    def _refuse_to_go_on(self, error: HorovodCompressError) -> None:
+        if model := self.model():
+            checks.refuse_to_go_on(model, error)
+
+    def _exchange(self, bucket: dist.GradBucket) -> Any:
+        session, buffer = self._session, bucket.buffer()
+        backward = self._begin_backward(bucket)
+        numbers = checks.numbers(bucket.parameters(), session.steps.index, session.job.number)
+        if buffer.is_sparse:
+            reduced, offered, reducer = checks.mean_of(buffer, self._group), [], session.reducer
+            for at in numbers:  # torch reduces them
+                reducer.skip(at)
+            backward.sparse += numbers
+            # A bucket of sparse gradients only is awaited by nobody else.
+            backward.settle = partial(reducer.wait_idle, reducer.options.longest_seconds)
+        else:
+            grads = bucket.gradients()
+            if self._left_out:
+                self._left_out.set_aside(bucket.parameters(), numbers, grads)
+            offered = [(at, session.offer(at, grad)) for at, grad in zip(numbers, grads, strict=True)]
+        future = backward.add(buffer, offered)
+        if bucket.is_last() or backward.has_all(session.steps.parameters):
+            # DistributedDataParallel hands nothing over for what was frozen before the model was wrapped.
+            brought, parameters = backward.offered(), session.steps.parameters
+            left = [at for at, p in enumerate(parameters) if at not in brought and not p.requires_grad]
+            backward.add_to_last([(at, session.offer(at, torch.zeros_like(parameters[at]))) for at in left])
+            self._backward = None
+            backward.close()
+            self.fetching.hand_over(backward)
+        return reduced if buffer.is_sparse else future
+
+    def _begin_backward(self, bucket: dist.GradBucket) -> Backward:
+        """Return the backward pass that a bucket belongs to; the first bucket begins one, and a step."""
+        backward, brought = self._backward, {id(parameter) for parameter in bucket.parameters()}
+        if backward and (bucket.index() or backward.brought.isdisjoint(brought)):
+            # In the first step of a static graph all buckets are number 0, and none is said to be the last.
+            backward.unnumbered = backward.unnumbered or not bucket.index()
+        else:
+            self._backward = backward = Backward(self._session.result, self.fetching.alive)
+            backward.gives_up = self._refuse_to_go_on
+            at_the_end(backward.end)
+            at_the_end(self._look)  # when all gradients of this pass are there
+            if self._left_out:
+                self._left_out.begin()
+                backward.afterwards = partial(self._left_out.settle, backward.brought)
+            self._begin_step()
+        backward.brought |= brought
+        return backward

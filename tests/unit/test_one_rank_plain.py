@@ -1,0 +1,443 @@
+"""What can be seen of a module that is not wrapped with one rank, in this process."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import horovod_compress.ddp as hvc
+
+LONG = 30.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of one rank, which met by a file: nothing in the environment tells of it."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    """Three layers, of which a pass may leave out the last one or run the first one in a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, given: Tensor, reentrant: bool | None = None, *, whole: bool = True) -> Tensor:
+        if reentrant is None:
+            found = self.second(self.first(given))
+        else:
+            given = given.requires_grad_()
+            found = checkpoint(lambda given: self.second(self.first(given)), given, use_reentrant=reentrant)
+        return self.last(found) if whole else found  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net()
+
+
+@pytest.fixture
+def compression(net: Net) -> Iterator[hvc.Compression]:
+    """A compression of the net; one rank's results of `none` are its gradients."""
+    made = hvc.Compression.none(net.named_parameters(), timeout=LONG)
+    yield made
+    made.close()
+
+
+def loss(net: nn.Module, *given: Any, **how: Any) -> Tensor:
+    return net(torch.ones(3, 4), *given, **how).square().sum()  # type: ignore[no-any-return]
+
+
+def grads(net: nn.Module) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+
+
+def expected(make: Callable[[Net], object]) -> list[Tensor]:
+    """Return the gradients of torch alone."""
+    net = Net()
+    make(net)
+    return grads(net)
+
+
+def equal(mine: list[Tensor], others: list[Tensor]) -> bool:
+    return len(mine) == len(others) and all(torch.equal(a, b) for a, b in zip(mine, others, strict=True))
+
+
+def passed(net: nn.Module, *given: Any, **how: Any) -> BaseException | None:
+    """Run a backward pass, which has to end; return its error."""
+    found: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            loss(net, *given, **how).backward()
+            found.append(None)
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(LONG)
+    assert found, "the backward pass hangs"
+    return found[0]
+
+
+# ---- passes of all kinds ----
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_gradients_are_there_when_the_pass_is_over(
+    net: Net, compression: hvc.Compression, reentrant: bool | None
+) -> None:
+    assert compression.register(net) is net
+    for step in range(3):
+        net.zero_grad(set_to_none=step == 1)
+        loss(net, reentrant).backward()
+        assert equal(grads(net), expected(lambda other: loss(other, reentrant).backward()))
+        assert compression.stats()["steps"] == step + 1
+
+
+def test_passes_without_sync_add_up(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    with compression.no_sync():
+        loss(net).backward()
+        with compression.no_sync():
+            loss(net, whole=False).backward()
+        loss(net).backward()
+    assert compression.stats()["steps"] == 0
+    loss(net).backward()
+    assert compression.stats()["steps"] == 1
+
+    def alone(other: Net) -> None:
+        for whole in (True, False, True, True):
+            loss(other, whole=whole).backward()
+
+    assert equal(grads(net), expected(alone))
+
+
+def test_several_passes_through_one_graph_are_several_steps(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    found = loss(net)
+    found.backward(retain_graph=True)
+    found.backward()
+    assert compression.stats()["steps"] == 2
+
+    def alone(other: Net) -> None:
+        found = loss(other)
+        found.backward(retain_graph=True)
+        found.backward()
+
+    assert equal(grads(net), expected(alone))
+
+
+def test_a_parameter_without_gradient_gets_that_of_the_other_ranks(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    loss(net, whole=False).backward()
+    assert net.last.weight.grad is not None and not net.last.weight.grad.any()
+    assert equal(grads(net)[:4], expected(lambda other: loss(other, whole=False).backward()))
+    loss(net).backward(inputs=[net.last.weight])
+    assert net.last.weight.grad.any() and compression.stats()["steps"] == 2
+
+
+def test_gradients_that_are_only_computed_are_left_alone(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    torch.autograd.grad(loss(net), list(net.parameters()))
+    assert compression.stats()["steps"] == 0 and not grads(net)
+
+
+def test_tied_weights_are_one(compression: hvc.Compression) -> None:
+    net, alone = Net(), Net()
+    for model in (net, alone):
+        model.second.weight = model.first.weight
+    tied = hvc.Compression.none(net.named_parameters(), timeout=LONG)
+    tied.register(net)
+    loss(net).backward()
+    loss(alone).backward()
+    assert equal(grads(net), grads(alone)) and len(grads(net)) == 5
+    tied.close()
+
+
+def test_frozen_parameters_are_left_alone_and_may_be_trained_later(net: Net, compression: hvc.Compression) -> None:
+    net.first.requires_grad_(False)  # after it was planned
+    compression.register(net)
+    assert not net.first.weight.requires_grad
+    loss(net).backward()
+    assert net.first.weight.grad is None and len(grads(net)) == 4
+    net.zero_grad()
+    net.first.requires_grad_(True)
+    loss(net).backward()
+    assert equal(grads(net), expected(lambda other: loss(other).backward()))
+
+
+def test_parameters_may_be_frozen_between_the_passes(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    found = loss(net)
+    net.first.requires_grad_(False)
+    found.backward()
+    assert equal(grads(net), expected(lambda other: loss(other).backward())[2:])
+
+
+# ---- passes that go wrong ----
+
+
+def interrupt(net: Net, parameter: Tensor) -> Any:
+    def fail(grad: Tensor) -> None:
+        raise RuntimeError("no luck")
+
+    return parameter.register_hook(fail)
+
+
+def test_after_an_error_in_the_middle_nothing_goes_on(net: Net, compression: hvc.Compression) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compression.register(net, optimizer)
+    assert passed(net) is None
+    optimizer.step()
+    handle = interrupt(net, net.first.weight)
+    assert str(passed(net)) == "no luck"
+    handle.remove()
+    for error in (passed(net), passed(net)):
+        assert isinstance(error, hvc.ExchangeError), error
+        assert "an error has ended a backward pass in the middle, after 5 of 6 gradients were handed over" in str(error)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_so_does_the_step_of_the_optimizer(net: Net, compression: hvc.Compression, reentrant: bool) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compression.register(net, optimizer)
+    interrupt(net, net.first.weight)
+    assert str(passed(net, reentrant)) == "no luck"
+    with pytest.raises(hvc.ExchangeError, match="an error has ended a backward pass in the middle, after 5 of 6"):
+        optimizer.step()
+
+
+def test_an_error_before_the_first_gradient_leaves_no_trace(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    handle = interrupt(net, net.last.weight)
+    net.last.bias.requires_grad_(False)
+    assert str(passed(net)) == "no luck"
+    handle.remove()
+    assert passed(net) is None and compression.stats()["steps"] == 1
+
+
+def test_a_step_that_is_not_finite_is_refused_and_the_next_one_is_not(net: Net) -> None:
+    compression = hvc.Compression.topk(net.named_parameters(), nonfinite="raise", timeout=LONG)
+    compression.register(net)
+    with pytest.raises(hvc.NonFiniteError, match="gradient values of bucket 0 are not finite in step 0"):
+        (loss(net) * float("inf")).backward()
+    net.zero_grad()
+    assert passed(net) is None
+    compression.close()
+
+
+def test_what_reentrant_checkpoints_bring_twice_is_refused(net: Net, compression: hvc.Compression) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compression.register(net, optimizer)
+    given = torch.ones(3, 4, requires_grad=True)
+    middle = checkpoint(net.first, given, use_reentrant=True)
+    net.last(net.second(checkpoint(net.first, middle, use_reentrant=True))).sum().backward()
+    with pytest.raises(hvc.ConfigError, match=r"4 parameter\(s\) have got no gradient, .*, or others have got two"):
+        optimizer.step()
+    with pytest.raises(
+        hvc.ConfigError, match=r"the gradient of first.* has come twice in one backward pass.*reentrant"
+    ):
+        raise passed(net) or AssertionError
+
+
+def test_a_pass_that_ends_in_a_reentrant_checkpoint_has_to_bring_all(net: Net, compression: hvc.Compression) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compression.register(net, optimizer)
+    loss(net, True, whole=False).backward()
+    text = r"has ended in a reentrant checkpoint, where 2 parameter\(s\) have got no gradient, last"
+    with pytest.raises(hvc.ConfigError, match=text):
+        optimizer.step()
+
+
+def test_closing_refuses_later_passes(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    compression.close()
+    assert "this compression was closed" in str(passed(net))
+
+
+# ---- one module, one compression ----
+
+
+def test_a_module_can_have_another_compression_after_the_first_one(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    other = hvc.Compression.none(net.named_parameters(), timeout=LONG)
+    with pytest.raises(hvc.ConfigError, match="has a compression already"):
+        other.register(net)
+    with pytest.raises(hvc.ConfigError, match="this compression has a module already"):
+        compression.register(net)
+    compression.close()
+    other.register(net)
+    assert passed(net) is None and other.stats()["steps"] == 1
+    other.close()
+
+
+def _fsdp(net: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    made = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # it needs an accelerator
+    nn.Module.__init__(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("wrap", "text"),
+    [
+        (lambda net: net.named_parameters(), "register\\(\\) takes a module, or Distributed.*, got a generator"),
+        (nn.DataParallel, "this module is a DataParallel, whose parameters or gradients"),
+        (
+            lambda net: nn.Sequential(DistributedDataParallel(net)),
+            "0 of this module is a DistributedDataParallel, which",
+        ),
+        (lambda net: nn.Linear(2, 2), "none of the model's parameters; a compression serves one model"),
+        (lambda net: nn.Sequential(net, nn.Linear(2, 2)), r"lacks 2 parameter\(s\) of the model: 1.weight, 1.bias"),
+        (lambda net: net.first, r"has 4 parameter\(s\) that the model does not have: second.weight"),
+        (_fsdp, "this module is a FullyShardedDataParallel, whose parameters"),
+    ],
+)
+def test_what_cannot_work_is_refused(net: Net, compression: hvc.Compression, wrap: Any, text: str) -> None:
+    with pytest.raises(hvc.ConfigError, match=text):
+        compression.register(wrap(net))
+    compression.register(net)  # the control
+    assert passed(net) is None
+
+
+def test_a_model_that_is_frozen_when_it_is_planned_is_refused(net: Net) -> None:
+    net.first.requires_grad_(False)
+    compression = hvc.Compression.none(net.named_parameters(), timeout=LONG)
+    net.first.requires_grad_(True)
+    with pytest.raises(hvc.ConfigError, match=r"2 parameter\(s\) need a gradient now and were frozen when"):
+        compression.register(net)
+    compression.close()
+
+
+def test_adding_up_is_for_what_was_registered(net: Net, compression: hvc.Compression) -> None:
+    with pytest.raises(hvc.ConfigError, match=r"no_sync\(\) is for a model that was registered"):
+        compression.no_sync()
+    called = compression.register(DistributedDataParallel(net))
+    with compression.no_sync():
+        assert passed(called) is None
+    assert compression.stats()["steps"] == 0
+    assert passed(called) is None and compression.stats()["steps"] == 1
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_sparse_gradients_are_those_of_embeddings_that_say_so(sparse: bool) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=sparse), nn.Linear(4, 10, bias=False))
+    model[1].weight = model[0].weight
+    compression = hvc.Compression.none(model.named_parameters(), timeout=LONG)
+    compression.register(model)
+    found = model(torch.arange(3)).sum()
+    if sparse:
+        with pytest.raises(hvc.ConfigError, match=r"the gradient of 0.weight is dense, and an embedding with sparse"):
+            found.backward()
+    else:
+        found.backward()
+    compression.close()
+    other = nn.Embedding(10, 4)
+    compression = hvc.Compression.none(other.named_parameters(), timeout=LONG)
+    compression.register(other)
+    with pytest.raises(hvc.ConfigError, match="the gradient of weight is sparse, and no embedding with sparse=True"):
+        torch.nn.functional.embedding(torch.arange(3), other.weight, sparse=True).sum().backward()
+    compression.close()
+
+
+# ---- what keeps what ----
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_compression_lives_as_long_as_its_module(net: Net, closes: bool) -> None:
+    before = threading.active_count()
+    model, optimizer = Net(), torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compression = hvc.Compression.topk(model.named_parameters(), timeout=LONG)
+    compression.register(model, optimizer)
+    reducer, gone = compression._here().reducer, weakref.ref(compression)
+    if closes:
+        compression.close()
+    del compression
+    gc.collect()
+    assert (passed(model) is None) != closes and gone() is not None
+    del model, optimizer
+    end = time.monotonic() + 10.0
+    while (gone() or threading.active_count() > before) and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    assert gone() is None and reducer.failure.closing and threading.active_count() <= before
+
+
+def test_parameters_whose_module_is_gone_say_so() -> None:
+    net = Net()
+    outer = nn.Sequential(net)
+    hvc.Compression.topk(net.named_parameters(), timeout=LONG).register(outer)
+    assert passed(net) is None
+    del outer
+    gc.collect()
+    assert "the module that this compression was registered with is gone" in str(passed(net))
+
+
+def test_a_copy_has_no_compression(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    for other in (copy.deepcopy(net), torch.load(file, weights_only=False)):
+        assert passed(other) is None
+        assert equal(grads(other), expected(lambda alone: loss(alone).backward()))
+    assert compression.stats()["steps"] == 0
+
+
+COMPILED = """
+import sys, torch
+import torch.distributed as dist
+import horovod_compress.ddp as hvc
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+compiled = torch.compile(model, backend="aot_eager")
+compression = hvc.Compression.none(compiled.named_parameters())
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+compression.register(compiled, optimizer)
+for step in range(5):
+    optimizer.zero_grad()
+    compiled(torch.ones(1, 4)).square().sum().backward()
+    mine = [p.grad.clone() for p in model.parameters()]
+    assert compression.stats()["steps"] == step + 1
+    expected = torch.autograd.grad(model(torch.ones(1, 4)).square().sum(), list(model.parameters()))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mine, expected))
+    optimizer.step()
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", COMPILED, str(tmp_path / "store2")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    assert ended.returncode == 0 and ended.stdout == "1\n", ended.stderr
