@@ -1,4 +1,4 @@
-"""DistributedDataParallel, or a plain module, with a rank that dies, freezes or stops: errors come, no process hangs."""
+"""DistributedDataParallel, or a plain module, with a rank that dies, freezes or stops: all end, and in time."""
 
 from __future__ import annotations
 

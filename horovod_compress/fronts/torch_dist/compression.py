@@ -135,7 +135,9 @@ class Compression(BaseCompression, Factories):
             self._wrapped.follow(model)
             model.register_comm_hook(self, ddp_hook)
         else:
-            self._take_from(session, model, optimizer)
+            begin_alike(model, session, self._job.group)
+            found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
+            self._unwrapped = weakref.ref(found)
         session.unused = False
         return model
 
@@ -147,14 +149,6 @@ class Compression(BaseCompression, Factories):
         else:
             checks.check_unwrapped(model, session.steps.named, session.others)
             leave_other(model)
-
-    def _take_from(self, session: Session, module: nn.Module, optimizer: Any) -> None:
-        """Take the gradients of a module as it is."""
-        begin_alike(module, session, self._job.group)
-        found = Unwrapped(module, session, self._begin_step, self._look, self._job.group)
-        if optimizer is not None:
-            optimizer.register_step_pre_hook(uncompiled(lambda *given: found.refuse_open()))
-        self._unwrapped = weakref.ref(found)
 
     def _look(self) -> None:
         """Look for gradients that are not exchanged, when all of a pass are there."""
@@ -233,8 +227,14 @@ class Compression(BaseCompression, Factories):
         known = steps.met
         steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
         if not known:
+            optimizer.register_step_pre_hook(uncompiled(weakly(self._refuse_open)))
             optimizer.register_step_pre_hook(before_step(steps.prepare))
         return optimizer
+
+    def _refuse_open(self, *given: object) -> None:
+        """Before the optimizer's step, refuse gradients that are still being exchanged."""
+        if unwrapped := self._unwrapped():
+            unwrapped.refuse_open()
 
     def _is_attached(self) -> bool:
         session = self._here()

@@ -245,8 +245,8 @@ class Unwrapped:
         ]
         raise ConfigError(
             f"rank {self._session.job.number}: the last backward pass has ended in a reentrant checkpoint, where "
-            f"{len(names)} parameter(s) have got no gradient, {', '.join(names[:_NAMED])}, or others have got two; write "
-            "checkpoint(..., use_reentrant=False)"
+            f"{len(names)} parameter(s) have got no gradient, {', '.join(names[:_NAMED])}, or others have got two; "
+            "write checkpoint(..., use_reentrant=False)"
         )
 
 

@@ -1,0 +1,180 @@
+"""Modules that are not wrapped, in the ways in which they are used; `none` beside DistributedDataParallel alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import horovod_compress.ddp as hvc
+from tests.support.nets import digest
+from tests.support.rank import rank, report
+
+dist.init_process_group("gloo")
+ODD = rank() == 1
+STEPS = 5
+LONG = 30.0
+
+
+class Forked(nn.Module):
+    """Two branches, of which a forward pass may use one, behind an embedding."""
+
+    def __init__(self, *, sparse: bool = False, seed: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.words = nn.Embedding(20, 12, sparse=sparse)
+        self.first = nn.Sequential(nn.Linear(12, 30), nn.BatchNorm1d(30), nn.Tanh(), nn.Linear(30, 12))
+        self.left, self.right, self.never = nn.Linear(12, 5), nn.Linear(12, 5), nn.Linear(12, 5)
+
+    def forward(self, given: Tensor, branch: str, how: str = "") -> Tensor:
+        found = self.words(given)
+        found = checkpoint(self.first, found, use_reentrant=how == "reentrant") if how else self.first(found)
+        return getattr(self, branch)(found).square().mean()  # type: ignore[no-any-return]
+
+
+def data(step: int) -> Tensor:
+    return torch.randint(20, (8,), generator=torch.Generator().manual_seed(100 * step + rank()))
+
+
+def branch(step: int, by_rank: bool) -> str:
+    return "left" if not by_rank or (step + rank()) % 2 else "right"
+
+
+def train(method: str | None, case: dict[str, Any]) -> tuple[list[Tensor], list[float]]:
+    """Train and return the weights, and the norm of the gradients in each step; without a method, DDP alone."""
+    model = Forked(sparse=case.get("sparse", False), seed=3 if method is None else 3 + rank())
+    called: nn.Module = model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.0 if case.get("sparse") else 0.9)
+    passes, compression = case.get("passes", 1), None
+    if method:
+        options = {"schedule": "layerwise", "verify_every": 1, "timeout": LONG}
+        compression = hvc.Compression.create(method, model.named_parameters(), **options)
+        compression.register(model, optimizer)
+    else:
+        called = DistributedDataParallel(model, find_unused_parameters=True, broadcast_buffers=False)
+    norms = []
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=not case.get("keep_grads"))
+        for part in range(passes):
+            both: Any = compression or called
+            with both.no_sync() if part + 1 < passes else contextlib.nullcontext():
+                how = case.get("checkpoint", "") if method else ""
+                called(data(10 * step + part), branch(step + part, case.get("by rank", False)), how).backward()
+        if not case.get("sparse"):
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.3)))
+        optimizer.step()
+    if compression:
+        assert compression.stats()["steps"] == STEPS and compression.stats()["verified"] == STEPS
+        compression.close()
+    return [parameter.detach().clone() for parameter in model.parameters()], norms
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "unused": {},
+    "unused on some ranks": {"by rank": True},
+    "gradients that are kept": {"by rank": True, "keep_grads": True},
+    "accumulation": {"by rank": True, "passes": 3},
+    "sparse": {"sparse": True, "by rank": True},
+    "checkpoints": {"by rank": True, "checkpoint": "not reentrant"},
+}
+
+
+def way(case: dict[str, Any]) -> dict[str, Any]:
+    """Return how far this ends from DDP alone, which begins with other weights on rank 1, and what all ranks share."""
+    (alone, norms), (ours, found) = train(None, case), train("none", case)
+    moved = max(float((a - b.detach()).abs().max()) for a, b in zip(ours, Forked().parameters(), strict=True))
+    far = [float((a - b).abs().max()) for a, b in zip(alone, ours, strict=True)]
+    far += [abs(a - b) for a, b in zip(norms, found, strict=True)]
+    return {"far": max(far), "moved": moved, "weights": digest(ours), "compressed": digest(train("topk", case)[0])}
+
+
+def alike() -> list[str]:
+    """Return what this rank begins with: weights and buffers in memory of every kind."""
+    torch.manual_seed(rank())
+    model = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.BatchNorm2d(4), nn.Linear(2, 2))
+    model[1].running_mean.fill_(rank())
+    model[1].num_batches_tracked.fill_(rank())
+    model[2].requires_grad_(False)
+    before = digest([*model.parameters(), *model.buffers()])
+    compression = hvc.Compression.none(model.named_parameters(), timeout=LONG)
+    compression.register(model)
+    compression.close()
+    return [before, digest([*model.parameters(), *model.buffers()])]
+
+
+def scaled() -> list[float]:
+    """Return by how much the residuals changed when the scale was halved."""
+    model = nn.Linear(12, 4)
+    compression = hvc.Compression.ef_signsgd(model.named_parameters(), timeout=LONG)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    compression.register(model, optimizer)
+    scaler = compression.follow(torch.amp.GradScaler("cpu", init_scale=64.0))
+    found = []
+    for step in range(3):
+        optimizer.zero_grad()
+        given = torch.randn(6, 12, generator=torch.Generator().manual_seed(100 * step + rank()))
+        loss = model(given).square().mean() * (float("nan") if step == 1 and ODD else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        before = compression.stats()["residual_norm"]
+        scaler.update()
+        found.append(round(compression.stats()["residual_norm"] / before, 4))
+    compression.close()
+    return found
+
+
+def refused(case: Callable[[], object]) -> str:
+    try:
+        case()
+    except hvc.HorovodCompressError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def mismatch() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False, track_running_stats=ODD))
+    compression = hvc.Compression.none(model.named_parameters(), timeout=LONG)
+    try:
+        compression.register(model)
+    finally:
+        compression.close()
+
+
+def interrupted() -> None:
+    """An error ends the pass of one rank, which goes on with the next batch."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    compression = hvc.Compression.none(model.named_parameters(), timeout=LONG)
+    compression.register(model)
+    fails = [ODD]
+
+    def fail(grad: Tensor) -> None:
+        if fails.pop():
+            fails.append(False)
+            raise RuntimeError("no luck")
+
+    model[0].weight.register_hook(fail)
+    try:
+        if ODD:
+            with contextlib.suppress(RuntimeError):
+                model(torch.ones(1, 2)).sum().backward()
+        model(torch.ones(1, 2)).sum().backward()
+    finally:
+        compression.close()
+
+
+report(
+    {
+        "ways": {name: way(case) for name, case in WAYS.items()},
+        "alike": alike(),
+        "scaled": scaled(),
+        "mismatch": refused(mismatch),
+        "interrupted": refused(interrupted),
+    }
+)
+dist.destroy_process_group()

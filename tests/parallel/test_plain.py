@@ -1,0 +1,43 @@
+"""Modules that are not wrapped, on several ranks; test_fronts.py compares their results with those of both wrappers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import run_ranks
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[dict[str, Any]]:
+    return run_ranks(2, "plain.py", timeout=200.0, front="torch").reports
+
+
+def test_none_is_what_torch_s_wrapper_does(reports: list[dict[str, Any]]) -> None:
+    """With parameters that no rank uses, or some only; accumulation, clipping, sparse gradients, checkpoints."""
+    assert len(reports[0]["ways"]) == 6
+    for name, found in reports[0]["ways"].items():
+        assert found["far"] < 1e-6 < 0.01 < found["moved"], (name, found)
+        assert found["compressed"] != found["weights"]  # the control: topk drops something
+        assert found == reports[1]["ways"][name]
+
+
+def test_ranks_begin_with_what_rank_0_has(reports: list[dict[str, Any]]) -> None:
+    (first, begun), (other, theirs) = (report["alike"] for report in reports)
+    assert first == begun == theirs != other
+
+
+def test_residuals_follow_a_scaler(reports: list[dict[str, Any]]) -> None:
+    assert all(report["scaled"] == [1.0, 0.5, 1.0] for report in reports)
+
+
+def test_modules_that_differ_are_refused_on_all_ranks(reports: list[dict[str, Any]]) -> None:
+    texts = [report["mismatch"] for report in reports]
+    assert all(text.startswith("MismatchError: the modules given to register() differ") for text in texts)
+    assert "rank 1 has 1.running_mean of type float32 and shape (2,)" in texts[0]
+
+
+def test_a_rank_that_goes_on_after_an_error_stops_the_others(reports: list[dict[str, Any]]) -> None:
+    text = "an error has ended a backward pass in the middle, after 3 of 4 gradients"
+    assert all(text in report["interrupted"] for report in reports), [report["interrupted"] for report in reports]
