@@ -32,6 +32,11 @@ def test_residuals_follow_a_scaler(reports: list[dict[str, Any]]) -> None:
     assert all(report["scaled"] == [1.0, 0.5, 1.0] for report in reports)
 
 
+def test_two_models_in_one_pass(reports: list[dict[str, Any]]) -> None:
+    """Each rank has used another layer, and has come to the two models in another order."""
+    assert all(report["two models"] == [[0.5] * 4] * 4 for report in reports)
+
+
 def test_modules_that_differ_are_refused_on_all_ranks(reports: list[dict[str, Any]]) -> None:
     texts = [report["mismatch"] for report in reports]
     assert all(text.startswith("MismatchError: the modules given to register() differ") for text in texts)

@@ -251,6 +251,13 @@ def test_a_step_that_is_not_finite_is_refused_and_the_next_one_is_not(net: Net) 
         (loss(net) * float("inf")).backward()
     net.zero_grad()
     assert passed(net) is None
+    other = Net()
+    second = hvc.Compression.topk(other.named_parameters(), timeout=LONG)
+    second.register(other)
+    with pytest.raises(hvc.NonFiniteError):  # the other model ends the pass with it
+        (loss(net) * float("inf") + loss(other)).backward()
+    assert passed(other) is None and second.stats()["steps"] == 2
+    second.close()
     compression.close()
 
 

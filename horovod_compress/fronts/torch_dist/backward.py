@@ -148,13 +148,15 @@ class Backward:
             at_the_end(self.afterwards)
         error, self._error = self._error, None
         if isinstance(error, NonFiniteError):
-            at_the_end(_raising(error))
+            at_the_end(raising(error))
         elif error:
             self.gives_up(error)
             raise error
 
 
-def _raising(error: Exception) -> Callable[[], None]:
+def raising(error: Exception) -> Callable[[], None]:
+    """Return what raises an error."""
+
     def end() -> None:
         raise error
 

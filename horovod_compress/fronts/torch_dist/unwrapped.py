@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...errors import ConfigError, ExchangeError, MismatchError
+from ...errors import ConfigError, ExchangeError, MismatchError, NonFiniteError
 from ..session import Session, gradient_of
 from . import checks
-from .backward import at_the_end
+from .backward import at_the_end, raising
 
 _NAMED = 5  # at most, in messages
 _BROADCAST_BYTES = 250 << 20  # at once, as DistributedDataParallel does it
@@ -158,7 +158,7 @@ class Unwrapped:
         return found
 
     def _end_with(self, under_way: Pass) -> None:
-        under_way.end_with(torch._C._current_graph_task_id(), partial(self._end, under_way))
+        under_way.end_with(torch._C._current_graph_task_id(), partial(self._complete, under_way))
 
     def _skip(self, begun: Pass) -> None:
         """Let no bucket wait for what is not exchanged: frozen parameters, and those that torch reduces."""
@@ -188,11 +188,10 @@ class Unwrapped:
 
     # ---- at its end ----
 
-    def _end(self, ended: Pass) -> None:
-        """Hand over what is missing, and wait for all results, on the thread that ends the pass.
+    def _complete(self, ended: Pass) -> None:
+        """Hand over what is missing, on the thread that ends the pass.
 
-        Raises:
-            HorovodCompressError: see :meth:`~horovod_compress.engine.reducer.Reducer.result`.
+        Nothing is waited for before other modules have handed over theirs: ranks may come to these in another order.
         """
         if ended is not self._pass:
             return  # the last gradient came within a pass that this one has run, and that has waited
@@ -200,15 +199,25 @@ class Unwrapped:
         missing = ended.missing(len(session.steps.parameters))
         if missing and torch._C._current_autograd_node() is not None:
             return  # another pass runs this one, and brings more
+        for index in missing:
+            ended.steps[index] = session.offer(index, gradient_of(session.steps.parameters[index]))
+        self._reduce_sparse(ended)
+        ended.end_with(torch._C._current_graph_task_id(), partial(self._fetch, ended))
+
+    def _fetch(self, ended: Pass) -> None:
+        """Wait for all results.
+
+        Raises:
+            HorovodCompressError: see :meth:`~horovod_compress.engine.reducer.Reducer.result`.
+        """
+        session = self._session
         try:
-            for index in missing:
-                grad = gradient_of(session.steps.parameters[index])
-                ended.steps[index] = session.offer(index, grad)
-            self._reduce_sparse(ended)
             for index, step in ended.steps.items():
                 session.result(index, step)
             if ended.skipped:  # a bucket that is skipped whole is awaited by nobody else
                 session.reducer.settled()
+        except NonFiniteError as error:  # training may go on: let other modules end this pass
+            at_the_end(raising(error))
         finally:
             self._pass = None
         self._look()

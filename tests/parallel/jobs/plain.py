@@ -129,6 +129,19 @@ def scaled() -> list[float]:
     return found
 
 
+def two_models() -> list[list[float]]:
+    """Return gradients of two models in one pass, whose modules come in another order on each rank, and not all."""
+    models = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
+    made = [hvc.Compression.none(model.named_parameters(), timeout=LONG) for model in models]
+    for model, compression in zip(models, made, strict=True):
+        compression.register(model)
+    outputs = [model[rank()](torch.ones(1, 2)).sum() for model in (reversed(models) if ODD else models)]
+    sum(outputs).backward()  # type: ignore[union-attr]
+    for compression in made:
+        compression.close()
+    return [layer.weight.grad.view(-1).tolist() for model in models for layer in model]
+
+
 def refused(case: Callable[[], object]) -> str:
     try:
         case()
@@ -173,6 +186,7 @@ report(
         "ways": {name: way(case) for name, case in WAYS.items()},
         "alike": alike(),
         "scaled": scaled(),
+        "two models": two_models(),
         "mismatch": refused(mismatch),
         "interrupted": refused(interrupted),
     }
