@@ -93,7 +93,7 @@ def test_it_says_its_method_options_and_ratio(compression: Any) -> None:
 
 def test_names_are_those_to_use(compression: Any) -> None:
     used = {*registry.available(), "create", "per_layer", "register", "attach", "follow", "stats", "plan", "publish"}
-    used |= {"save", "load", "state_dict", "load_state_dict", "close"}
+    used |= {"save", "load", "state_dict", "load_state_dict", "close", "no_sync"}
     assert dir(hvc.Compression) == sorted(used)
     assert dir(compression) == sorted({*used, "method"})
 
@@ -101,7 +101,7 @@ def test_names_are_those_to_use(compression: Any) -> None:
 @needs_horovod
 def test_names_under_horovod_are_those_to_use() -> None:
     other = importlib.import_module("horovod_compress.torch").Compression
-    assert set(dir(other)) ^ set(dir(hvc.Compression)) == {"compress", "decompress", "register"}
+    assert set(dir(other)) ^ set(dir(hvc.Compression)) == {"compress", "decompress", "register", "no_sync"}
 
 
 @pytest.mark.parametrize("name", registry.available())
