@@ -121,7 +121,7 @@ class Compression(BaseCompression, Factories):
         session = self._session
         if not session:
             return model
-        self._check(session, model)
+        self._prepare(session, model)
         if optimizer is not None:
             self.attach(
                 optimizer,
@@ -135,13 +135,13 @@ class Compression(BaseCompression, Factories):
             self._wrapped.follow(model)
             model.register_comm_hook(self, ddp_hook)
         else:
-            begin_alike(model, session, self._job.group)
             found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
             self._unwrapped = weakref.ref(found)
         session.unused = False
         return model
 
-    def _check(self, session: Session, model: nn.Module) -> None:
+    def _prepare(self, session: Session, model: nn.Module) -> None:
+        """Refuse a model that does not fit, and let all ranks begin with the same one, as the wrapper has seen to."""
         if self._unwrapped():
             raise ConfigError("this compression has a module already; a compression serves one, and is registered once")
         if isinstance(model, DistributedDataParallel):
@@ -149,6 +149,7 @@ class Compression(BaseCompression, Factories):
         else:
             checks.check_unwrapped(model, session.steps.named, session.others)
             leave_other(model)
+            begin_alike(model, session, self._job.group)
 
     def _look(self) -> None:
         """Look for gradients that are not exchanged, when all of a pass are there."""

@@ -272,7 +272,7 @@ def climbing() -> list[str]:
 REFUSALS: dict[str, Callable[[], object]] = {
     "join": joined,
     "other model": other_model,
-    "plain model": lambda: made(m := nn.Linear(2, 2)).register(m),  # type: ignore[type-var]
+    "no model": lambda: made(nn.Linear(2, 2)).register([]),  # type: ignore[type-var]
     "twice": twice,
     "late optimizer": late_optimizer,
     "skipping": skipping,
