@@ -58,7 +58,7 @@ class LocalStep:
         turn = Turn(self.state, self._context, 1.0, 1.0)
         for position, grad in enumerate(self.grads):
             turn.claim(position)
-            turn.count_in(position, turn.submit(position, grad))
+            turn.count_in([position], turn.submit([position], [grad]))
         if turn.waits:
             turn.count_waiting(turn.submit_waiting())
         round_, key = turn.round, turn.key

@@ -239,6 +239,8 @@ class Buckets:
         self._states = [self._make(bucket) for bucket in plan.buckets]
         self._context.devices.synchronize()  # memory is zero before a thread of another stream looks at it
         self._where = [(state, position) for state in self for position in range(len(state.bucket.tensors))]
+        tensors = ((state.device.where, tensor) for state in self for tensor in state.bucket.tensors)
+        self._fits = [(tensor.shape, getattr(torch, tensor.dtype), where) for where, tensor in tensors]
 
     def _make(self, bucket: Bucket) -> BucketState:
         context, where = self._context, self._context.devices[bucket.device]
@@ -274,6 +276,8 @@ class Buckets:
         Raises:
             ConfigError: says what it should be.
         """
+        if (grad.shape, grad.dtype, grad.device) == self._fits[index]:
+            return
         (state, position), rank = self._where[index], self._context.rank
         tensor, where = state.bucket.tensors[position], state.device.where
         if tuple(grad.shape) != tensor.shape or str(grad.dtype) != f"torch.{tensor.dtype}":

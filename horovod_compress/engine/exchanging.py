@@ -1,8 +1,13 @@
-"""The exchange thread and the decoding thread: they let turns be exchanged and finished, in the order of the plan.
+"""The offering, exchange and decoding threads: they let turns be filled, exchanged and finished.
 
-The exchange thread alone sends and receives, so all ranks use their connections in the same order. It takes each bucket
-as soon as it is full, while backward still runs. The decoding thread is another one as the ring has to pass each
-segment on at once.
+On the CPU the offering thread takes gradients in; on a device the training thread queues that. The offering thread
+takes whatever has come while it was busy, and hands it to the codec in one call. So large gradients are taken in one by
+one, each as it comes, and hundreds of small ones with a few calls: each call gives up the interpreter's lock and has to
+get it back from the backward pass, which takes longer than the work on a small gradient.
+
+The exchange thread alone sends and receives, in the order of the plan, so all ranks use their connections alike. It
+takes each bucket as soon as it is full, while backward still runs. The decoding thread is another one as the ring has
+to pass each segment on at once.
 """
 
 from __future__ import annotations
@@ -10,11 +15,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from ..codecs.work import Counts
+from ..errors import ExchangeError, HorovodCompressError
 from ..exchange.wire import NonFiniteCount
 from .agreement.notes import Uneven
 from .buckets import Buckets, BucketState
@@ -27,6 +37,110 @@ from .turn import Turn
 _LOOK_SECONDS = 1.0
 
 _log = logging.getLogger("horovod_compress")
+
+
+class Offered(NamedTuple):
+    """A gradient on its way to the codec.
+
+    Attributes:
+        index: of its tensor in the plan.
+        position: in its bucket.
+    """
+
+    turn: Turn
+    index: int
+    position: int
+    grad: Tensor
+
+
+class Offering:
+    """Takes gradients in.
+
+    Attributes:
+        worker: the thread that does so.
+    """
+
+    def __init__(self, context: Context, failure: Failure, norms: Norms) -> None:
+        self._context, self._failure, self._norms = context, failure, norms
+        self._come: deque[Offered] = deque()
+        self._asked = False  # the thread has been asked to look for what has come, and has not begun
+        self.worker = failure.worker("hvc-offer", "taking in gradients")
+
+    def take(self, offered: Offered) -> None:
+        """Take one gradient in, or have it taken in."""
+        if offered.turn.state.device.is_accelerator:  # queued on the stream that the gradient comes from
+            self._take_in([offered])
+            return
+        self._come.append(offered)
+        if not self._asked:  # in this order: the thread looks after it has taken this back
+            self._asked = True
+            self.worker.put(self._take_what_has_come)
+
+    def _take_what_has_come(self) -> None:
+        """Take in what has come, on the thread for it."""
+        self._asked = False
+        while self._come and not self._failure.closing:
+            by_bucket: dict[int, list[Offered]] = {}
+            for _ in range(len(self._come)):
+                offered = self._come.popleft()
+                by_bucket.setdefault(offered.turn.key.bucket, []).append(offered)
+            for group in by_bucket.values():
+                self._take_in_later(group)
+
+    def _take_in_later(self, offered: Sequence[Offered]) -> None:
+        """Take gradients of one turn in, where an error has no traceback that leads to them."""
+        try:
+            self._take_in(offered)
+        except HorovodCompressError:
+            raise
+        except Exception as error:
+            turn = offered[0].turn
+            names = ", ".join(turn.state.bucket.tensors[each.position].name for each in offered[:3])
+            whose = f"the gradient of {names}" if len(offered) == 1 else f"{len(offered)} gradients, of {names}"
+            raise ExchangeError(
+                f"rank {self._context.rank}: {whose}, in bucket {turn.key.bucket} of step {turn.key.step}, could not "
+                f"be processed: {type(error).__name__}: {error}; restart the job from a checkpoint"
+            ) from error
+
+    def _take_in(self, offered: Sequence[Offered]) -> None:
+        """Take gradients of one turn in."""
+        context, turn = self._context, offered[0].turn
+        bucket, positions = turn.state.bucket, [each.position for each in offered]
+        context.recorder.note(turn.key.step, turn.key.bucket, "offer")
+        names = bucket.tensors[positions[0]].name + (f" and {len(offered) - 1} more" if len(offered) > 1 else "")
+        with context.metrics.timed("offer", where=(turn.key.step, bucket, names)), torch.no_grad():
+            for each in offered:
+                self._norms.fold(turn, each.position, each.grad)
+            counts = turn.submit(positions, [each.grad for each in offered])
+        if context.watch:
+            for each in offered:
+                context.watch.offered(each.index)
+        self.count_in(turn, positions, counts)
+
+    def count_in(self, turn: Turn, positions: Sequence[int], nonfinite: Counts) -> None:
+        """Note that tensors are in, as the last thing: another step may begin then.
+
+        Args:
+            nonfinite: how many of the values of each are not finite.
+        """
+        context = self._context
+        with context.changed:
+            turn.count_in(positions, nonfinite)
+            is_last = turn.waits
+            if turn.full:
+                context.changed.notify_all()
+        if not is_last:
+            return
+        where = (turn.key.step, turn.state.bucket, "all that waited")
+        with context.metrics.timed("offer", where=where), torch.no_grad(), turn.state.device.offering():
+            try:
+                counts = turn.submit_waiting()
+            except BaseException as error:
+                turn.refused = error  # for whoever waits for the bucket all the same
+                raise
+        with context.changed:
+            turn.count_waiting(counts)
+            context.changed.notify_all()
 
 
 class Exchanging:

@@ -16,13 +16,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..codecs.base import Codec
-from ..errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError
+from ..errors import ConfigError, ExchangeError, MismatchError
 from ..exchange.choose import Choose
 from ..exchange.device import Device
 from ..exchange.transports.transport import Transport
@@ -38,7 +37,7 @@ from .buckets import (
 )
 from .comparison import Start, Verification
 from .context import Context, Devices, Hooks as Hooks
-from .exchanging import Exchanging
+from .exchanging import Exchanging, Offered, Offering
 from .failure import Failure, Patience
 from .kept import Kept
 from .norms import Norms
@@ -86,7 +85,7 @@ class Reducer:
         self._uneven = Uneven(transport, hooks.in_join)
         self.kept = Kept(context, buckets, self.wait_idle)
         self._turns: dict[int, Turn] = {}  # by bucket; the last one's results are there until the next one begins
-        self._offering = failure.worker("hvc-offer", "taking in gradients")
+        self._offering = Offering(context, failure, norms)
         agreed = self.start, self._uneven, self.verification
         self._exchanging = Exchanging(context, buckets, self._turns, failure, agreed, norms)
         self._exchanging.thread.start()
@@ -108,22 +107,21 @@ class Reducer:
             ExchangeError: an earlier exchange failed, or an earlier gradient could not be processed.
         """
         self.buckets.check_fits(index, grad)
-        (state, position), turn = self.buckets.where(index), self._claim(index)
+        position, turn = self.buckets.where(index)[1], self._claim(index)
         if index in self.buckets.frozen:
             with torch.no_grad():
                 turn.leave_out(position, grad)
-            self._count_in(turn, index, position, 0)
+            if self.context.watch:
+                self.context.watch.offered(index)
+            self._offering.count_in(turn, [position], [0])
             return turn.key.step
         self.context.overlap.offered(turn.key.step)
-        if state.device.is_accelerator:  # queued on the stream that the gradient comes from
-            self._take_in(turn, index, position, grad)
-        else:
-            self._offering.put(partial(self._take_in_later, turn, index, position, grad))
+        self._offering.take(Offered(turn, index, position, grad))
         return turn.key.step
 
     def skip(self, index: int) -> None:
         """Count a tensor in that has no dense gradient in this step, on any rank."""
-        self._count_in(self._claim(index), None, self.buckets.where(index)[1], 0)
+        self._offering.count_in(self._claim(index), [self.buckets.where(index)[1]], [0])
 
     def _claim(self, index: int) -> Turn:
         """Announce a gradient; return the turn of its bucket, which begins with the first one."""
@@ -147,53 +145,6 @@ class Reducer:
             "create model, compression and optimizer again"
         )
 
-    # ---- offer: the thread that takes gradients in; on a device, the training thread ----
-
-    def _take_in(self, turn: Turn, index: int, position: int, grad: Tensor) -> None:
-        context, bucket = self.context, turn.state.bucket
-        context.recorder.note(turn.key.step, turn.key.bucket, "offer")
-        where = (turn.key.step, bucket, bucket.tensors[position].name)
-        with context.metrics.timed("offer", where=where), torch.no_grad():
-            self.norms.fold(turn, position, grad)
-            count = turn.submit(position, grad)
-        self._count_in(turn, index, position, count)
-
-    def _take_in_later(self, turn: Turn, index: int, position: int, grad: Tensor) -> None:
-        """Do so on the thread for it, where an error has no traceback that leads to the gradient."""
-        try:
-            self._take_in(turn, index, position, grad)
-        except HorovodCompressError:
-            raise
-        except Exception as error:
-            raise ExchangeError(
-                f"rank {self.rank}: the gradient of {turn.state.bucket.tensors[position].name}, in bucket "
-                f"{turn.key.bucket} of step {turn.key.step}, could not be processed: {type(error).__name__}: {error}; "
-                "restart the job from a checkpoint"
-            ) from error
-
-    def _count_in(self, turn: Turn, index: int | None, position: int, nonfinite: int | Tensor) -> None:
-        """Note that a tensor is in, as the last thing: another step may begin then."""
-        context = self.context
-        if index is not None and context.watch:
-            context.watch.offered(index)
-        with context.changed:
-            turn.count_in(position, nonfinite)
-            is_last = turn.waits
-            if turn.full:
-                context.changed.notify_all()
-        if not is_last:
-            return
-        where = (turn.key.step, turn.state.bucket, "all that waited")
-        with context.metrics.timed("offer", where=where), torch.no_grad(), turn.state.device.offering():
-            try:
-                counts = turn.submit_waiting()
-            except BaseException as error:
-                turn.refused = error  # for whoever waits for the bucket all the same
-                raise
-        with context.changed:
-            turn.count_waiting(counts)
-            context.changed.notify_all()
-
     # ---- result ----
 
     def result(self, index: int, step: int, result_scale: float | None = None) -> Tensor:
@@ -209,9 +160,9 @@ class Reducer:
             ConfigError: some tensor of the plan was not offered, so that nothing can come.
         """
         state, position = self.buckets.where(index)
-        where = (step, state.bucket) if state.finished < step else ()
-        with self.context.metrics.timed("wait", where=where):
-            self._await(lambda: state.finished >= step, step)
+        if state.finished < step or self.failure.error:
+            with self.context.metrics.timed("wait", where=(step, state.bucket)):
+                self._await(lambda: state.finished >= step, step)
         turn = self._turns[state.bucket.index]
         if turn.error:
             self.settle(step)  # so that the next step can begin
@@ -382,7 +333,7 @@ class Reducer:
     def close(self) -> None:
         """Stop all threads and close the transport; safe to call twice. Other ranks fail in an exchange under way."""
         first, transport, exchanging = self.failure.close(), self.context.transport, self._exchanging
-        self._offering.leave_out()
+        self._offering.worker.leave_out()
         exchanging.join(_CLOSE_SECONDS)
         if exchanging.thread.is_alive() and exchanging.thread is not threading.current_thread():
             self.failure.tell_of_closing()  # before the connections that a note takes are closed
@@ -390,7 +341,7 @@ class Reducer:
             self.leave_word(why_closed())
         transport.close()
         exchanging.join(_CLOSE_SECONDS)
-        for worker in (self._offering, exchanging.decoding):
+        for worker in (self._offering.worker, exchanging.decoding):
             worker.close(_CLOSE_SECONDS)
 
         def queueing() -> bool:

@@ -18,14 +18,14 @@ turn out not to be finite.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..codecs.work import Part
+from ..codecs.work import Counts, Part
 from ..errors import HorovodCompressError, NonFiniteError
 from ..exchange.device import Deadline, Event
 from ..exchange.wire import NonFiniteCount
@@ -79,14 +79,14 @@ class Turn:
         self._claimed[position] = True
         return first
 
-    def count_in(self, position: int, nonfinite: int | Tensor = 0) -> None:
-        """Note that a tensor is in.
+    def count_in(self, positions: Sequence[int], nonfinite: Counts) -> None:
+        """Note that tensors are in.
 
         Args:
-            nonfinite: how many of its values are not finite.
+            nonfinite: how many values of each are not finite.
         """
-        self._done += 1
-        self.nonfinite.add_of([position], nonfinite)
+        self._done += len(positions)
+        self.nonfinite.add_of(positions, nonfinite)
 
     def count_waiting(self, counts: Tensor) -> None:
         """Note that what waited for the last tensor was handed over."""
@@ -110,45 +110,56 @@ class Turn:
 
     # ---- submit ----
 
-    def submit(self, position: int, grad: Tensor) -> int | Tensor:
-        """Hand one gradient to the codec; return how many of its values are not finite.
+    def submit(self, positions: Sequence[int], grads: Sequence[Tensor]) -> Counts:
+        """Hand gradients to the codec; return how many values of each are not finite.
 
         That is a tensor on a device whose streams need not be waited for yet. A codec that takes in all tensors of a
-        bucket at once is given this one with the last one, by :meth:`submit_waiting`.
+        bucket at once is given these with the last one, by :meth:`submit_waiting`: then nothing is counted yet.
         """
         device, memory, round_ = self.state.device, self.state.memory, self.round
         device.wait_events(self.state.decoded)
-        flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
-        memory.grads[position], self._originals[position] = flat, grad
-        if memory.withheld.any:
-            memory.withheld.take(position, flat, round_.wire)
-        if round_.divided and position in memory.divisors:
-            flat.div_(memory.divisors[position])
-        device.keep((flat, grad))
-        count: int | Tensor = 0
-        if round_.waits and self._context.options.nonfinite != "zero":
-            self._waiting.append(position)
+        for position, grad in zip(positions, grads, strict=True):
+            flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
+            memory.grads[position], self._originals[position] = flat, grad
+            if memory.withheld.any:
+                memory.withheld.take(position, flat, round_.wire)
+            if round_.divided and position in memory.divisors:
+                flat.div_(memory.divisors[position])
+            device.keep((flat, grad))
+        counts: Counts = [0] * len(positions)
+        if self._context.options.nonfinite == "zero":
+            counts = [count for position in positions for count in self._submit_zeroed(position)]
+        elif round_.waits:
+            self._waiting += positions
         else:
-            count = self._submit_now(position)
+            counts = self._submit_now(positions)
         device.record_in(self._offered)
-        return count
+        return counts
 
-    def _submit_now(self, position: int) -> int | Tensor:
-        """Hand a gradient over, again where something of it or of what is kept for it was found to be spoilt."""
-        round_, flat, key = self.round, self.round.work.grad(position), self.key
-        zeroes, set_zero = self._context.options.nonfinite == "zero", self.nonfinite.set_zero
-        if zeroes and round_.codec.counts_late and ops.count_nonfinite(flat):
+    def _submit_now(self, positions: Sequence[int]) -> Counts:
+        """Hand gradients over, again where something of what is kept for them was found to be spoilt."""
+        counts = self.round.submit(positions, self.key)
+        if self.state.device.is_accelerator or not any(counts):
+            return counts
+        found = list(counts)
+        for place, position in enumerate(positions):
+            if found[place] and self.state.drop_spoilt(position):
+                (found[place],) = self.round.submit([position], self.key)
+        return found
+
+    def _submit_zeroed(self, position: int) -> Counts:
+        """Hand a gradient over, again with zeros where its values were found to be spoilt."""
+        round_, flat, key, set_zero = self.round, self.round.work.grad(position), self.key, self.nonfinite.set_zero
+        if round_.codec.counts_late and ops.count_nonfinite(flat):
             set_zero(position, flat, ~flat.isfinite())
-        count = round_.submit(position, key)
-        if not self.state.device.is_accelerator and count and self.state.drop_spoilt(position):
-            count = round_.submit(position, key)
-        if zeroes and count:  # in this order: on a GPU the count is a tensor, and to ask it waits
+        counts = self._submit_now([position])
+        if counts[0]:  # in this order: on a GPU the count is a tensor, and to ask it waits
             set_zero(position, flat, ~flat.isfinite())
-            count = round_.submit(position, key)
-        if zeroes and count:  # finite, but too large for this method
+            counts = round_.submit([position], key)
+        if counts[0]:  # finite, but too large for this method
             set_zero(position, flat, flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max))
-            count = round_.submit(position, key)
-        return count
+            counts = round_.submit([position], key)
+        return counts
 
     def submit_waiting(self) -> Tensor:
         """Hand over all gradients that waited, after the streams that they come from; return their counts."""
@@ -289,7 +300,7 @@ class NonFinite:
         self._state, self._rank = state, rank
         self.bad = NonFiniteCount()
         self.names: list[str] = []
-        self._unread: list[tuple[list[int], Tensor]] = []
+        self._unread: list[tuple[Sequence[int], Tensor]] = []
         self._zeroed = [0] * len(state.bucket.tensors)  # by position, as offers may come on several threads
 
     def add(self, counts: dict[int, int] | None) -> None:
@@ -298,12 +309,16 @@ class NonFinite:
             self.bad = self.bad.plus(NonFiniteCount(count, self._rank + 1))
             self.names.append(self._state.bucket.tensors[position].name)
 
-    def add_of(self, positions: list[int], counts: int | Tensor) -> None:
+    def add_of(self, positions: Sequence[int], counts: Counts) -> None:
         """Note the counts of some tensors, which may be on a device whose streams need not be waited for yet."""
         if isinstance(counts, Tensor):
             self._unread.append((positions, counts))
-        elif counts:
-            self.add({positions[0]: counts})
+            return
+        for position, count in zip(positions, counts, strict=True):
+            if isinstance(count, Tensor):
+                self._unread.append(([position], count))
+            elif count:
+                self.add({position: count})
 
     def set_zero(self, position: int, grad: Tensor, where: Tensor) -> None:
         """Let some values of a gradient be 0, and count them."""

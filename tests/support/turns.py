@@ -29,9 +29,9 @@ def turn_of(state: BucketState, key: Key, *, zero: bool = False) -> Turn:
 def put(turn: Turn, position: int, grad: Tensor) -> int | Tensor:
     """Let a turn take one gradient, and return the count of its values that are not finite."""
     turn.claim(position)
-    count = turn.submit(position, grad)
-    turn.count_in(position, count)
-    return count
+    counts = turn.submit([position], [grad])
+    turn.count_in([position], counts)
+    return counts[0]
 
 
 def decode_in_parts(monkeypatch: pytest.MonkeyPatch, least: int = 0) -> None:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import Tensor
 
 from horovod_compress.errors import ExchangeError
 from tests.support.accelerator import everything_on_accelerator
@@ -56,10 +57,10 @@ def test_the_caller_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_in_taking_in_ends_the_step_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     offer = Turn.submit
 
-    def fails(turn: Turn, position: int, *given: object) -> object:
-        if turn.key.rank == 1 and turn.state.bucket.tensors[position].name == "c":  # the last one
+    def fails(turn: Turn, positions: list[int], *given: object) -> object:
+        if turn.key.rank == 1 and 2 in positions:  # the last one, c
             raise ValueError("no such gradient")
-        return offer(turn, position, *given)  # type: ignore[arg-type]
+        return offer(turn, positions, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Turn, "submit", fails)
     with Fleet(3, TENSORS, "marsit") as fleet:
@@ -68,7 +69,7 @@ def test_an_error_in_taking_in_ends_the_step_on_every_rank(monkeypatch: pytest.M
         for reducer in fleet.reducers:
             with pytest.raises(
                 ExchangeError,
-                match="gradient of c, in bucket 0 of step 0, could not be processed: ValueError: no such gradient",
+                match="gradients?,? of (a, )?(b, )?c, in bucket 0 of step 0, could not be processed: ValueError: no such",
             ):
                 reducer.result(0, step)
         assert time.monotonic() - began < SOON
@@ -77,25 +78,51 @@ def test_an_error_in_taking_in_ends_the_step_on_every_rank(monkeypatch: pytest.M
 def test_closing_leaves_out_what_was_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     go, begun, taken = threading.Event(), threading.Event(), []
 
-    def slow(turn: Turn, position: int, *given: object) -> int:
+    def slow(turn: Turn, positions: list[int], *given: object) -> list[int]:
         begun.set()
         assert go.wait(SOON)
-        taken.append(position)
-        return 0
+        taken.append(positions)
+        return [0] * len(positions)
 
     monkeypatch.setattr(Turn, "submit", slow)
     with Fleet(1, TENSORS, "none") as fleet:
-        fleet.offer(random_grads(1, TENSORS))
+        reducer, grads = fleet.reducers[0], random_grads(1, TENSORS)[0]
+        reducer.offer(0, grads["a"])
         assert begun.wait(SOON)
-        fleet.reducers[0].close()
+        reducer.offer(1, grads["b"])
+        reducer.close()
         go.set()
-        fleet.reducers[0]._offering.drain()
-    assert len(taken) == 1
+        reducer._offering.worker.drain()
+    assert taken == [[0]]
+
+
+def test_what_came_meanwhile_is_taken_in_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one call for each bucket, in the order in which it came."""
+    go, begun, taken, submit = threading.Event(), threading.Event(), [], Turn.submit
+
+    def slow(turn: Turn, positions: list[int], grads: list[Tensor]) -> object:
+        begun.set()
+        assert go.wait(SOON)
+        taken.append((turn.key.bucket, positions))
+        return submit(turn, positions, grads)
+
+    monkeypatch.setattr(Turn, "submit", slow)
+    tensors = [spec(name, 40) for name in "abcdef"]
+    grads = random_grads(1, tensors)[0]
+    with Fleet(1, tensors, "none", schedule="size:640B", min_elements=0) as fleet:  # of four tensors, and of two
+        reducer, place = fleet.reducers[0], {name: index for index, name in enumerate(fleet.plan.names())}
+        step = reducer.offer(place["b"], grads["b"].clone())
+        assert begun.wait(SOON)
+        for name in "acedf":
+            reducer.offer(place[name], grads[name].clone())
+        go.set()
+        assert all(torch.equal(reducer.result(place[name], step), grads[name]) for name in "abcdef")
+    assert taken == [(0, [1]), (0, [0, 2, 3]), (1, [0, 1])]
 
 
 def test_who_waits_while_another_thread_closes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    monkeypatch.setattr(Turn, "submit", lambda *given: 0 * go.wait(SOON))
+    monkeypatch.setattr(Turn, "submit", lambda turn, positions, grads: [0 * go.wait(SOON) for _ in positions])
     with Fleet(1, TENSORS, "none") as fleet, ThreadPoolExecutor(1) as pool:
         step = fleet.offer(random_grads(1, TENSORS))
         waiting = pool.submit(fleet.reducers[0].result, 0, step)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...codecs.base import Codec, Properties
 from ...codecs.dense import Dense
-from ...codecs.work import Part, Work
+from ...codecs.work import Counts, Part, Work
 from ...exchange import all_gatherv, on_device
 from ...exchange.collective import Collective, Exchange, FramePiece, Partition, Reduction, chunk_bounds
 from ...exchange.device import Deadline, Device, Event
@@ -268,13 +268,12 @@ class Round:
         """What numbers are sent as; None where they are coded."""
         return self.codec.wire_dtype(self.work.bucket) if isinstance(self.codec, Dense) else None
 
-    def submit(self, position: int, key: Key) -> int | Tensor:
-        """Hand one gradient to the codec; return how many of its values are not finite."""
-        (count,) = self.codec.submit(self.work, [position], key)
-        return count
+    def submit(self, positions: Sequence[int], key: Key) -> Counts:
+        """Hand gradients to the codec at once; return how many values of each are not finite."""
+        return self.codec.submit(self.work, positions, key)
 
-    def submit_all(self, positions: list[int], key: Key) -> Tensor:
-        """Hand several gradients to the codec at once; return their counts."""
+    def submit_all(self, positions: Sequence[int], key: Key) -> Tensor:
+        """Do so where a device takes all of a bucket together: its counts are one array."""
         counts = self.codec.submit(self.work, positions, key)
         return counts if isinstance(counts, Tensor) else as_tensor([int(count) for count in counts])
 

@@ -369,7 +369,8 @@ def _attach(optimizer: Any, compression: Compression, session: Session) -> None:
         if compression._is_repeat(session):
             return (lambda: grad), None
         with session.lock:
-            compression._begin_step()
+            if not session.under_way:
+                compression._begin_step()
             index = session.steps.index[id(parameter)]
             step = session.offer(index, grad)
         return (lambda: compression._result(session, index, step)), None
