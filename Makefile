@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environment dependencies demo test test-all lint format coverage fuzz sanitize cuda-compile bench lab
+.PHONY: help setup environment dependencies demo test test-all lint format coverage fuzz sanitize cuda-compile bench bench-check lab
 .PHONY: wheel docs clean clean-all FORCE
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make sanitize   run the kernel tests with sanitizers for addresses, undefined behaviour and threads; long"
 	@echo "make cuda-compile    compile the CUDA kernels for one architecture; needs nvcc and no GPU"
 	@echo "make bench      time kernels, one tensor and training steps on this machine, a few minutes"
+	@echo "make bench-check     compare the speed of kernels and of a step with what was recorded; a few minutes, quiet machine"
 	@echo "make lab        the same tensor between four hosts with slow links, made on this machine, some minutes;"
 	@echo "                needs root: make setup first, then sudo make lab"
 	@echo "make wheel      build the source distribution and a wheel into dist/, and try the wheel in a new environment"
@@ -199,6 +200,9 @@ cuda-compile: environment
 
 bench: environment
 	@$(VENV)/python -m benchmarks.short $(ARGS)
+
+bench-check: environment
+	@$(VENV)/python -m benchmarks.check $(ARGS)
 
 # Hosts with slow links on this machine; only the lab itself needs root, not the set-up.
 lab: $(READY)
