@@ -1,5 +1,7 @@
 // The norm of every block of a gradient, and how many values are not finite, in one pass.
 #include "rules/norm.h"
+
+#include "rules/numbers.h"
 #include "rows.h"
 #include "visit.h"
 
@@ -38,7 +40,7 @@ __global__ void blocks_kernel(const __grid_constant__ Table table, Found found) 
       const T value = o.grad[i];
       const bool finite = is_finite(value);
       bad += !finite;
-      if (kPower != kMaximum) sum += power_of<kPower>(value);
+      if (kPower != kMaximum) sum += power_of<kPower>(double(to_work(value)));
       if (kLargest && finite) largest = max(largest, double(to_work(bit_cast<T>(magnitude_bits(value)))));
     }
     if (kPower != kMaximum) sum = combine_warp(sum);
