@@ -4,17 +4,27 @@
 
 // ---- 32 lanes ---------------------------------------------------------------------------------------------
 
+// A compiler copies a structure of this size in smaller pieces than it is then read in, and the reader waits for all of
+// them: so lanes and masks are copied part by part. Their constructors are written out, for those that a compiler makes
+// are not of this instruction set.
+template <class V, int... i>
+HVC_INLINE void copy_parts(V* into, const V* from, std::integer_sequence<int, i...>) {
+  ((into[i] = from[i]), ...);
+}
+template <class V, int kNumber> HVC_INLINE void copy_parts(V (&into)[kNumber], const V (&from)[kNumber]) {
+  copy_parts(into, from, std::make_integer_sequence<int, kNumber>());
+}
+
 template <class W> struct Lanes {
   using Vector = typename Native<W>::Vector;
   static constexpr int kPerPart = kWidth / sizeof(W);
   static constexpr int kParts = kLanes / kPerPart;
   Vector part[kParts];
 
-  // Part by part: a compiler copies a structure of this size in smaller pieces than it is then read in, through memory.
   Lanes() = default;
-  HVC_RULE Lanes(const Lanes& other) { *this = other; }
+  HVC_RULE Lanes(const Lanes& other) { copy_parts(part, other.part); }
   HVC_RULE Lanes& operator=(const Lanes& other) {
-    for (int i = 0; i < kParts; ++i) part[i] = other.part[i];
+    copy_parts(part, other.part);
     return *this;
   }
 };
@@ -56,6 +66,8 @@ template <class W> HVC_INLINE Lanes<W> magnitude(Lanes<W> a) {
 template <class W> struct Mask {
   Passed<W> part[Lanes<W>::kParts];
 
+  Mask() = default;
+  HVC_RULE Mask(const Mask& other) { copy_parts(part, other.part); }
   HVC_RULE operator uint32_t() const {
     uint32_t bits = 0;
     for (int i = 0; i < Lanes<W>::kParts; ++i) bits |= bits_of(part[i]) << (i * Lanes<W>::kPerPart);

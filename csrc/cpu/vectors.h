@@ -175,7 +175,8 @@ HVC_INLINE Words narrowed(Half, Native<float>::Vector a, Native<float>::Vector b
   constexpr int kNearest [[maybe_unused]] = 8;  // to nearest even, without a trap
 #if HVC_WIDTH == 64
   const __m512i low = _mm512_castsi256_si512(_mm512_maskz_cvtps_ph(__mmask16(-1), (__m512)a, kNearest));
-  return (Words)_mm512_maskz_inserti64x4(__mmask8(-1), low, _mm512_maskz_cvtps_ph(__mmask16(-1), (__m512)b, kNearest), 1);
+  return (Words)_mm512_maskz_inserti64x4(__mmask8(-1), low, _mm512_maskz_cvtps_ph(__mmask16(-1), (__m512)b, kNearest),
+                                         1);
 #elif HVC_WIDTH == 32
   return (Words)_mm256_set_m128i(_mm256_cvtps_ph((__m256)b, kNearest), _mm256_cvtps_ph((__m256)a, kNearest));
 #else

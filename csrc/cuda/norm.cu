@@ -1,7 +1,5 @@
 // The norm of every block of a gradient, and how many values are not finite, in one pass.
 #include "rules/norm.h"
-
-#include "rules/numbers.h"
 #include "rows.h"
 #include "visit.h"
 
