@@ -7,8 +7,7 @@
 // A compiler copies a structure of this size in smaller pieces than it is then read in, and the reader waits for all of
 // them: so lanes and masks are copied part by part. Their constructors are written out, for those that a compiler makes
 // are not of this instruction set.
-template <class V, int... i>
-HVC_INLINE void copy_parts(V* into, const V* from, std::integer_sequence<int, i...>) {
+template <class V, int... i> HVC_INLINE void copy_parts(V* into, const V* from, std::integer_sequence<int, i...>) {
   ((into[i] = from[i]), ...);
 }
 template <class V, int kNumber> HVC_INLINE void copy_parts(V (&into)[kNumber], const V (&from)[kNumber]) {
@@ -159,23 +158,29 @@ template <class T> HVC_INLINE Lanes<float> load(const T* from) {
   return a;
 }
 
+template <class T, class W> HVC_INLINE void store(T* into, const Lanes<W>& a);
+
 // Calls put(place, vector) for 32 elements of type T, in whole vectors.
 template <class T, class W, class Put> HVC_INLINE void each_vector(const Lanes<W>& a, const Put& put) {
   if constexpr (std::is_same_v<T, W>) {
     for (int i = 0; i < a.kParts; ++i) put(i * a.kPerPart, (Words)a.part[i]);
   } else if constexpr (sizeof(T) == 2 && sizeof(W) == 4) {
     for (int i = 0; i < a.kParts; i += 2) put(i * a.kPerPart, narrowed(T{}, a.part[i], a.part[i + 1]));
-  } else {  // other pairs of types go through the per-element rule
-    W wide[kLanes];
+  } else {
     T elements[kLanes];
-    memcpy(wide, a.part, sizeof wide);
-    for (int i = 0; i < kLanes; ++i) elements[i] = from_work<T>(wide[i]);
+    store(elements, a);
     constexpr int kPerVector = kWidth / sizeof(T);
     for (int i = 0; i < kLanes; i += kPerVector) put(i, load_vector<Words>(elements + i));
   }
 }
 template <class T, class W> HVC_INLINE void store(T* into, const Lanes<W>& a) {
-  each_vector<T>(a, [&](int place, Words v) __attribute__((always_inline)) { store_vector(into + place, v); });
+  if constexpr (std::is_same_v<T, W> || (sizeof(T) == 2 && sizeof(W) == 4)) {
+    each_vector<T>(a, [&](int place, Words v) __attribute__((always_inline)) { store_vector(into + place, v); });
+  } else {  // other pairs of types go through the per-element rule
+    W wide[kLanes];
+    memcpy(wide, a.part, sizeof wide);
+    for (int i = 0; i < kLanes; ++i) into[i] = from_work<T>(wide[i]);
+  }
 }
 // Around the cache; `into` is aligned to 64 bytes. In this way 32 lanes are whole cache lines for every type.
 template <class T, class W> HVC_INLINE void stream(T* into, const Lanes<W>& a) {
@@ -184,18 +189,11 @@ template <class T, class W> HVC_INLINE void stream(T* into, const Lanes<W>& a) {
 
 // Lanes of float as lanes of double; the identity for the same type.
 template <class To, class W> HVC_INLINE Lanes<To> widen(const Lanes<W>& a) {
-  if constexpr (std::is_same_v<To, W>) {
-    return a;
-  } else {
-    typedef float HalfVector __attribute__((vector_size(HVC_WIDTH / 2)));
-    Lanes<double> wide;
-    for (int i = 0; i < wide.kParts; ++i) {
-      HalfVector halves[2];
-      memcpy(halves, &a.part[i / 2], sizeof halves);
-      wide.part[i] = __builtin_convertvector(halves[i % 2], Native<double>::Vector);
-    }
-    return wide;
-  }
+  W from[kLanes];
+  To to[kLanes];
+  memcpy(from, a.part, sizeof from);
+  for (int i = 0; i < kLanes; ++i) to[i] = To(from[i]);
+  return load_native(to);
 }
 
 // What is left behind the last whole 32 lanes. The compiler learns that it is less, and so makes no second copy of
