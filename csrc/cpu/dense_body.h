@@ -3,7 +3,7 @@
 template <class Out, class T>
 int64_t offer(const T* grad, const Work<T>* residual, Out* out, bool streamed, int64_t first, int64_t last) {
   int64_t nonfinite = 0;
-  each_group(out, first, last, [&](int64_t i, int count, bool whole) {
+  each_group(out, first, last, [&](int64_t i, int count, bool whole) __attribute__((always_inline)) {
     Lanes<Work<T>> x = load(grad + i, count);
     if (residual) x = x + load(residual + i, count);
     const uint32_t finite = mask_of<Test::below>(magnitude(x), overflow_bound<Out, Work<T>>);
@@ -15,7 +15,7 @@ int64_t offer(const T* grad, const Work<T>* residual, Out* out, bool streamed, i
 }
 
 template <class T> void add(T* into, const T* other, int64_t first, int64_t last) {
-  each_group(into, first, last, [&](int64_t i, int count, bool) {
+  each_group(into, first, last, [&](int64_t i, int count, bool) __attribute__((always_inline)) {
     store(into + i, load(into + i, count) + load(other + i, count), count);
   });
 }
@@ -23,7 +23,7 @@ template <class T> void add(T* into, const T* other, int64_t first, int64_t last
 template <class Out, class T>
 void scaled(const T* payload, Wider<T, Out> factor, Out* out, bool streamed, int64_t first, int64_t last) {
   using W = Wider<T, Out>;
-  each_group(out, first, last, [&](int64_t i, int count, bool whole) {
+  each_group(out, first, last, [&](int64_t i, int count, bool whole) __attribute__((always_inline)) {
     put(out + i, widen<W>(load(payload + i, count)) * broadcast(factor), count, whole && streamed);
   });
   stream_fence();
@@ -31,7 +31,7 @@ void scaled(const T* payload, Wider<T, Out> factor, Out* out, bool streamed, int
 
 template <class T>
 void absorb(T* grad, Work<T>* residual, Work<T>* momentum, Work<T> factor, int64_t first, int64_t last) {
-  each_group(grad, first, last, [&](int64_t i, int count, bool) {
+  each_group(grad, first, last, [&](int64_t i, int count, bool) __attribute__((always_inline)) {
     Lanes<Work<T>> more = load(grad + i, count);
     if (momentum) {
       more = bounded(with_momentum(broadcast(factor), load(momentum + i, count), more));
@@ -43,7 +43,7 @@ void absorb(T* grad, Work<T>* residual, Work<T>* momentum, Work<T> factor, int64
 }
 
 void add_scaled(float* a, const float* b, const float* c, float s, bool streamed, int64_t first, int64_t last) {
-  each_group(a, first, last, [&](int64_t i, int count, bool whole) {
+  each_group(a, first, last, [&](int64_t i, int count, bool whole) __attribute__((always_inline)) {
     const Lanes<float> product = broadcast(s) * load(c + i, count);
     put(a + i, load(b + i, count) + product, count, whole && streamed);
   });

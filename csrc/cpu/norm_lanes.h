@@ -14,10 +14,12 @@ template <class T> HVC_INLINE void count_block(const T* x, int64_t n, Bits<T>& l
 }
 
 template <Power kPower, class T> HVC_INLINE double sum_block(const T* x, int64_t n) {
-  double lanes[kLanes] = {};
+  Lanes<double> sums = broadcast(0.0);
+  const auto add = [&](int64_t i, int count) __attribute__((always_inline)) {
+    sums = sums + power_of<kPower>(widen<double>(load(x + i, count)));
+  };
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += power_of<kPower>(x[i + lane]);
-  for (int lane = 0; i + lane < n; ++lane) lanes[lane] += power_of<kPower>(x[i + lane]);
-  return combine_lanes(lanes);
+  for (; i + kLanes <= n; i += kLanes) add(i, kLanes);
+  if (i < n) add(i, rest_of(n - i));
+  return combine(sums);
 }

@@ -61,7 +61,9 @@ template <class W> struct FoldedBlock {
 };
 
 template <class W, class Visit> HVC_INLINE void each_group(const FoldedBlock<W>& b, const Visit& visit) {
-  for (int64_t i = b.begin; i < b.end; i += kLanes) visit(i, int(std::min<int64_t>(kLanes, b.end - i)));
+  int64_t i = b.begin;
+  for (; i + kLanes <= b.end; i += kLanes) visit(i, kLanes);
+  if (i < b.end) visit(i, rest_of(b.end - i));
 }
 
 // The mean of what the ranks sent, and what the owner kept; its signs are written.
@@ -82,8 +84,7 @@ template <class W>
 HVC_INLINE void keep_rest(const FoldedBlock<W>& b, int64_t i, int count, const Lanes<W>& sum, W scale) {
   const uint32_t bits = record_bits(b.o.out + b.at, i - b.begin);
   const Lanes<W> left = sum - select(bits, broadcast(scale), broadcast(-scale));
-  const uint32_t finite = mask_of<Test::below>(magnitude(left), infinity<W>);
-  store(b.o.left + i, select(finite, left, broadcast(W(0))), count);
+  store(b.o.left + i, select(below(magnitude(left), infinity<W>), left, broadcast(W(0))), count);
 }
 
 // The scale is that of the sums: known when all of them are.

@@ -55,10 +55,10 @@ template <class T> OfferResult offer(const Offer<T>& o, int64_t first, int64_t l
 }
 
 template <class W>
-HVC_INLINE uint32_t own_bits(const Lanes<W>& x, int64_t begin, int count, bool has_key, Coins& coins) {
+HVC_INLINE Mask<W> own_bits(const Lanes<W>& x, int64_t begin, int count, bool has_key, Coins& coins) {
   if (!has_key) return sign_bit(x);
   const uint32_t zeros = mask_of<Test::equal>(x) & valid_lanes(count);
-  return mask_of<Test::greater>(x) | (zeros ? zeros & coins.bits(begin, count) : 0);
+  return mask_of_bits<W>(mask_of<Test::greater>(x) | (zeros ? zeros & coins.bits(begin, count) : 0));
 }
 
 template <Feedback kFeedback, bool kStream, bool kDivided, class T>

@@ -33,7 +33,7 @@ template <class W> HVC_INLINE VectorOf<W> turned_part(const W* from, int part, u
 
 template <class W> HVC_INLINE VectorOf<W> with_signs(VectorOf<W> v, uint32_t signs) {
   const VectorOf<W> minus_zero = (VectorOf<W>)(IntsOf<W>{} + ~IntOf<W>::kMagnitude);
-  return (VectorOf<W>)((IntsOf<W>)v ^ (IntsOf<W>)vector_select<W>(signs, minus_zero, VectorOf<W>{}));
+  return (VectorOf<W>)((IntsOf<W>)v ^ (IntsOf<W>)blend(passed_of<W>(signs, 0), minus_zero, VectorOf<W>{}));
 }
 
 template <class W> HVC_INLINE uint32_t at_least(IntsOf<W> v, Int<W> bound) {
@@ -43,7 +43,7 @@ template <class W> HVC_INLINE uint32_t at_least(IntsOf<W> v, Int<W> bound) {
   else
     return _mm512_cmpge_epi64_mask((__m512i)v, _mm512_set1_epi64(bound));
 #else
-  return top_bits((IntsOf<W>)(v >= IntsOf<W>{} + bound));
+  return bits_of((IntsOf<W>)(v >= IntsOf<W>{} + bound));
 #endif
 }
 

@@ -12,9 +12,10 @@ template <class T> HVC_INLINE void two_value_offer_group(const T* grad, const Wo
                                                          BitWriter& writer, Sides<Work<T>>& sides) {
   using W = Work<T>;
   const Lanes<W> x = offered(grad, residual, count), size = magnitude(x), zero = broadcast(W(0));
-  const uint32_t valid = valid_lanes(count), ones = sign_bit(x) & valid;
-  sides.highs = sides.highs + select(ones, size, zero);
-  sides.lows = sides.lows + select(ones, zero, size);
+  const Mask<W> high = sign_bit(x);  // absent lanes have no size
+  const uint32_t valid = valid_lanes(count), ones = high & valid;
+  sides.highs = sides.highs + select(high, size, zero);
+  sides.lows = sides.lows + select(high, zero, size);
   sides.ones += __builtin_popcount(ones);
   sides.nonfinite += __builtin_popcount(~can_be_kept(x) & valid);
   writer.put(ones, 0, count);

@@ -38,7 +38,7 @@ __global__ void blocks_kernel(const __grid_constant__ Table table, Found found) 
       const T value = o.grad[i];
       const bool finite = is_finite(value);
       bad += !finite;
-      if (kPower != kMaximum) sum += power_of<kPower>(value);
+      if (kPower != kMaximum) sum += power_of<kPower>(double(to_work(value)));
       if (kLargest && finite) largest = max(largest, double(to_work(bit_cast<T>(magnitude_bits(value)))));
     }
     if (kPower != kMaximum) sum = combine_warp(sum);

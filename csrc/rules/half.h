@@ -6,38 +6,40 @@
 
 namespace hvc {
 
-HVC_RULE float to_float(BFloat16 h) { return bit_cast<float>(uint32_t(h.bits) << 16); }
+// Bits of one type as those of the other, in the low 16 of 32. U is uint32_t or a vector of them, F a float or those.
 
-HVC_RULE float to_float(Half h) {
-  const uint32_t sign = uint32_t(h.bits & 0x8000u) << 16;
-  const uint32_t magnitude = h.bits & 0x7fffu;
-  const uint32_t quiet = magnitude > 0x7c00u ? 0x00400000u : 0u;
-  const uint32_t normal = (magnitude << 13) + (112u << 23);
-  const uint32_t special = 0x7f800000u | (magnitude << 13) | quiet;
-  const uint32_t subnormal = bit_cast<uint32_t>(float(int32_t(magnitude)) * 0x1p-24f);
-  const uint32_t bits = magnitude >= 0x7c00u ? special : magnitude < 0x0400u ? subnormal : normal;
-  return bit_cast<float>(bits | sign);
+template <class F, class U> HVC_RULE U float_of_half(U half) {
+  const U sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu, zero = half ^ half;
+  const U quiet = magnitude > 0x7c00u ? zero + 0x00400000u : zero;
+  const U normal = (magnitude << 13) + (112u << 23);
+  const U special = (magnitude << 13) | quiet | 0x7f800000u;
+  // Between 0.5 and 1 the last bit of a float is that of a half subnormal.
+  const U subnormal = bit_cast<U>(F(bit_cast<F>(U(magnitude + 0x3f000000u)) - 0.5f));
+  const U finite = magnitude < 0x0400u ? subnormal : normal;
+  return (magnitude >= 0x7c00u ? special : finite) | sign;
 }
 
-HVC_RULE BFloat16 to_bfloat16(float value) {
-  const uint32_t bits = bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const uint32_t nan = (bits >> 16) | 0x0040u;
-  return {uint16_t((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
+template <class U> HVC_RULE U bfloat16_of_float(U bits) {
+  const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const U nan = (bits >> 16) | 0x0040u;
+  return (bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded;
 }
 
-HVC_RULE Half to_half(float value) {
-  const uint32_t all = bit_cast<uint32_t>(value);
-  const uint32_t sign = (all >> 16) & 0x8000u;
-  const uint32_t bits = all & 0x7fffffffu;
+template <class F, class U> HVC_RULE U half_of_float(U all) {
+  const U sign = (all >> 16) & 0x8000u, bits = all & 0x7fffffffu;
   // Adding 0.5 aligns the last bit of a half subnormal with the last bit of the float: the adder rounds for us.
-  const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(bits) + 0.5f) - 0x3f000000u;
-  const uint32_t normal = (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
-  const uint32_t nan = 0x7e00u | ((bits >> 13) & 0x3ffu);
-  const uint32_t large = bits > 0x7f800000u ? nan : 0x7c00u;
-  const uint32_t half = bits >= (143u << 23) ? large : bits < (113u << 23) ? subnormal : normal;
-  return {uint16_t(half | sign)};
+  const U subnormal = bit_cast<U>(F(bit_cast<F>(bits) + 0.5f)) - 0x3f000000u;
+  const U normal = (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
+  const U nan = ((bits >> 13) & 0x3ffu) | 0x7e00u;
+  const U large = bits > 0x7f800000u ? nan : (bits ^ bits) + 0x7c00u;
+  const U finite = bits < (113u << 23) ? subnormal : normal;
+  return (bits >= (143u << 23) ? large : finite) | sign;
 }
+
+HVC_RULE float to_float(BFloat16 h) { return bit_cast<float>(uint32_t(h.bits) << 16); }
+HVC_RULE float to_float(Half h) { return bit_cast<float>(float_of_half<float>(uint32_t(h.bits))); }
+HVC_RULE BFloat16 to_bfloat16(float value) { return {uint16_t(bfloat16_of_float(bit_cast<uint32_t>(value)))}; }
+HVC_RULE Half to_half(float value) { return {uint16_t(half_of_float<float>(bit_cast<uint32_t>(value)))}; }
 
 // float64 to float32 rounded to odd: a second rounding to a narrower type then gives what one rounding would. NaN has
 // no sign and one payload: what is left of them in narrowing depends on the processor.

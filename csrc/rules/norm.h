@@ -31,10 +31,4 @@ template <class T> HVC_RULE Bits<T> magnitude_bits(T value) {
   return Bits<T>(bit_cast<Bits<T>>(value) & Bits<T>(kAllButSign));
 }
 
-// |x|^p in float64; 0 for what is not finite.
-template <Power kPower, class T> HVC_RULE double power_of(T value) {
-  const double x = double(to_work(value)), a = !is_finite(value) ? 0.0 : x < 0 ? -x : x;
-  return kPower == kPower1 ? a : kPower == kPower2 ? a * a : (a * a) * (a * a);
-}
-
 }  // namespace hvc

@@ -5,6 +5,7 @@
 #include "rules/adam.h"
 #include "rules/dense.h"
 #include "rules/kept.h"
+#include "rules/norm.h"
 #include "rules/record.h"
 #include "rules/sign.h"
 
