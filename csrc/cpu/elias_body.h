@@ -73,52 +73,145 @@ template <class T> int64_t encode(const EliasEncode<T>& e, int64_t& nonfinite) {
   return begin - e.out;
 }
 
-// Adds the levels of one range to `sums`; returns whether it is malformed.
-template <class T>
-HVC_INLINE bool add_range(const EliasDecode<T>& d, const Section& s, int64_t range, int64_t stream, Work<T>* sums) {
-  using W = Work<T>;
-  const int64_t block = d.shape.block, in_range = blocks_in_range(block), first = range * in_range;
-  const int64_t elements = std::min(in_range * block, d.count - first * block);
-  const int64_t bytes = load_bytes<uint32_t>(s.data + 4 * range);
-  if (stream + bytes > s.bytes) return true;
-  const uint8_t* norms = s.data + 4 * elias_ranges(d.count, block) + first * kNormBytes;
-  EliasReader reader(s.data + stream, bytes, elements, levels_of(d.shape.bits));
-  int64_t position, end = 0;
-  int32_t level;
-  float norm = 0;
-  while (reader.next(position, level)) {
-    if (position >= end) {
-      memcpy(&norm, norms + position / block * kNormBytes, sizeof norm);
-      end = (position / block + 1) * block;
-    }
-    sums[position] += decoded(level, W(d.scale), W(norm));
+// ---- decode -----------------------------------------------------------------------------------------------
+
+// Ranges that are read in turns: a code begins where the one before it ends, so one stream alone waits for itself.
+constexpr int kTogether = 4;
+
+using Levels = int8_t[kEliasRange];
+
+struct LevelStream {
+  const uint8_t* data;
+  uint64_t bits, elements;
+  uint64_t at = 0, next = 0;  // bits and elements that are read
+};
+
+// A code that begins with so many zeros, and what is behind it.
+HVC_INLINE uint64_t read_gamma(uint64_t& word, int zeros) {
+  const uint64_t high = uint64_t(1) << zeros;
+  word = word >> zeros >> 1;
+  const uint64_t low = word & (high - 1);
+  word >>= zeros;
+  return high + low;
+}
+
+// Puts the next level that is not 0 in its place. Says false, and does nothing, where that is for EliasReader: at the
+// end, and where something is wrong. Every search ends at the highest bit, which no code that is right reaches.
+HVC_INLINE bool read_level(LevelStream& s, uint64_t most, int8_t* into) {
+  if (s.at + 64 > s.bits) return false;
+  uint64_t word = load_bytes<uint64_t>(s.data + s.at / 8) >> (s.at % 8) | uint64_t(1) << 63;
+  const int gap_zeros = lowest_one(word);
+  const uint64_t end = s.next + read_gamma(word, gap_zeros);
+  if (end > s.elements) return false;
+  const auto minus = -int32_t(word & 1);
+  word >>= 1;
+  const int zeros = lowest_one(word);
+  const uint64_t size = read_gamma(word, zeros);
+  if (size > most) return false;
+  into[end - 1] = int8_t((int32_t(size) ^ minus) - minus);
+  s.next = end;
+  s.at += uint64_t(2 * (gap_zeros + zeros) + 3);
+  return true;
+}
+
+// Until one of them is at its end. Named one by one, they stay in registers.
+HVC_INLINE void read_together(LevelStream* streams, uint64_t most, Levels* into) {
+  LevelStream a = streams[0], b = streams[1], c = streams[2], d = streams[3];
+  while (read_level(a, most, into[0]) & read_level(b, most, into[1]) & read_level(c, most, into[2]) &
+         read_level(d, most, into[3])) {
   }
+  streams[0] = a, streams[1] = b, streams[2] = c, streams[3] = d;
+}
+
+// The rest of a stream; returns whether it is malformed.
+HVC_INLINE bool finish_levels(LevelStream s, int32_t most, Levels* into) {
+  while (read_level(s, uint64_t(most), *into)) {
+  }
+  EliasReader reader(s.data, int64_t(s.bits / 8), int64_t(s.elements), most);
+  reader.resume(int64_t(s.at), int64_t(s.next));
+  int64_t position;
+  int32_t level;
+  while (reader.next(position, level)) (*into)[position] = int8_t(level);
   return reader.malformed();
+}
+
+// Adds the numbers of a range. A level of 0 is nothing, whatever the norm is.
+template <class W> HVC_INLINE void add_levels(const int8_t* levels, int64_t count, const uint8_t* norms, int64_t block,
+                                              W scale, W* __restrict sums) {
+  using Int = typename Native<W>::Int;
+  for (int64_t begin = 0; begin < count; begin += block, norms += kNormBytes) {
+    float norm;
+    memcpy(&norm, norms, sizeof norm);
+    const int64_t end = std::min(begin + block, count);
+    for (int64_t i = begin; i < end; ++i) {
+      const Int level = levels[i], bits = bit_cast<Int>(decoded(int32_t(level), scale, W(norm)));
+      sums[i] += bit_cast<W>(bits & -Int(level != 0));  // g++ makes a branch of a choice, and no vectors
+    }
+  }
+}
+
+// A section, and where the streams begin that were not asked for yet.
+class SectionStreams {
+ public:
+  SectionStreams(const Section& s, int64_t ranges, int64_t blocks, int64_t first)
+      : s_(s), norms_(4 * ranges), at_(norms_ + blocks * kNormBytes), too_short_(s.bytes < at_) {
+    for (int64_t range = 0; range < first; ++range) next(range, 0);
+  }
+
+  // Of the range behind the one of the call before. One that is not there has no bytes, and so is malformed.
+  LevelStream next(int64_t range, int64_t elements) {
+    const LevelStream absent{s_.data, 0, uint64_t(elements)};
+    if (too_short_) return absent;
+    const int64_t bytes = load_bytes<uint32_t>(s_.data + 4 * range), at = at_;
+    at_ += bytes;
+    return at_ > s_.bytes ? absent : LevelStream{s_.data + at, 8 * uint64_t(bytes), uint64_t(elements)};
+  }
+
+  const uint8_t* norms(int64_t block) const { return s_.data + norms_ + block * kNormBytes; }
+  bool too_short() const { return too_short_; }
+
+ private:
+  const Section s_;
+  const int64_t norms_;
+  int64_t at_;
+  const bool too_short_;
+};
+
+// Adds up to kTogether ranges of a section to `sums`; returns how many are malformed.
+template <class T>
+HVC_INLINE int64_t add_ranges(const EliasDecode<T>& d, SectionStreams& section, int64_t range, int number,
+                              Levels* levels, Work<T>* sums) {
+  const int64_t block = d.shape.block, in_range = blocks_in_range(block), length = in_range * block;
+  const int32_t most = levels_of(d.shape.bits);
+  LevelStream streams[kTogether];
+  for (int i = 0; i < number; ++i)
+    streams[i] = section.next(range + i, std::min(length, d.count - (range + i) * length));
+  memset(levels, 0, size_t(number) * sizeof *levels);
+  if (number == kTogether) read_together(streams, uint64_t(most), levels);
+  int64_t wrong = 0;
+  for (int i = 0; i < number; ++i) {
+    wrong += finish_levels(streams[i], most, levels + i);
+    if (!section.too_short())
+      add_levels(levels[i], int64_t(streams[i].elements), section.norms((range + i) * in_range), block, Work<T>(d.scale),
+                 sums + i * length);
+  }
+  return wrong;
 }
 
 // Returns the number of malformed ranges.
 template <class T> int64_t decode(const EliasDecode<T>& d, int64_t first, int64_t last) {
-  using W = Work<T>;
-  alignas(64) W sums[kEliasRange];
+  alignas(64) Work<T> sums[kTogether * kEliasRange];
+  alignas(64) Levels levels[kTogether];
   const int64_t block = d.shape.block, length = blocks_in_range(block) * block;
-  const int64_t head = 4 * elias_ranges(d.count, block) + ceil_div(d.count, block) * kNormBytes;
-  std::vector<int64_t> streams(size_t(d.number), head);
+  std::vector<SectionStreams> sections;
   for (int64_t rank = 0; rank < d.number; ++rank)
-    for (int64_t range = 0; range < first && d.sections[rank].bytes >= head; ++range)
-      streams[size_t(rank)] += load_bytes<uint32_t>(d.sections[rank].data + 4 * range);
+    sections.emplace_back(d.sections[rank], elias_ranges(d.count, block), ceil_div(d.count, block), first);
   int64_t wrong = 0;
-  for (int64_t range = first; range < last; ++range) {
-    const int64_t begin = range * length, count = std::min(length, d.count - begin);
+  for (int64_t range = first; range < last; range += kTogether) {
+    const int number = int(std::min<int64_t>(kTogether, last - range));
+    const int64_t begin = range * length, count = std::min(number * length, d.count - begin);
     memset(sums, 0, size_t(count) * sizeof *sums);
-    for (int64_t rank = 0; rank < d.number; ++rank) {
-      const Section& s = d.sections[rank];
-      if (s.bytes < head) {
-        ++wrong;
-        continue;
-      }
-      wrong += add_range(d, s, range, streams[size_t(rank)], sums);
-      streams[size_t(rank)] += load_bytes<uint32_t>(s.data + 4 * range);
-    }
+    for (SectionStreams& section : sections) wrong += add_ranges(d, section, range, number, levels, sums);
     for (int64_t at = 0; at < count; at += kChunk)
       put_part(d.grad + begin + at, sums + at, int(std::min<int64_t>(kChunk, count - at)), d.streamed);
   }
