@@ -2,71 +2,117 @@
 
 #include "qsgd_lanes.h"
 
+// ---- encode -----------------------------------------------------------------------------------------------
+
+constexpr int kGroup = 64;  // a block is whole groups
+
+// Bit i says whether element i of a group is not 0.
+HVC_INLINE uint64_t not_zero(const int8_t* codes) {
+#if HVC_WIDTH == 64
+  const auto v = load_vector<__m512i>(codes);
+  return _mm512_test_epi8_mask(v, v);
+#elif HVC_WIDTH == 32
+  uint64_t zero = 0;
+  for (int i = 0; i < 2; ++i) {
+    const __m256i equal = _mm256_cmpeq_epi8(load_vector<__m256i>(codes + 32 * i), __m256i{});
+    zero |= uint64_t(uint32_t(_mm256_movemask_epi8(equal))) << (32 * i);
+  }
+  return ~zero;
+#else
+  uint64_t found = 0;
+  for (int i = 0; i < kGroup; ++i) found |= uint64_t(codes[i] != 0) << i;
+  return found;
+#endif
+}
+
+// Bits, lowest first, a whole word stored each time: there is room for one behind them.
+struct WordWriter {
+  uint8_t* at;
+  uint64_t pending = 0;
+  int filled = 0;
+
+  // At most 57 bits.
+  HVC_RULE void put(uint64_t bits, int length) {
+    pending |= bits << filled;
+    memcpy(at, &pending, sizeof pending);
+    filled += length;
+    at += filled / 8;
+    pending >>= filled & ~7;
+    filled &= 7;
+  }
+};
+
 // A code for each level that is not 0, and the elements that were passed since the last one.
 class LevelWriter {
  public:
-  LevelWriter(uint8_t* at, int32_t levels) : writer_(at) {
-    for (int32_t k = 1; k <= levels; ++k) magnitudes_[k] = gamma_of(uint32_t(k));
-  }
-
-  void put(const int8_t* codes, int count) {
-    for (int i = 0; i < count; i += 8) {
-      uint64_t eight = 0;
-      memcpy(&eight, codes + i, size_t(std::min(8, count - i)));
-      int from = 0;
-      while (eight != 0) {
-        const int zeros = lowest_one(eight) / 8;
-        put_level(uint32_t(zeros_ + zeros - from), codes[i + zeros]);
-        zeros_ = 0, from = zeros + 1;
-        eight &= from == 8 ? 0 : ~uint64_t(0) << (8 * from);
-      }
-      zeros_ += std::min(8, count - i) - from;
+  explicit LevelWriter(int32_t levels) {
+    for (int k = 0; k < kGaps; ++k) gaps_[k] = gamma_of(uint32_t(k + 1));
+    for (int32_t k = 1; k <= levels; ++k) {
+      const Gamma size = gamma_of(uint32_t(k));
+      levels_[k] = {size.bits << 1, size.length + 1};
+      levels_[256 - k] = {size.bits << 1 | 1u, size.length + 1};
     }
   }
 
-  uint8_t* finish() {
-    if (zeros_ > 0) put_gamma(gamma_of(uint32_t(zeros_ + 1)));
-    return writer_.finish();
+  // Whole groups; codes behind the end are 0.
+  void put(const int8_t* codes, int count) {
+    WordWriter writer = writer_;  // in registers
+    int64_t next = next_;
+    for (int i = 0; i < count; i += kGroup, position_ += kGroup)
+      for (uint64_t left = not_zero(codes + i); left != 0; left &= left - 1) {
+        const int lane = lowest_one(left);
+        const int64_t zeros = position_ + lane - next;
+        next += zeros + 1;
+        const Gamma gap = zeros < kGaps ? gaps_[zeros] : gamma_of(uint32_t(zeros + 1));
+        const Gamma level = levels_[uint8_t(codes[i + lane])];
+        writer.put(uint64_t(gap.bits) | uint64_t(level.bits) << gap.length, gap.length + level.length);
+      }
+    writer_ = writer;
+    next_ = next;
+  }
+
+  // Ends a range of so many elements and begins another one; returns where the stream of the next one begins.
+  uint8_t* finish(int64_t elements, uint8_t* out) {
+    if (const int64_t zeros = elements - next_) {
+      const Gamma gap = gamma_of(uint32_t(zeros + 1));
+      writer_.put(gap.bits, gap.length);
+    }
+    if (const int last = writer_.filled) writer_.put((1u << (8 - last)) - 1, 8 - last);
+    const int64_t bytes = writer_.at - stream_;
+    memcpy(out, stream_, size_t(bytes));
+    writer_ = {stream_};
+    next_ = position_ = 0;
+    return out + bytes;
   }
 
  private:
-  void put_gamma(const Gamma& code) { writer_.put(code.bits, code.length); }
-  void put_level(uint32_t zeros, int32_t level) {
-    const Gamma gap = gamma_of(zeros + 1), size = magnitudes_[level < 0 ? -level : level];
-    const uint32_t rest = uint32_t(level < 0) | size.bits << 1;
-    if (__builtin_expect(gap.length + size.length < 32, 1)) {
-      writer_.put(uint64_t(gap.bits) | uint64_t(rest) << gap.length, gap.length + 1 + size.length);
-    } else {
-      put_gamma(gap);
-      writer_.put(rest, 1 + size.length);
-    }
-  }
+  static constexpr int kGaps = 256;
+  static constexpr int kMostBits = 15;  // of a level, with nothing but 0 before it or not
 
-  StreamWriter writer_;
-  int64_t zeros_ = 0;
-  Gamma magnitudes_[128];
+  Gamma gaps_[kGaps], levels_[256];
+  uint8_t stream_[kEliasRange * kMostBits / 8 + sizeof(uint64_t)];
+  WordWriter writer_{stream_};
+  int64_t position_ = 0, next_ = 0;
 };
 
 template <class T> int64_t encode(const EliasEncode<T>& e, int64_t& nonfinite) {
   Draws draws(*e.key);
+  LevelWriter writer(levels_of(e.shape.bits));
   const int64_t block = e.shape.block, blocks = ceil_div(e.count, block), in_range = blocks_in_range(block);
   uint8_t* lengths = e.out;
   uint8_t* norms = lengths + 4 * elias_ranges(e.count, block);
   uint8_t* begin = norms + blocks * kNormBytes;
   for (int64_t first = 0; first < blocks; first += in_range, lengths += 4) {
-    LevelWriter writer(begin, levels_of(e.shape.bits));
-    for (int64_t i = first; i < std::min(first + in_range, blocks); ++i) {
+    const int64_t end = std::min(first + in_range, blocks);
+    for (int64_t i = first; i < end; ++i) {
       const T* x = e.grad + i * block;
       const int64_t count = std::min(block, e.count - i * block);
       const float norm = norm_of(e.shape.norm, x, count, nonfinite);
       memcpy(norms + i * kNormBytes, &norm, sizeof norm);
-      int64_t left = count;
-      quantise_block(e.shape, x, count, norm, draws, e.offset + i * block, [&](const int8_t* codes, int chunk) {
-        writer.put(codes, int(std::min<int64_t>(chunk, left)));
-        left -= std::min<int64_t>(chunk, left);
-      });
+      quantise_block(e.shape, x, count, norm, draws, e.offset + i * block,
+                     [&](const int8_t* codes, int chunk) { writer.put(codes, chunk); });
     }
-    uint8_t* finished = writer.finish();
+    uint8_t* finished = writer.finish(std::min(end * block, e.count) - first * block, begin);
     store_bytes(lengths, uint32_t(finished - begin));
     begin = finished;
   }
