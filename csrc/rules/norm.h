@@ -31,9 +31,10 @@ template <class T> HVC_RULE Bits<T> magnitude_bits(T value) {
   return Bits<T>(bit_cast<Bits<T>>(value) & Bits<T>(kAllButSign));
 }
 
-// |x|^p in float64; 0 for what is not finite.
+// |x|^p in float64; 0 for what is not finite. A mask and no choice: loops over this are vectors.
 template <Power kPower, class T> HVC_RULE double power_of(T value) {
-  const double x = double(to_work(value)), a = !is_finite(value) ? 0.0 : x < 0 ? -x : x;
+  const Bits<T> bits = magnitude_bits(value);
+  const auto a = double(to_work(bit_cast<T>(Bits<T>(bits & -Bits<T>(bits < kInfinityBits<T>)))));
   return kPower == kPower1 ? a : kPower == kPower2 ? a * a : (a * a) * (a * a);
 }
 
