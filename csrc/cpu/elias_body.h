@@ -224,9 +224,8 @@ class SectionStreams {
 };
 
 // Adds up to kTogether ranges of a section to `sums`; returns how many are malformed.
-template <class T>
-HVC_INLINE int64_t add_ranges(const EliasDecode<T>& d, SectionStreams& section, int64_t range, int number,
-                              Levels* levels, Work<T>* sums) {
+template <class T> HVC_INLINE int64_t add_ranges(const EliasDecode<T>& d, SectionStreams& section, int64_t range,
+                                                 int number, Levels* levels, Work<T>* sums) {
   const int64_t block = d.shape.block, in_range = blocks_in_range(block), length = in_range * block;
   const int32_t most = levels_of(d.shape.bits);
   LevelStream streams[kTogether];
@@ -238,8 +237,8 @@ HVC_INLINE int64_t add_ranges(const EliasDecode<T>& d, SectionStreams& section, 
   for (int i = 0; i < number; ++i) {
     wrong += finish_levels(streams[i], most, levels + i);
     if (!section.too_short())
-      add_levels(levels[i], int64_t(streams[i].elements), section.norms((range + i) * in_range), block, Work<T>(d.scale),
-                 sums + i * length);
+      add_levels(levels[i], int64_t(streams[i].elements), section.norms((range + i) * in_range), block,
+                 Work<T>(d.scale), sums + i * length);
   }
   return wrong;
 }
