@@ -2,123 +2,261 @@
 
 #include "qsgd_lanes.h"
 
+// ---- encode -----------------------------------------------------------------------------------------------
+
+constexpr int kGroup = 64;  // a block is whole groups
+
+// Bit i says whether element i of a group is not 0.
+HVC_INLINE uint64_t not_zero(const int8_t* codes) {
+#if HVC_WIDTH == 64
+  const auto v = load_vector<__m512i>(codes);
+  return _mm512_test_epi8_mask(v, v);
+#elif HVC_WIDTH == 32
+  uint64_t zero = 0;
+  for (int i = 0; i < 2; ++i) {
+    const __m256i equal = _mm256_cmpeq_epi8(load_vector<__m256i>(codes + 32 * i), __m256i{});
+    zero |= uint64_t(uint32_t(_mm256_movemask_epi8(equal))) << (32 * i);
+  }
+  return ~zero;
+#else
+  uint64_t found = 0;
+  for (int i = 0; i < kGroup; ++i) found |= uint64_t(codes[i] != 0) << i;
+  return found;
+#endif
+}
+
+// Bits, lowest first, a whole word stored each time: there is room for one behind them.
+struct WordWriter {
+  uint8_t* at;
+  uint64_t pending = 0;
+  int filled = 0;
+
+  // At most 57 bits.
+  HVC_RULE void put(uint64_t bits, int length) {
+    pending |= bits << filled;
+    memcpy(at, &pending, sizeof pending);
+    filled += length;
+    at += filled / 8;
+    pending >>= filled & ~7;
+    filled &= 7;
+  }
+};
+
 // A code for each level that is not 0, and the elements that were passed since the last one.
 class LevelWriter {
  public:
-  LevelWriter(uint8_t* at, int32_t levels) : writer_(at) {
-    for (int32_t k = 1; k <= levels; ++k) magnitudes_[k] = gamma_of(uint32_t(k));
-  }
-
-  void put(const int8_t* codes, int count) {
-    for (int i = 0; i < count; i += 8) {
-      uint64_t eight = 0;
-      memcpy(&eight, codes + i, size_t(std::min(8, count - i)));
-      int from = 0;
-      while (eight != 0) {
-        const int zeros = lowest_one(eight) / 8;
-        put_level(uint32_t(zeros_ + zeros - from), codes[i + zeros]);
-        zeros_ = 0, from = zeros + 1;
-        eight &= from == 8 ? 0 : ~uint64_t(0) << (8 * from);
-      }
-      zeros_ += std::min(8, count - i) - from;
+  explicit LevelWriter(int32_t levels) {
+    for (int k = 0; k < kGaps; ++k) gaps_[k] = gamma_of(uint32_t(k + 1));
+    for (int32_t k = 1; k <= levels; ++k) {
+      const Gamma size = gamma_of(uint32_t(k));
+      levels_[k] = {size.bits << 1, size.length + 1};
+      levels_[256 - k] = {size.bits << 1 | 1u, size.length + 1};
     }
   }
 
-  uint8_t* finish() {
-    if (zeros_ > 0) put_gamma(gamma_of(uint32_t(zeros_ + 1)));
-    return writer_.finish();
+  // Whole groups; codes behind the end are 0.
+  void put(const int8_t* codes, int count) {
+    WordWriter writer = writer_;  // in registers
+    int64_t next = next_;
+    for (int i = 0; i < count; i += kGroup, position_ += kGroup)
+      for (uint64_t left = not_zero(codes + i); left != 0; left &= left - 1) {
+        const int lane = lowest_one(left);
+        const int64_t zeros = position_ + lane - next;
+        next += zeros + 1;
+        const Gamma gap = zeros < kGaps ? gaps_[zeros] : gamma_of(uint32_t(zeros + 1));
+        const Gamma level = levels_[uint8_t(codes[i + lane])];
+        writer.put(uint64_t(gap.bits) | uint64_t(level.bits) << gap.length, gap.length + level.length);
+      }
+    writer_ = writer;
+    next_ = next;
+  }
+
+  // Ends a range of so many elements and begins another one; returns where the stream of the next one begins.
+  uint8_t* finish(int64_t elements, uint8_t* out) {
+    if (const int64_t zeros = elements - next_) {
+      const Gamma gap = gamma_of(uint32_t(zeros + 1));
+      writer_.put(gap.bits, gap.length);
+    }
+    if (const int last = writer_.filled) writer_.put((1u << (8 - last)) - 1, 8 - last);
+    const int64_t bytes = writer_.at - stream_;
+    memcpy(out, stream_, size_t(bytes));
+    writer_ = {stream_};
+    next_ = position_ = 0;
+    return out + bytes;
   }
 
  private:
-  void put_gamma(const Gamma& code) { writer_.put(code.bits, code.length); }
-  void put_level(uint32_t zeros, int32_t level) {
-    const Gamma gap = gamma_of(zeros + 1), size = magnitudes_[level < 0 ? -level : level];
-    const uint32_t rest = uint32_t(level < 0) | size.bits << 1;
-    if (__builtin_expect(gap.length + size.length < 32, 1)) {
-      writer_.put(uint64_t(gap.bits) | uint64_t(rest) << gap.length, gap.length + 1 + size.length);
-    } else {
-      put_gamma(gap);
-      writer_.put(rest, 1 + size.length);
-    }
-  }
+  static constexpr int kGaps = 256;
+  static constexpr int kMostBits = 15;  // of a level, with nothing but 0 before it or not
 
-  StreamWriter writer_;
-  int64_t zeros_ = 0;
-  Gamma magnitudes_[128];
+  Gamma gaps_[kGaps], levels_[256];
+  uint8_t stream_[kEliasRange * kMostBits / 8 + sizeof(uint64_t)];
+  WordWriter writer_{stream_};
+  int64_t position_ = 0, next_ = 0;
 };
 
 template <class T> int64_t encode(const EliasEncode<T>& e, int64_t& nonfinite) {
   Draws draws(*e.key);
+  LevelWriter writer(levels_of(e.shape.bits));
   const int64_t block = e.shape.block, blocks = ceil_div(e.count, block), in_range = blocks_in_range(block);
   uint8_t* lengths = e.out;
   uint8_t* norms = lengths + 4 * elias_ranges(e.count, block);
   uint8_t* begin = norms + blocks * kNormBytes;
   for (int64_t first = 0; first < blocks; first += in_range, lengths += 4) {
-    LevelWriter writer(begin, levels_of(e.shape.bits));
-    for (int64_t i = first; i < std::min(first + in_range, blocks); ++i) {
+    const int64_t end = std::min(first + in_range, blocks);
+    for (int64_t i = first; i < end; ++i) {
       const T* x = e.grad + i * block;
       const int64_t count = std::min(block, e.count - i * block);
       const float norm = norm_of(e.shape.norm, x, count, nonfinite);
       memcpy(norms + i * kNormBytes, &norm, sizeof norm);
-      int64_t left = count;
-      quantise_block(e.shape, x, count, norm, draws, e.offset + i * block, [&](const int8_t* codes, int chunk) {
-        writer.put(codes, int(std::min<int64_t>(chunk, left)));
-        left -= std::min<int64_t>(chunk, left);
-      });
+      quantise_block(e.shape, x, count, norm, draws, e.offset + i * block,
+                     [&](const int8_t* codes, int chunk) { writer.put(codes, chunk); });
     }
-    uint8_t* finished = writer.finish();
+    uint8_t* finished = writer.finish(std::min(end * block, e.count) - first * block, begin);
     store_bytes(lengths, uint32_t(finished - begin));
     begin = finished;
   }
   return begin - e.out;
 }
 
-// Adds the levels of one range to `sums`; returns whether it is malformed.
-template <class T>
-HVC_INLINE bool add_range(const EliasDecode<T>& d, const Section& s, int64_t range, int64_t stream, Work<T>* sums) {
-  using W = Work<T>;
-  const int64_t block = d.shape.block, in_range = blocks_in_range(block), first = range * in_range;
-  const int64_t elements = std::min(in_range * block, d.count - first * block);
-  const int64_t bytes = load_bytes<uint32_t>(s.data + 4 * range);
-  if (stream + bytes > s.bytes) return true;
-  const uint8_t* norms = s.data + 4 * elias_ranges(d.count, block) + first * kNormBytes;
-  EliasReader reader(s.data + stream, bytes, elements, levels_of(d.shape.bits));
-  int64_t position, end = 0;
-  int32_t level;
-  float norm = 0;
-  while (reader.next(position, level)) {
-    if (position >= end) {
-      memcpy(&norm, norms + position / block * kNormBytes, sizeof norm);
-      end = (position / block + 1) * block;
-    }
-    sums[position] += decoded(level, W(d.scale), W(norm));
+// ---- decode -----------------------------------------------------------------------------------------------
+
+// Ranges that are read in turns: a code begins where the one before it ends, so one stream alone waits for itself.
+constexpr int kTogether = 4;
+
+using Levels = int8_t[kEliasRange];
+
+struct LevelStream {
+  const uint8_t* data;
+  uint64_t bits, elements;
+  uint64_t at = 0, next = 0;  // bits and elements that are read
+};
+
+// A code that begins with so many zeros, and what is behind it.
+HVC_INLINE uint64_t read_gamma(uint64_t& word, int zeros) {
+  const uint64_t high = uint64_t(1) << zeros;
+  word = word >> zeros >> 1;
+  const uint64_t low = word & (high - 1);
+  word >>= zeros;
+  return high + low;
+}
+
+// Puts the next level that is not 0 in its place. Says false, and does nothing, where that is for EliasReader: at the
+// end, and where something is wrong. Every search ends at the highest bit, which no code that is right reaches.
+HVC_INLINE bool read_level(LevelStream& s, uint64_t most, int8_t* into) {
+  if (s.at + 64 > s.bits) return false;
+  uint64_t word = load_bytes<uint64_t>(s.data + s.at / 8) >> (s.at % 8) | uint64_t(1) << 63;
+  const int gap_zeros = lowest_one(word);
+  const uint64_t end = s.next + read_gamma(word, gap_zeros);
+  if (end > s.elements) return false;
+  const auto minus = -int32_t(word & 1);
+  word >>= 1;
+  const int zeros = lowest_one(word);
+  const uint64_t size = read_gamma(word, zeros);
+  if (size > most) return false;
+  into[end - 1] = int8_t((int32_t(size) ^ minus) - minus);
+  s.next = end;
+  s.at += uint64_t(2 * (gap_zeros + zeros) + 3);
+  return true;
+}
+
+// Until one of them is at its end. Named one by one, they stay in registers.
+HVC_INLINE void read_together(LevelStream* streams, uint64_t most, Levels* into) {
+  LevelStream a = streams[0], b = streams[1], c = streams[2], d = streams[3];
+  while (read_level(a, most, into[0]) & read_level(b, most, into[1]) & read_level(c, most, into[2]) &
+         read_level(d, most, into[3])) {
   }
+  streams[0] = a, streams[1] = b, streams[2] = c, streams[3] = d;
+}
+
+// The rest of a stream; returns whether it is malformed.
+HVC_INLINE bool finish_levels(LevelStream s, int32_t most, Levels* into) {
+  while (read_level(s, uint64_t(most), *into)) {
+  }
+  EliasReader reader(s.data, int64_t(s.bits / 8), int64_t(s.elements), most);
+  reader.resume(int64_t(s.at), int64_t(s.next));
+  int64_t position;
+  int32_t level;
+  while (reader.next(position, level)) (*into)[position] = int8_t(level);
   return reader.malformed();
+}
+
+// Adds the numbers of a range. A level of 0 is nothing, whatever the norm is.
+template <class W> HVC_INLINE void add_levels(const int8_t* levels, int64_t count, const uint8_t* norms, int64_t block,
+                                              W scale, W* __restrict sums) {
+  using Int = typename Native<W>::Int;
+  for (int64_t begin = 0; begin < count; begin += block, norms += kNormBytes) {
+    float norm;
+    memcpy(&norm, norms, sizeof norm);
+    const int64_t end = std::min(begin + block, count);
+    for (int64_t i = begin; i < end; ++i) {
+      const Int level = levels[i], bits = bit_cast<Int>(decoded(int32_t(level), scale, W(norm)));
+      sums[i] += bit_cast<W>(bits & -Int(level != 0));  // g++ makes a branch of a choice, and no vectors
+    }
+  }
+}
+
+// A section, and where the streams begin that were not asked for yet.
+class SectionStreams {
+ public:
+  SectionStreams(const Section& s, int64_t ranges, int64_t blocks, int64_t first)
+      : s_(s), norms_(4 * ranges), at_(norms_ + blocks * kNormBytes), too_short_(s.bytes < at_) {
+    for (int64_t range = 0; range < first; ++range) next(range, 0);
+  }
+
+  // Of the range behind the one of the call before. One that is not there has no bytes, and so is malformed.
+  LevelStream next(int64_t range, int64_t elements) {
+    const LevelStream absent{s_.data, 0, uint64_t(elements)};
+    if (too_short_) return absent;
+    const int64_t bytes = load_bytes<uint32_t>(s_.data + 4 * range), at = at_;
+    at_ += bytes;
+    return at_ > s_.bytes ? absent : LevelStream{s_.data + at, 8 * uint64_t(bytes), uint64_t(elements)};
+  }
+
+  const uint8_t* norms(int64_t block) const { return s_.data + norms_ + block * kNormBytes; }
+  bool too_short() const { return too_short_; }
+
+ private:
+  const Section s_;
+  const int64_t norms_;
+  int64_t at_;
+  const bool too_short_;
+};
+
+// Adds up to kTogether ranges of a section to `sums`; returns how many are malformed.
+template <class T> HVC_INLINE int64_t add_ranges(const EliasDecode<T>& d, SectionStreams& section, int64_t range,
+                                                 int number, Levels* levels, Work<T>* sums) {
+  const int64_t block = d.shape.block, in_range = blocks_in_range(block), length = in_range * block;
+  const int32_t most = levels_of(d.shape.bits);
+  LevelStream streams[kTogether];
+  for (int i = 0; i < number; ++i)
+    streams[i] = section.next(range + i, std::min(length, d.count - (range + i) * length));
+  memset(levels, 0, size_t(number) * sizeof *levels);
+  if (number == kTogether) read_together(streams, uint64_t(most), levels);
+  int64_t wrong = 0;
+  for (int i = 0; i < number; ++i) {
+    wrong += finish_levels(streams[i], most, levels + i);
+    if (!section.too_short())
+      add_levels(levels[i], int64_t(streams[i].elements), section.norms((range + i) * in_range), block,
+                 Work<T>(d.scale), sums + i * length);
+  }
+  return wrong;
 }
 
 // Returns the number of malformed ranges.
 template <class T> int64_t decode(const EliasDecode<T>& d, int64_t first, int64_t last) {
-  using W = Work<T>;
-  alignas(64) W sums[kEliasRange];
+  alignas(64) Work<T> sums[kTogether * kEliasRange];
+  alignas(64) Levels levels[kTogether];
   const int64_t block = d.shape.block, length = blocks_in_range(block) * block;
-  const int64_t head = 4 * elias_ranges(d.count, block) + ceil_div(d.count, block) * kNormBytes;
-  std::vector<int64_t> streams(size_t(d.number), head);
+  std::vector<SectionStreams> sections;
   for (int64_t rank = 0; rank < d.number; ++rank)
-    for (int64_t range = 0; range < first && d.sections[rank].bytes >= head; ++range)
-      streams[size_t(rank)] += load_bytes<uint32_t>(d.sections[rank].data + 4 * range);
+    sections.emplace_back(d.sections[rank], elias_ranges(d.count, block), ceil_div(d.count, block), first);
   int64_t wrong = 0;
-  for (int64_t range = first; range < last; ++range) {
-    const int64_t begin = range * length, count = std::min(length, d.count - begin);
+  for (int64_t range = first; range < last; range += kTogether) {
+    const int number = int(std::min<int64_t>(kTogether, last - range));
+    const int64_t begin = range * length, count = std::min(number * length, d.count - begin);
     memset(sums, 0, size_t(count) * sizeof *sums);
-    for (int64_t rank = 0; rank < d.number; ++rank) {
-      const Section& s = d.sections[rank];
-      if (s.bytes < head) {
-        ++wrong;
-        continue;
-      }
-      wrong += add_range(d, s, range, streams[size_t(rank)], sums);
-      streams[size_t(rank)] += load_bytes<uint32_t>(s.data + 4 * range);
-    }
+    for (SectionStreams& section : sections) wrong += add_ranges(d, section, range, number, levels, sums);
     for (int64_t at = 0; at < count; at += kChunk)
       put_part(d.grad + begin + at, sums + at, int(std::min<int64_t>(kChunk, count - at)), d.streamed);
   }

@@ -62,3 +62,53 @@ static void unpack_codes_of(int bits, int8_t* codes, const uint8_t* from, int co
   memcpy(last, from + packed_bytes(whole, bits), size_t(packed_bytes(count - whole, bits)));
   with_bits(bits, [&](auto b) { unpack_as<b()>(codes + whole, last, kPacked); });
 }
+
+// ---- codes as vectors of numbers --------------------------------------------------------------------------
+
+using Numbers = Native<float>::Vector;
+constexpr int kAtOnce = kWidth / 4;
+
+#if HVC_WIDTH > 16
+template <int kBits> constexpr int kBytesRead = kAtOnce * kBits > 64 ? 16 : 8;
+
+// As many codes as a vector has lanes. A lane gets the bytes of its code, moves it to the top, and down with its sign.
+template <int kBits> HVC_INLINE Numbers numbers_at(const uint8_t* from) {
+  Native<float>::Ints bytes, up;
+  for (int i = 0; i < kAtOnce; ++i) {
+    bytes[i] = 0x03020100 + 0x01010101 * (kBits * i / 8);
+    up[i] = 32 - kBits - kBits * i % 8;
+  }
+  const __m128i packed = kBytesRead<kBits> == 16 ? load_vector<__m128i>(from) : _mm_loadl_epi64((const __m128i*)from);
+#if HVC_WIDTH == 64
+  const __m512i all = _mm512_maskz_broadcast_i32x4(__mmask16(-1), packed);
+  const auto found = (Native<float>::Ints)_mm512_shuffle_epi8(all, (__m512i)bytes);
+#else
+  const __m256i all = _mm256_broadcastsi128_si256(packed);
+  const auto found = (Native<float>::Ints)_mm256_shuffle_epi8(all, (__m256i)bytes);
+#endif
+  return __builtin_convertvector(found << up >> (32 - kBits), Numbers);
+}
+#endif
+
+// Calls use(i, the codes from i on) for a multiple of 64 codes.
+template <int kBits, class Use> HVC_INLINE void each_numbers(const uint8_t* from, int64_t count, const Use& use) {
+#if HVC_WIDTH > 16
+  const int64_t bytes = count / 8 * kBits;
+  int64_t i = 0;
+  for (; i * kBits / 8 + kBytesRead<kBits> <= bytes; i += kAtOnce) use(i, numbers_at<kBits>(from + i * kBits / 8));
+  for (; i < count; i += kAtOnce) {
+    uint8_t last[16] = {};
+    memcpy(last, from + i * kBits / 8, kAtOnce * kBits / 8);
+    use(i, numbers_at<kBits>(last));
+  }
+#else
+  alignas(64) int8_t codes[kChunk];
+  alignas(64) float numbers[kChunk];
+  for (int64_t at = 0; at < count; at += kChunk) {
+    const int chunk = int(std::min<int64_t>(kChunk, count - at));
+    unpack_as<kBits>(codes, from + at / 8 * kBits, chunk);
+    each_element(chunk, [&](int i) { numbers[i] = float(codes[i]); });
+    for (int i = 0; i < chunk; i += kAtOnce) use(at + i, load_vector<Numbers>(numbers + i));
+  }
+#endif
+}

@@ -47,19 +47,12 @@ HVC_INLINE float largest_norm(const QsgdFold& f, int64_t at) {
 
 // Adds the numbers of a record, in units of 1 / power.
 HVC_INLINE void add_record(const QsgdShape& shape, const uint8_t* record, float power, bool begin, float* sums) {
-  alignas(64) int8_t codes[kChunk];
   const float unit = fold_unit(norm_at(record), power, levels_of(shape.bits));
-  const uint8_t* from = record + sizeof unit;
-  for (int64_t at = 0; at < shape.block; at += kChunk) {
-    const int chunk = int(std::min<int64_t>(kChunk, shape.block - at));
-    unpack_codes_of(shape.bits, codes, from, chunk);
-    from += chunk / 8 * shape.bits;
-    float* into = sums + at;
-    if (begin)
-      each_element(chunk, [&](int i) { into[i] = float(codes[i]) * unit; });
-    else
-      each_element(chunk, [&](int i) { into[i] += float(codes[i]) * unit; });
-  }
+  with_bits(shape.bits, [&](auto bits) {
+    each_numbers<bits()>(record + sizeof unit, shape.block, [&](int64_t i, Numbers numbers) {
+      store_vector(sums + i, begin ? numbers * unit : load_vector<Numbers>(sums + i) + numbers * unit);
+    });
+  });
 }
 
 void fold(const QsgdFold& f, int64_t first, int64_t last) {

@@ -68,6 +68,9 @@ class EliasReader {
     return true;
   }
 
+  // What a faster reader has read already: `at` bits, up to element `next`.
+  HVC_RULE void resume(int64_t at, int64_t next) { at_ = at, next_ = next; }
+
   HVC_RULE bool malformed() const { return malformed_; }
 
  private:
