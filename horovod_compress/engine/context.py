@@ -19,6 +19,7 @@ from ..errors import ExchangeError
 from ..exchange import device
 from ..exchange.collective import Exchange, FramePool
 from ..exchange.device import Deadline, Device
+from ..exchange.hosts import Group, Host
 from ..exchange.transports.transport import Transport
 from ..exchange.wire import NonFiniteCount, codec_id
 from ..observe.metrics import FlightRecorder, Metrics, Overlap
@@ -27,6 +28,8 @@ from ..options import Options
 from ..schedule.trial import Watch
 from .agreement.differences import Operands
 
+#: Numbers of buckets in keys.
+_BUCKETS = 1 << 16
 #: How far a rank has come with a bucket: its gradients are awaited, all ranks meet first, it is being exchanged.
 AWAITED, MEETING, EXCHANGED = range(3)
 #: A step, a bucket, and how far the rank has come with it.
@@ -50,6 +53,7 @@ class Progress:
         self.finished: tuple[int, int] | None = None
         self._meets: float | None = None  # since when the training thread waits for all ranks to meet
         self._exchanges: float | None = None  # since when a bucket is exchanged
+        self._delivers: float | None = None  # since when results of other ranks of this host are awaited
         self._at: Position = (0, 0, AWAITED)
 
     def awaits(self, bucket: int) -> None:
@@ -71,9 +75,19 @@ class Progress:
         finally:
             self._meets = None
 
+    @contextlib.contextmanager
+    def delivering(self) -> Iterator[None]:
+        """Note that the decoding thread waits for other ranks of this host."""
+        self._delivers = time.monotonic()
+        try:
+            yield
+        finally:
+            self._delivers = None
+
     def waits_since(self) -> float | None:
         """Return since when this rank has been in what needs all ranks, on the monotonic clock; None if it is not."""
-        return self._exchanges if self._meets is None else self._meets
+        found = [since for since in (self._meets, self._exchanges, self._delivers) if since is not None]
+        return found[0] if found else None
 
     def place(self) -> Position:
         """Return where the rank is, to be compared with others."""
@@ -217,11 +231,19 @@ class Hooks:
 
 
 class Context:
-    """One rank, as its reducer's parts see it."""
+    """One rank, as its reducer's parts see it.
 
-    def __init__(self, transport: Transport, options: Options, devices: Devices) -> None:
-        self.transport, self.options, self.devices = transport, options, devices
+    Args:
+        host: this rank's host, where the ranks of one host exchange in memory that they share.
+
+    Attributes:
+        between: the ranks that methods exchange among: all of them, or those of one place on every host.
+    """
+
+    def __init__(self, transport: Transport, options: Options, devices: Devices, host: Host | None = None) -> None:
+        self.transport, self.options, self.devices, self.host = transport, options, devices, host
         self.rank, self.world = transport.rank, transport.size
+        self.between: Transport | Group = host.between if host else transport
         self._seconds = options.longest_seconds
         #: The lock of all counters that several threads use, notified when one of them changes.
         self.changed = threading.Condition()
@@ -243,15 +265,29 @@ class Context:
         return Deadline(self._seconds)
 
     def key(self, step: int, bucket: int) -> Key:
-        """Return what the random bits of this rank depend on."""
+        """Return what random bits depend on that concern a bucket as a whole."""
         return Key(self.options.seed, step, bucket, self.rank)
 
-    def exchange(self, bucket: int, label: str, bad: NonFiniteCount, deadline: Deadline | None = None) -> Exchange:
+    def coding_key(self, step: int, bucket: int) -> Key:
+        """Return what the random bits of a method depend on; the shares of one bucket have bits of their own."""
+        group = self.host.within if self.host else None
+        shift = group.rank * (_BUCKETS // group.size) if group else 0
+        return Key(self.options.seed, step, (bucket + shift) % _BUCKETS, self.rank)
+
+    def exchange(
+        self,
+        bucket: int,
+        label: str,
+        bad: NonFiniteCount,
+        deadline: Deadline | None = None,
+        among: Transport | Group | None = None,
+    ) -> Exchange:
         """Begin an exchange of the step under way.
 
         Args:
             label: names in frames what is exchanged.
             bad: the values of this rank that are not finite.
+            among: the ranks that exchange; None for all of them.
         """
 
         def note(event: str, hop: int) -> None:
@@ -262,4 +298,5 @@ class Context:
 
         deadline = deadline or self.deadline()
         codec, step, digest = codec_id(label), self.progress.step, self.operands.digest
-        return Exchange(self.transport, codec, step, bucket, bad, deadline, self.pool, note, digest)
+        through, ranks = among or self.transport, among.ranks if isinstance(among, Group) else ()
+        return Exchange(through, codec, step, bucket, bad, deadline, self.pool, note, digest, ranks)  # type: ignore[arg-type]

@@ -215,9 +215,9 @@ class Exchanging:
     def time(self, state: BucketState) -> float:
         """Exchange whatever a bucket's payload holds, on this thread, and return the seconds; between two steps."""
         context = self._context
-        key = context.key(state.finished + 1, state.bucket.index)
+        key = context.coding_key(state.finished + 1, state.bucket.index)
         round_ = state.round(key.step)
-        exchange = context.exchange(state.bucket.index, round_.label, NonFiniteCount())
+        exchange = context.exchange(state.bucket.index, round_.label, NonFiniteCount(), among=context.between)
         began = time.perf_counter()
         with torch.no_grad(), state.device.exchanging():
             state.device.wait_events(state.decoded)

@@ -18,6 +18,7 @@ from ..errors import ConfigError, StateError
 from ..ops.checksums import hash_of, signed
 from ..schedule.plan import Plan
 from .agreement.differences import TABLES
+from .bucket.shares import HostBucket, owned_indices
 from .bucket.withheld import Withheld
 from .buckets import Buckets
 from .context import Context
@@ -26,11 +27,12 @@ from .context import Context
 
 
 class _Place(NamedTuple):
-    """One tensor: its name, what is withheld in its bucket, and its position in there."""
+    """One tensor: its name, what is withheld in its bucket, its position in there, and what its host does with it."""
 
     name: str
     withheld: Withheld
     position: int
+    hosted: HostBucket | None
 
 
 class Withholding:
@@ -43,6 +45,7 @@ class Withholding:
         self._context, self._buckets = context, buckets
         self._unmoved: Mapping[str, Tensor] = {}
         self._masked: Mapping[str, Tensor] = {}
+        self._cut: dict[str, tuple[Tensor, Tensor]] = {}  # by tensor, indices and those that this rank owns
 
     def zero_groups(self) -> dict[str, int]:
         """Return, by tensor, which zeros stay zeros in coded rounds; see ``Layout.zero_groups``."""
@@ -57,7 +60,8 @@ class Withholding:
         if not (unmoved or self._unmoved):
             return  # most often, and in every step
         self._unmoved = unmoved
-        self._settle([place.withheld.choose(place.position, unmoved.get(place.name)) for place in self._places()])
+        owned = {place.name: self._owned(place, unmoved.get(place.name)) for place in self._places()}
+        self._settle([place.withheld.choose(place.position, owned[place.name]) for place in self._places()])
 
     def mask(self, masked: Mapping[str, Tensor]) -> None:
         """Let all rounds leave out some elements; see :meth:`withhold`."""
@@ -66,25 +70,35 @@ class Withholding:
 
     def waiting(self) -> dict[str, Tensor]:
         """Return copies of what waits, by tensor, flat, for those that have elements left out."""
-        return {name: withheld.dense(p) for name, withheld, p in self._places() if p in withheld.positions()}
+        return {name: withheld.dense(p) for name, withheld, p, _ in self._places() if p in withheld.positions()}
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Let this wait, and nothing else; also after a change of the buckets."""
         self.mask(self._masked)
-        for name, withheld, position in self._places():
+        for name, withheld, position, _ in self._places():
             withheld.put(position, saved.get(name))
         self._context.devices.synchronize()
 
     def scale(self, factor: float, factors: Mapping[str, float] | None = None) -> None:
         """Multiply what waits: by one factor, and by one for each tensor."""
-        for name, withheld, position in self._places():
+        for name, withheld, position, _ in self._places():
             withheld.scale(position, factor * (factors or {}).get(name, 1.0))
 
     def _places(self) -> Iterator[_Place]:
         for state in self._buckets:
             state.device.wait_events(state.decoded)  # the last round may still be queued
             withheld = state.memory.withheld
-            yield from (_Place(tensor.name, withheld, p) for p, tensor in enumerate(state.bucket.tensors))
+            yield from (_Place(tensor.name, withheld, p, state.hosted) for p, tensor in enumerate(state.bucket.tensors))
+
+    def _owned(self, place: _Place, index: Tensor | None) -> Tensor | None:
+        """Return the elements that this rank owns of some; the same object for the same object."""
+        if index is None or place.hosted is None:
+            self._cut.pop(place.name, None)
+            return index
+        known = self._cut.get(place.name)
+        if known is None or known[0] is not index:
+            known = self._cut[place.name] = index, owned_indices(place.hosted, place.position, index)
+        return known[1] if known[1].numel() else None
 
     def _settle(self, changes: list[bool]) -> None:
         if any(changes):  # before a thread of another stream looks at it
@@ -193,6 +207,7 @@ class Kept:
         """Multiply what is kept for elements, flat and by tensor, between two steps: it has other units from now on."""
         if not factors:
             return
+        factors = self._buckets.owned(factors)
         for kept in self.states().values():
             for name in kept.keys() & factors.keys():
                 kept[name].mul_(factors[name].to(kept[name].device))
@@ -263,7 +278,7 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
     held: dict[str, Held] = {}
     for state in buckets:
         if state.bucket not in plan.buckets:
-            held |= state.rounds.read_tables(context.key(step, state.bucket.index))
+            held |= state.rounds.read_tables(context.coding_key(step, state.bucket.index))
     with context.changed:
         buckets.take_plan(plan)
         for kind, tensors in kept.states().items():
@@ -275,7 +290,7 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
                 for name, table in tables[state.bucket].items():
                     state.memory.tables[name].copy_(table)
             else:
-                state.rounds.write_tables(held, context.key(step, state.bucket.index))
+                state.rounds.write_tables(held, context.coding_key(step, state.bucket.index))
             state.resume(step)
         context.devices.synchronize()
         context.changed.notify_all()

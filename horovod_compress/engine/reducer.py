@@ -25,6 +25,7 @@ from ..codecs.base import Codec
 from ..errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError
 from ..exchange.choose import Choose
 from ..exchange.device import Device
+from ..exchange.hosts import Host
 from ..exchange.transports.transport import Transport
 from ..observe.metrics import Metrics
 from ..options import Options
@@ -60,6 +61,7 @@ class Reducer:
         transport: to the other ranks; the reducer closes it.
         collective: picks how a bucket's payloads become one.
         devices: makes the device of a name; tests have devices of their own.
+        host: this rank's host, where the ranks of one host exchange in memory that they share.
 
     Attributes:
         result_scale: what results are multiplied by: 1 for the mean over ranks, the number of ranks for the sum.
@@ -74,11 +76,12 @@ class Reducer:
         options: Options,
         devices: Callable[[str], Device] | None = None,
         hooks: Hooks | None = None,
+        host: Host | None = None,
     ) -> None:
         self.rank, self.world, self.options = transport.rank, transport.size, options
         self._hooks = hooks = hooks or Hooks()
         self.result_scale = 1.0
-        self.context = context = Context(transport, options, Devices((b.device for b in plan.buckets), devices))
+        self.context = context = Context(transport, options, Devices((b.device for b in plan.buckets), devices), host)
         self.buckets = buckets = Buckets(context, plan, codecs, collective)
         self.failure = failure = Failure(context, hooks.on_unseen)
         self.norms = norms = Norms(context, buckets)

@@ -29,6 +29,9 @@ from ..codecs.work import Part
 from ..errors import HorovodCompressError, NonFiniteError
 from ..exchange.device import Deadline, Event
 from ..exchange.wire import NonFiniteCount
+from ..ops.keys import Key
+from .bucket.round import nothing
+from .bucket.shares import HostBucket
 from .buckets import BucketState
 from .context import Context
 
@@ -59,7 +62,7 @@ class Turn:
         self.round = state.rounds.at(self.key.step)
         self.result_scale, self._factor = result_scale, factor
         number = len(state.bucket.tensors)
-        state.memory.grads[:] = [None] * number  # what was not fetched of the last step goes
+        state.memory.grads[:] = state.grads[:] = [None] * number  # what was not fetched of the last step goes
         self._originals: list[Tensor | None] = [None] * number
         self._claimed = [False] * number
         self._done = 0  # tensors that are in
@@ -70,6 +73,12 @@ class Turn:
         self.error: HorovodCompressError | None = None
         self.decoding = 0.0
         self.taken = self.over = False
+
+    @property
+    def _coding(self) -> Key:
+        """The key of what the method does: where ranks share hosts, their shares have bits of their own."""
+        key = self.key
+        return self._context.coding_key(key.step, key.bucket) if self.state.hosted else key
 
     # ---- under the reducer's lock ----
 
@@ -116,26 +125,40 @@ class Turn:
         That is a tensor on a device whose streams need not be waited for yet. A codec that takes in all tensors of a
         bucket at once is given this one with the last one, by :meth:`submit_waiting`.
         """
-        device, memory, round_ = self.state.device, self.state.memory, self.round
+        device = self.state.device
         device.wait_events(self.state.decoded)
         flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
-        memory.grads[position], self._originals[position] = flat, grad
+        self.state.grads[position], self._originals[position] = flat, grad
+        device.keep((flat, grad))
+        count = self._put(position, flat) if self.state.hosted else self._prepare(position, flat)
+        device.record_in(self._offered)
+        return count
+
+    def _put(self, position: int, flat: Tensor) -> int:
+        """Show a gradient to the ranks of this host; the method is handed their mean, in :meth:`exchange`."""
+        hosted = self.state.hosted
+        assert hosted is not None
+        count = hosted.put(position, flat)
+        if count and self._context.options.nonfinite == "zero":
+            self.nonfinite.set_zero(position, flat, ~flat.isfinite())
+            count = hosted.put(position, flat)
+        return count
+
+    def _prepare(self, position: int, flat: Tensor) -> int | Tensor:
+        """Hand a gradient, or the mean of a host, to the codec, or let it wait for the last one."""
+        memory, round_ = self.state.memory, self.round
         if memory.withheld.any:
             memory.withheld.take(position, flat, round_.wire)
         if round_.divided and position in memory.divisors:
             flat.div_(memory.divisors[position])
-        device.keep((flat, grad))
-        count: int | Tensor = 0
         if round_.waits and self._context.options.nonfinite != "zero":
             self._waiting.append(position)
-        else:
-            count = self._submit_now(position)
-        device.record_in(self._offered)
-        return count
+            return 0
+        return self._submit_now(position)
 
     def _submit_now(self, position: int) -> int | Tensor:
         """Hand a gradient over, again where something of it or of what is kept for it was found to be spoilt."""
-        round_, flat, key = self.round, self.round.work.grad(position), self.key
+        round_, flat, key = self.round, self.round.work.grad(position), self._coding
         zeroes, set_zero = self._context.options.nonfinite == "zero", self.nonfinite.set_zero
         if zeroes and round_.codec.counts_late and ops.count_nonfinite(flat):
             set_zero(position, flat, ~flat.isfinite())
@@ -154,7 +177,7 @@ class Turn:
         """Hand over all gradients that waited, after the streams that they come from; return their counts."""
         self.state.device.wait_events(*self._offered.values())
         self._waiting.sort()
-        counts = self.round.submit_all(self._waiting, self.key)
+        counts = self.round.submit_all(self._waiting, self._coding)
         self.state.device.record_in(self._offered)
         return counts
 
@@ -180,24 +203,46 @@ class Turn:
         Returns:
             The count over all ranks.
         """
+        hosted = self.state.hosted
+        if hosted is None:
+            return self._exchange(decode, deadline)
+        self._average(hosted, deadline)
+        bad = self._exchange(nothing, deadline)  # parts are not decoded before it is known that all shares are good
+        with self._context.metrics.timed("exchange", where=(self.key.step, self.state.bucket, "host agrees")):
+            return hosted.agree(bad, deadline)
+
+    def _average(self, hosted: HostBucket, deadline: Deadline) -> None:
+        """Hand the codec the means of this rank's host, of what this rank owns."""
+        where, found = (self.key.step, self.state.bucket, "host"), NonFiniteCount()
+        with self._context.metrics.timed("exchange", where=where):
+            bad = hosted.meet(self.nonfinite.bad, deadline)
+        with self._context.metrics.timed("offer", where=where):
+            for position in [position for position, grad in enumerate(hosted.grads) if grad is not None]:
+                self.state.memory.grads[position] = mean = hosted.average(position)
+                if count := int(self._prepare(position, mean)):
+                    found = found.plus(NonFiniteCount(count, self._context.rank + 1))
+        self.nonfinite.take_over(bad, found)
+
+    def _exchange(self, decode: Callable[[list[Part]], None], deadline: Deadline) -> NonFiniteCount:
         context, bucket, round_, step = self._context, self.state.bucket, self.round, self.key.step
+        key, among = self._coding, context.between if self.state.hosted else None
         for number, prelude in enumerate(round_.preludes):
             context.recorder.note(step, bucket.index, "prelude", number)
             with context.metrics.timed("encode", where=(step, bucket, f"encode for prelude {number}")):
-                self.nonfinite.add(round_.before(number, self.key))
-            exchange = context.exchange(bucket.index, f"prelude {number}", self.nonfinite.bad, deadline)
+                self.nonfinite.add(round_.before(number, key))
+            exchange = context.exchange(bucket.index, f"prelude {number}", self.nonfinite.bad, deadline, among)
             with context.metrics.timed("exchange", where=(step, bucket, f"prelude {number}")):
-                bad = prelude.run(exchange, round_.reduction(self.key))
+                bad = prelude.run(exchange, round_.reduction(key))
             context.metrics.sent(exchange.bytes_sent, exact=round_.exact)
             if bad.count:
                 return bad
         context.recorder.note(step, bucket.index, "encode")
         with context.metrics.timed("encode", where=(step, bucket)):
-            self.nonfinite.add(round_.encode(self.key))
-        exchange = context.exchange(bucket.index, round_.label, self.nonfinite.bad, deadline)
+            self.nonfinite.add(round_.encode(key))
+        exchange = context.exchange(bucket.index, round_.label, self.nonfinite.bad, deadline, among)
         encoding = partial(context.metrics.timed, "encode", "exchange", (step, bucket))
         with context.metrics.timed("exchange", where=(step, bucket)):
-            bad = round_.exchange(exchange, self.key, encoding, decode)
+            bad = round_.exchange(exchange, key, encoding, decode)
         context.metrics.sent(exchange.bytes_sent, exact=round_.exact)
         return bad
 
@@ -213,7 +258,7 @@ class Turn:
     @property
     def empty(self) -> bool:
         """Whether no gradient of the bucket is exchanged: sparse ones are somebody else's."""
-        return all(grad is None for grad in self.state.memory.grads)
+        return all(grad is None for grad in self.state.grads)
 
     # ---- decode ----
 
@@ -222,7 +267,7 @@ class Turn:
         self._context.recorder.note(self.key.step, self.key.bucket, "decode")
         began = time.perf_counter()
         with self._context.metrics.timed("decode", where=(self.key.step, self.state.bucket)):
-            self.round.decode(parts, self.key, self.result_scale * self._factor)
+            self.round.decode(parts, self._coding, self.result_scale * self._factor)
         self.decoding += time.perf_counter() - began
 
     def complete(self, bad: NonFiniteCount) -> None:
@@ -236,7 +281,7 @@ class Turn:
         if bad.count:
             self._give_nan(bad)
             return
-        if not round_.parts:
+        if state.hosted or not round_.parts:
             self.decode(round_.whole())
         round_.keep()
         state.rounds.note_emptied()
@@ -244,6 +289,9 @@ class Turn:
             for position in round_.work.present():
                 kept = [kept[memory.span(position)] for kept in memory.state.values()]
                 memory.withheld.keep(position, round_.work.grad(position), kept, round_.wire)
+        if state.hosted:
+            with self._context.progress.delivering(), self._context.metrics.timed("decode"):
+                state.hosted.deliver(self.key.step, self._context.deadline())
 
     def _give_nan(self, bad: NonFiniteCount) -> None:
         """Give every rank NaN, and leave what is kept as it is, so that a skipped step leaves no trace."""
@@ -255,14 +303,14 @@ class Turn:
                 f"step {self.key.step}, the first on rank {bad.origin - 1}{where}; lower the learning rate, clip, or "
                 'choose nonfinite="propagate" with a gradient scaler'
             )
-        for position, grad in enumerate(self.state.memory.grads):
+        for position, grad in enumerate(self.state.grads):
             if grad is not None:
                 grad.fill_(float("nan"))
                 self.state.drop_spoilt(position)  # where an offer did not tell whose value it was
 
     def write_back(self) -> None:
         """Copy results to gradients that are not contiguous; all others were overwritten."""
-        for flat, grad in zip(self.state.memory.grads, self._originals, strict=True):
+        for flat, grad in zip(self.state.grads, self._originals, strict=True):
             if flat is not None and grad is not None and flat.data_ptr() != grad.data_ptr():
                 grad.copy_(flat.view(grad.shape))
 
@@ -273,7 +321,7 @@ class Turn:
         grad = self._originals[position]
         assert grad is not None
         self.state.device.wait_events(self.state.decoded)
-        self.state.memory.grads[position] = self._originals[position] = None
+        self.state.grads[position] = self._originals[position] = None
         return grad
 
 
@@ -310,6 +358,17 @@ class NonFinite:
         grad.masked_fill_(where, 0.0)
         self._zeroed[position] += int(where.sum())
 
+    def take_over(self, host: NonFiniteCount, means: NonFiniteCount) -> None:
+        """Let the counts be those of this rank's host.
+
+        Args:
+            host: of the gradients of its ranks.
+            means: of their means, where all gradients were finite: sums may overflow.
+        """
+        self.bad = host if host.count else host.plus(means)
+        self.bad = self.bad.plus(NonFiniteCount(zeroed=sum(self._zeroed)))
+        self._zeroed = [0] * len(self._zeroed)
+
     def read(self, deadline: Deadline) -> None:
         """Read all counts, as this thread's stream follows on the offers.
 
@@ -317,6 +376,7 @@ class NonFinite:
             ExchangeError: the device did not come to them before the deadline.
         """
         self.bad = self.bad.plus(NonFiniteCount(zeroed=sum(self._zeroed)))
+        self._zeroed = [0] * len(self._zeroed)
         if not self._unread:
             return
         positions = [position for some, _ in self._unread for position in some]

@@ -47,7 +47,8 @@ class Choose:
     """Picks a collective for a bucket.
 
     Args:
-        exchange: "ring", "fold", "torus", "torus:2" with a number of rows, or "auto".
+        exchange: "ring", "fold", "torus", "torus:2" with a number of rows, or "auto"; "hierarchical" is that, too,
+            among the ranks that it leaves.
         adds: what the transport can add up itself.
     """
 
@@ -67,7 +68,7 @@ class Choose:
             ConfigError: the exchange does not fit the codec.
         """
         fit = _FITTING[codec.algebra]
-        if self.exchange == "auto":
+        if self.exchange in ("auto", "hierarchical"):
             if by_owner:
                 return fold
             if nbytes < _SMALL_BYTES:
