@@ -272,7 +272,7 @@ class Context:
         """Return what the random bits of a method depend on; the shares of one bucket have bits of their own."""
         group = self.host.within if self.host else None
         shift = group.rank * (_BUCKETS // group.size) if group else 0
-        return Key(self.options.seed, step, (bucket + shift) % _BUCKETS, self.rank)
+        return Key(self.options.seed, step, (bucket + shift) % _BUCKETS, self.between.rank)
 
     def exchange(
         self,

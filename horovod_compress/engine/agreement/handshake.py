@@ -139,7 +139,7 @@ class Place:
     address: str | None
     host: str = ""
     problem: str | None = None
-    machine: str = field(default_factory=machine_name)
+    machine: str = field(default_factory=lambda: machine_name())  # noqa: PLW0108  it is defined below
 
 
 def machine_name() -> str:
