@@ -208,11 +208,13 @@ class Turn:
             return self._exchange(decode, deadline)
         self._average(hosted, deadline)
         bad = self._exchange(nothing, deadline)  # parts are not decoded before it is known that all shares are good
+        self._context.recorder.note(self.key.step, self.key.bucket, "agree")
         with self._context.metrics.timed("exchange", where=(self.key.step, self.state.bucket, "host agrees")):
             return hosted.agree(bad, deadline)
 
     def _average(self, hosted: HostBucket, deadline: Deadline) -> None:
         """Hand the codec the means of this rank's host, of what this rank owns."""
+        self._context.recorder.note(self.key.step, self.key.bucket, "host")
         where, found = (self.key.step, self.state.bucket, "host"), NonFiniteCount()
         with self._context.metrics.timed("exchange", where=where):
             bad = hosted.meet(self.nonfinite.bad, deadline)
@@ -290,6 +292,7 @@ class Turn:
                 kept = [kept[memory.span(position)] for kept in memory.state.values()]
                 memory.withheld.keep(position, round_.work.grad(position), kept, round_.wire)
         if state.hosted:
+            self._context.recorder.note(self.key.step, self.key.bucket, "deliver")
             with self._context.progress.delivering(), self._context.metrics.timed("decode"):
                 state.hosted.deliver(self.key.step, self._context.deadline())
 
