@@ -7,7 +7,6 @@ share of every tensor, and exchanges it with the ranks that own the same share o
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -144,4 +143,5 @@ def opened(shown: Mapping[str, Any]) -> Tensor:
 
 
 def _mapped(file: int, nbytes: int) -> Tensor:
-    return torch.frombuffer(mmap.mmap(file, nbytes), dtype=torch.uint8)
+    # Not Python's mmap, which keeps a file of its own open.
+    return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=nbytes, dtype=torch.uint8)
