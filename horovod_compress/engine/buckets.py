@@ -22,7 +22,7 @@ from ..schedule.plan import Bucket, Plan
 from .bucket import withheld
 from .bucket.memory import Memory, Site, make_round
 from .bucket.round import Round
-from .bucket.shares import HostBucket, HostMemory, owned, share_of
+from .bucket.shares import HostBucket, HostMemory, owned
 from .context import Context
 
 # ---- one bucket ----------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class Buckets:
         codec, memory = self._codecs[bucket.method], self._host_memory
         if bucket.plain:
             codec = LeftPlain(codec, bool(codec.layout(bucket, world).state))
-        hosted = HostBucket(context, memory, bucket) if memory else None
+        hosted = HostBucket(context.host, memory, bucket, context.exchange) if context.host and memory else None
         return BucketState(bucket, codec, rank, world, self._collective, where, staged, link, hosted)
 
     def __iter__(self) -> Iterator[BucketState]:
@@ -305,13 +305,6 @@ class Buckets:
         """Return what is kept for whole buckets and cannot follow their tensors to others."""
         world, kept = self._context.between.size, (state.memory.bucket for state in self if not state.bucket.plain)
         return {name for bucket in kept for name in tables_that_stay(self._codecs[bucket.method], bucket, world)}
-
-    def shares(self, plan: Plan) -> Plan:
-        """Return the buckets of a plan as this rank keeps them: its shares, where ranks share hosts."""
-        host = self._context.host
-        if host is None:
-            return plan
-        return Plan(tuple(share_of(bucket, host.within.rank, host.within.size) for bucket in plan.buckets))
 
     def owned(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what this rank owns of flat tensors, by name."""

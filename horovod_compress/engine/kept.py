@@ -18,7 +18,7 @@ from ..errors import ConfigError, StateError
 from ..ops.checksums import hash_of, signed
 from ..schedule.plan import Plan
 from .agreement.differences import TABLES
-from .bucket.shares import HostBucket, owned_indices
+from .bucket.shares import HostBucket, share_of
 from .bucket.withheld import Withheld
 from .buckets import Buckets
 from .context import Context
@@ -34,6 +34,11 @@ class _Place(NamedTuple):
     position: int
     hosted: HostBucket | None
 
+    def owned(self, named: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the indices of the tensor that this rank owns, of those by name."""
+        index = named.get(self.name)
+        return self.hosted.own_indices(self.position, index) if self.hosted else index
+
 
 class Withholding:
     """Chooses what rounds leave out, by tensor, and keeps it through changes of the buckets.
@@ -45,7 +50,6 @@ class Withholding:
         self._context, self._buckets = context, buckets
         self._unmoved: Mapping[str, Tensor] = {}
         self._masked: Mapping[str, Tensor] = {}
-        self._cut: dict[str, tuple[Tensor, Tensor]] = {}  # by tensor, indices and those that this rank owns
 
     def zero_groups(self) -> dict[str, int]:
         """Return, by tensor, which zeros stay zeros in coded rounds; see ``Layout.zero_groups``."""
@@ -60,8 +64,7 @@ class Withholding:
         if not (unmoved or self._unmoved):
             return  # most often, and in every step
         self._unmoved = unmoved
-        owned = {place.name: self._owned(place, unmoved.get(place.name)) for place in self._places()}
-        self._settle([place.withheld.choose(place.position, owned[place.name]) for place in self._places()])
+        self._settle([place.withheld.choose(place.position, place.owned(unmoved)) for place in self._places()])
 
     def mask(self, masked: Mapping[str, Tensor]) -> None:
         """Let all rounds leave out some elements; see :meth:`withhold`."""
@@ -90,16 +93,6 @@ class Withholding:
             withheld = state.memory.withheld
             yield from (_Place(tensor.name, withheld, p, state.hosted) for p, tensor in enumerate(state.bucket.tensors))
 
-    def _owned(self, place: _Place, index: Tensor | None) -> Tensor | None:
-        """Return the elements that this rank owns of some; the same object for the same object."""
-        if index is None or place.hosted is None:
-            self._cut.pop(place.name, None)
-            return index
-        known = self._cut.get(place.name)
-        if known is None or known[0] is not index:
-            known = self._cut[place.name] = index, owned_indices(place.hosted, place.position, index)
-        return known[1] if known[1].numel() else None
-
     def _settle(self, changes: list[bool]) -> None:
         if any(changes):  # before a thread of another stream looks at it
             self._context.devices.synchronize()
@@ -123,6 +116,22 @@ class Kept:
         self.withholding = Withholding(context, buckets)
         #: Tables were changed by something else than a round, so that ranks have to compare them.
         self.tables_touched = True
+
+    @property
+    def ranks(self) -> int:
+        """Return how many ranks methods exchange among."""
+        return self._context.between.size
+
+    @property
+    def hosts(self) -> int | None:
+        """Return between how many hosts that is, where ranks share them."""
+        return self.ranks if self._context.host else None
+
+    def shares(self, plan: Plan) -> Plan:
+        """Return the buckets of a plan as this rank keeps them: its shares, where ranks share hosts."""
+        if (host := self._context.host) is None:
+            return plan
+        return Plan(tuple(share_of(bucket, host.within.rank, host.within.size) for bucket in plan.buckets))
 
     # ---- views ----
 

@@ -21,10 +21,10 @@ _FITTING = {
 }
 _MODULES = {module.name: module for module in (ring, fold, all_gatherv)}
 
-#: What moves in one phase, and where plain numbers begin to be left to the transport.
+#: What moves in one phase, and the least that is left to the transport.
 _SMALL_BYTES = 256 * 1024
 #: A ring has 2 (M-1) hops one after the other, a fold two phases that make less of the link. Below so many bytes for
-#: each hop more than two, latencies cost more: measured with 4 ranks, where both take as long at 1 MB.
+#: each hop more than two, latencies cost more: with 4 ranks at 1 Gbit/s both take as long at 1 MB.
 _BYTES_FOR_HOPS = 256 * 1024
 
 
@@ -74,10 +74,11 @@ class Choose:
         if self.exchange in ("auto", "hierarchical"):
             if by_owner:
                 return fold
-            if nbytes >= _SMALL_BYTES and added and set(added) <= set(self.adds):
+            short = _BYTES_FOR_HOPS * (2 * (world - 1) - 2)
+            # The transport's own hops take half as long: they are not in Python.
+            if nbytes >= max(_SMALL_BYTES, short // 2) and added and set(added) <= set(self.adds):
                 return native
-            is_short = nbytes < _BYTES_FOR_HOPS * (2 * (world - 1) - 2)
-            return fold if is_short and fold.name in fit else _MODULES[fit[0]]
+            return fold if nbytes < short and fold.name in fit else _MODULES[fit[0]]
         wanted, _, rows = self.exchange.partition(":")
         if wanted in fit:
             return torus.of(world, int(rows) if rows else None) if wanted == torus.KIND else _MODULES[wanted]

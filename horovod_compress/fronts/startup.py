@@ -29,7 +29,7 @@ from ..ops.algebra import Algebra
 from ..options import Options
 from ..schedule.by_name import OPTIONAL, is_adaptive, make_plan
 from ..schedule.plan import DTYPES, Plan, TensorSpec
-from . import hosts
+from . import sharing
 from .gather import check_all, gather_stage
 
 _DEFAULT_SECONDS = Options().flow_seconds
@@ -83,7 +83,7 @@ def start(
     documents = _shake(document, job, seconds)
     own = own_address(place, documents)
     plan = Plan.from_document(documents[0].plan).placed(tensors)
-    found = hosts.groups_of(options, methods, plan, [document.machine for document in documents])
+    found = sharing.groups_of(options, methods, plan, [document.machine for document in documents])
     where = device.of(plan.buckets[0].device) if _through_nccl(documents, kind) else None
     if where:  # every rank comes to the same
         for variant in (variant for codec in methods.codecs for variant in variants_of(codec)):
@@ -94,7 +94,7 @@ def start(
     with contextlib.ExitStack() as undo:
         undo.callback(transport.close)  # else its threads, ports and connections would stay
         transport = wrap(transport)
-        host = hosts.share_memory(found, transport, tensors, job, seconds) if found else None
+        host = sharing.share_memory(found, transport, tensors, job, seconds) if found else None
         choose = Choose(options.exchange, () if host else transport.adds)
         reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks, host)
         undo.pop_all()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,12 +32,11 @@ from torch import Tensor
 from ... import ops
 from ...codecs.shared.signs import MIN_STEP_GROUP
 from ...exchange import everywhere
-from ...exchange.collective import FramePool
+from ...exchange.collective import Exchange, FramePool
 from ...exchange.device import Deadline
-from ...exchange.hosts import Host
+from ...exchange.hosts import Group, Host
 from ...exchange.wire import NonFiniteCount
 from ...schedule.plan import Bucket, TensorSpec
-from ..context import Context
 
 _ALIGNED = 64
 #: Elements that are averaged at a time, so that they stay in the cache.
@@ -49,14 +48,14 @@ _HALVES = (torch.float16, torch.bfloat16)
 # ---- shares --------------------------------------------------------------------------------------
 
 
-class Share(NamedTuple):
+class OwnedPart(NamedTuple):
     """One rank's share of a tensor: where it lies in the flat tensor, and as a tensor of its own."""
 
     where: slice
     tensor: TensorSpec
 
 
-def cut(tensor: TensorSpec, ranks: int) -> list[Share]:
+def cut(tensor: TensorSpec, ranks: int) -> list[OwnedPart]:
     """Return the shares of the ranks of a host, one behind the other; small tensors may leave some empty."""
     rows = tensor.shape[0] if tensor.shape else 1
     row = tensor.count // rows if rows else 0
@@ -68,7 +67,7 @@ def cut(tensor: TensorSpec, ranks: int) -> list[Share]:
     found = []
     for first, last in itertools.pairwise(ends):
         shape = (last - first, *tensor.shape[1:]) if last > first and tensor.shape else (last - first,)
-        found.append(Share(slice(first * row, last * row), replace(tensor, shape=shape)))
+        found.append(OwnedPart(slice(first * row, last * row), replace(tensor, shape=shape)))
     return found
 
 
@@ -110,8 +109,15 @@ class HostMemory:
 # ---- one bucket ----------------------------------------------------------------------------------
 
 
+#: Begins an exchange.
+Begin = Callable[[int, str, NonFiniteCount, Deadline, Group], Exchange]
+
+
 class HostBucket:
     """One bucket on one host, as one of its ranks sees it.
+
+    Args:
+        begin: begins an exchange, see :meth:`..context.Context.exchange`.
 
     Attributes:
         share: the bucket of what this rank owns.
@@ -119,19 +125,32 @@ class HostBucket:
         alone: there is no other host, so that the mean over this one is the result.
     """
 
-    def __init__(self, context: Context, memory: HostMemory, bucket: Bucket) -> None:
-        assert context.host is not None
-        self._context, self._host, self._memory, self._bucket = context, context.host, memory, bucket
+    def __init__(self, host: Host, memory: HostMemory, bucket: Bucket, begin: Begin) -> None:
+        self._host, self._memory, self._bucket, self._begin = host, memory, bucket, begin
         self._place, ranks = self._host.within.rank, self._host.within.size
         self._cuts = [cut(tensor, ranks) for tensor in bucket.tensors]
         self.share = share_of(bucket, self._place, ranks)
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)
         self.alone = self._host.between.size == 1
         self._pool = FramePool()  # of the decoding thread
+        self._indices: dict[int, tuple[Tensor, Tensor]] = {}
 
     def own(self, position: int) -> slice:
         """Return which elements of a flat tensor this rank owns."""
         return self._cuts[position][self._place].where
+
+    def own_indices(self, position: int, index: Tensor | None) -> Tensor | None:
+        """Return those of some indices into a flat tensor, rising, that this rank owns, in its share; None for none.
+
+        For the same object it is the same object.
+        """
+        if index is None:
+            return None
+        known = self._indices.get(position)
+        if known is None or known[0] is not index:
+            own = self.own(position)
+            known = self._indices[position] = index, index[(index >= own.start) & (index < own.stop)] - own.start
+        return known[1] if known[1].numel() else None
 
     def put(self, position: int, grad: Tensor) -> int:
         """Show the other ranks of the host a gradient; return how many of its values are not finite."""
@@ -148,7 +167,7 @@ class HostBucket:
         Raises:
             PeerError: a rank of this host is gone or late.
         """
-        exchange = self._context.exchange(self._bucket.index, "host", bad, deadline, self._host.within)
+        exchange = self._begin(self._bucket.index, "host", bad, deadline, self._host.within)
         _, bad = everywhere.all_gather(exchange, _NO_DATA)
         return bad
 
@@ -165,7 +184,7 @@ class HostBucket:
         Args:
             bad: of this rank's share, over all hosts.
         """
-        exchange = self._context.exchange(self._bucket.index, "host agrees", bad, deadline, self._host.within)
+        exchange = self._begin(self._bucket.index, "host agrees", bad, deadline, self._host.within)
         mine = torch.tensor(bad, dtype=torch.int64)
         found, _ = everywhere.all_gather(exchange, mine.view(torch.uint8))
         return max(NonFiniteCount(*values.view(torch.int64).tolist()) for values in found)
@@ -176,9 +195,7 @@ class HostBucket:
         Raises:
             PeerError: a rank of this host is gone or late.
         """
-        exchange = self._context.exchange(
-            self._bucket.index, "host delivers", NonFiniteCount(), deadline, self._host.apart
-        )
+        exchange = self._begin(self._bucket.index, "host delivers", NonFiniteCount(), deadline, self._host.apart)
         exchange.pool, exchange.digest, exchange.step = self._pool, 0, step  # the exchange thread may be in another one
         everywhere.all_gather(exchange, _NO_DATA)
         for position, grad in enumerate(self.grads):
@@ -207,11 +224,3 @@ def _average(given: Sequence[Tensor], mean: Tensor) -> None:
 def owned(hosted: HostBucket | None, position: int, values: Tensor) -> Tensor:
     """Return what this rank owns of a flat tensor: all of it, where ranks do not share hosts."""
     return values if hosted is None else values[hosted.own(position)]
-
-
-def owned_indices(hosted: HostBucket | None, position: int, index: Tensor) -> Tensor:
-    """Return those of some indices into a flat tensor, rising, that this rank owns, in its share."""
-    if hosted is None:
-        return index
-    own = hosted.own(position)
-    return index[(index >= own.start) & (index < own.stop)] - own.start
