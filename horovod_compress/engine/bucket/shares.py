@@ -155,8 +155,10 @@ class HostBucket:
     def put(self, position: int, grad: Tensor) -> int:
         """Show the other ranks of the host a gradient; return how many of its values are not finite."""
         shown = self._memory.given[self._bucket.tensors[position].name][self._place]
-        (count,) = ops.dense_offer_all([grad], None, [shown])
-        return int(count)
+        own, ends = self.own(position), (slice(0, self.own(position).start), slice(self.own(position).stop, None))
+        parts = [part for part in ends if grad[part].numel()]  # nobody else reads what this rank owns
+        counts = ops.dense_offer_all([grad[part] for part in parts], None, [shown[part] for part in parts])
+        return sum(int(count) for count in counts) + int(ops.count_nonfinite(grad[own]))
 
     def meet(self, bad: NonFiniteCount, deadline: Deadline) -> NonFiniteCount:
         """Wait until all ranks of the host have put their gradients; return what of them is not finite.
@@ -175,7 +177,10 @@ class HostBucket:
         """Return the mean over the host of what this rank owns of a tensor, flat; its result is written over it."""
         name, own = self._bucket.tensors[position].name, self.own(position)
         mean = self._memory.shares[name][self._place]
-        _average([theirs[own] for theirs in self._memory.given[name]], mean)
+        given, grad = [theirs[own] for theirs in self._memory.given[name]], self.grads[position]
+        assert grad is not None
+        given[self._place] = grad[own]
+        _average(given, mean)
         return mean
 
     def agree(self, bad: NonFiniteCount, deadline: Deadline) -> NonFiniteCount:
