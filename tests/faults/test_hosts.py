@@ -7,14 +7,12 @@ import pytest
 from tests.support.marks import slow
 
 from .ranks import Nursery
-from .survivors import DDP, PHASES, TIMEOUT, WORLD, check_survivors, strike
+from .survivors import DDP, HOST_PHASES, TIMEOUT, WORLD, check_survivors, strike
 
 SECONDS = 5.0
 HOSTED = {"exchange": "hierarchical", "hosts": 2}
-#: At each meeting of the ranks of a host, and in between.
-PHASES |= {"host": ("host", -1), "agree": ("agree", -1), "deliver": ("deliver", -1)}
 LAST = 1  # the bucket after which nothing is exchanged until the next step
-ANYWHERE = ["in backward", "host", "encode", "agree", "decode", "deliver", "idle"]
+ANYWHERE = ["in backward", "encode", "decode", "idle", *HOST_PHASES]
 
 
 def test_control(nursery: Nursery) -> None:
