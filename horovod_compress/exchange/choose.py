@@ -21,11 +21,10 @@ _FITTING = {
 }
 _MODULES = {module.name: module for module in (ring, fold, all_gatherv)}
 
-#: What moves in one phase, and the least that is left to the transport.
+#: What moves in one phase, and the least that is left to the transport. A ring has 2 (M-1) hops one after the other, a
+#: fold two phases that make less of the link: below so many bytes for each hop more than two, latencies cost more. With
+#: 4 ranks at 1 Gbit/s both take as long at 1 MB.
 _SMALL_BYTES = 256 * 1024
-#: A ring has 2 (M-1) hops one after the other, a fold two phases that make less of the link. Below so many bytes for
-#: each hop more than two, latencies cost more: with 4 ranks at 1 Gbit/s both take as long at 1 MB.
-_BYTES_FOR_HOPS = 256 * 1024
 
 
 def fitting(algebra: Algebra) -> list[str]:
@@ -74,7 +73,7 @@ class Choose:
         if self.exchange in ("auto", "hierarchical"):
             if by_owner:
                 return fold
-            short = _BYTES_FOR_HOPS * (2 * (world - 1) - 2)
+            short = _SMALL_BYTES * (2 * (world - 1) - 2)
             # The transport's own hops take half as long: they are not in Python.
             if nbytes >= max(_SMALL_BYTES, short // 2) and added and set(added) <= set(self.adds):
                 return native
