@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import step
+from benchmarks.allreduce import full_name
 from benchmarks.results import ROOT, commit, processor, read_json, spread, table
 from horovod_compress import ops
 from horovod_compress.observe.files import replace_whole
@@ -162,7 +163,7 @@ def measure_step(names: Sequence[str]) -> dict[str, Ratios]:
         command = [sys.executable, "-m", "benchmarks.step", *asked, "--json", str(into)]
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
         seconds = {r["name"]: r["seconds"] for run in step.runs(read_json(into)) for r in run}
-    return {f"step of {OURS}": ratios(seconds[step.full_name(OURS)], seconds[STOCK])}
+    return {f"step of {OURS}": ratios(seconds[full_name(OURS)], seconds[STOCK])}
 
 
 # ---- records and the table ---------------------------------------------------------------------

@@ -15,7 +15,7 @@ from .errors import ConfigError
 from .known import OPTIONS
 from .schedule.plan import Plan
 
-EXCHANGES = ("auto", "ring", "fold", "torus")
+EXCHANGES = ("auto", "ring", "fold", "torus", "hierarchical")
 Transport = Literal["auto", "gloo", "nccl", "local"]
 NonFinite = Literal["propagate", "raise", "zero"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
@@ -37,7 +37,8 @@ class Options:
         schedule: how tensors are fused into buckets. "auto", "layerfusion" and "mergecomp" measure the job and choose;
             "layerwise", "single", "size:25MB" or a :class:`~horovod_compress.schedule.plan.Plan` are fixed.
         exchange: "ring", "fold", "torus" (rings along rows and columns of ranks; "torus:2" for two rows), or "auto" to
-            choose ring or fold per bucket; methods that gather need "auto".
+            choose per bucket; methods that gather need "auto". "hierarchical" averages gradients within each host, in
+            shared memory and full precision, and exchanges between hosts as "auto" does; residuals are then the hosts'.
         transport: what moves the bytes: "gloo"; "nccl" for gradients on GPUs, with one GPU per rank; "auto" takes NCCL
             in that case if CuPy is installed, else Gloo. With Gloo, payloads on GPUs go through host memory.
         seed: seed of all random bits, from 0 to 2^64 - 1; must be equal on every rank.

@@ -22,6 +22,7 @@ from ..schedule.plan import Bucket, Plan
 from .bucket import withheld
 from .bucket.memory import Memory, Site, make_round
 from .bucket.round import Round
+from .bucket.shares import HostBucket, HostMemory, owned
 from .context import Context
 
 # ---- one bucket ----------------------------------------------------------------------------------
@@ -36,8 +37,11 @@ class BucketState:
     Args:
         staged: whether payloads are exchanged from copies in host memory.
         link: or from where they are.
+        hosted: what this rank's host does with the bucket, where ranks share hosts; memory and rounds are then those of
+            its share.
 
     Attributes:
+        grads: this step's gradients, flat, one per tensor; results are written over them.
         finished: the last step whose result is ready.
         decoded: how far that is on a device, for whoever goes on with it.
         dropped: how many kept values were dropped so far as they were not finite, by tensor.
@@ -54,12 +58,14 @@ class BucketState:
         device: Device = _CPU,
         staged: bool = False,
         link: NcclLink | None = None,
+        hosted: HostBucket | None = None,
     ) -> None:
-        self.bucket, self.device = bucket, device
+        self.bucket, self.device, self.hosted = bucket, device, hosted
         alone = world == 1
         site = Site(rank, world, collective, device, staged and not alone, None if alone else link)
-        self.memory = Memory(bucket, codec, site)
-        self.rounds = Rounds(codec, self.memory)
+        self.memory = Memory(hosted.share if hosted else bucket, codec, site, bucket)
+        self.grads = hosted.grads if hosted else self.memory.grads
+        self.rounds = Rounds(codec, self.memory, always_plain=bool(hosted and hosted.alone))
         self.finished = -1
         self.decoded: Event = None
         self.dropped: dict[str, int] = {}
@@ -104,10 +110,14 @@ class Next:
 
 
 class Rounds:
-    """Makes the rounds of a method, and chooses among them."""
+    """Makes the rounds of a method, and chooses among them.
 
-    def __init__(self, codec: Codec, memory: Memory) -> None:
-        self._codec, self._memory = codec, memory
+    Args:
+        always_plain: never exchange anything but gradients as they are.
+    """
+
+    def __init__(self, codec: Codec, memory: Memory, *, always_plain: bool = False) -> None:
+        self._codec, self._memory, self._always_plain = codec, memory, always_plain
         #: Where a second moment that is held divides in the compressed rounds.
         self.divides: Divides = codec.properties().divides
         self._empties = isinstance(codec, LeftPlain) and codec.plain_when_empty(memory.bucket)
@@ -116,7 +126,7 @@ class Rounds:
         self._plain: Round | None = None
         self._last: tuple[int, Round] | None = None  # the step that was asked for last: every gradient asks
         self._nothing_waits = False  # see :meth:`note_emptied`
-        if self._empties:
+        if self._empties or always_plain:
             self._make_plain(halved=False)
 
     def _make(self, codec: Codec, label: str) -> Round:
@@ -126,14 +136,15 @@ class Rounds:
         return make_round(self._memory, codec, label, self._memory.payload, kept)
 
     def _make_plain(self, halved: bool) -> None:
-        codec = BFloat() if halved and self._memory.bucket.dtype == "float32" else _AS_IT_IS
+        halved = halved and not self._always_plain and self._memory.bucket.dtype == "float32"
+        codec = BFloat() if halved else _AS_IT_IS
         payload = self._memory.payload_that_holds(codec)
         self._plain = make_round(self._memory, codec, codec.name, payload, {})
         self._memory.site.device.synchronize()  # between two steps nothing is under way
 
     def at(self, step: int) -> Round:
         """Return the round of a step."""
-        if self._plain and (self._is_plain or self._nothing_waits):
+        if self._plain and (self._always_plain or self._is_plain or self._nothing_waits):
             return self._plain
         last = self._last
         if last is None or last[0] != step:
@@ -159,7 +170,7 @@ class Rounds:
 
     def zero_groups(self) -> dict[str, int]:
         """Return, by tensor, which zeros stay zeros in the compressed rounds; see ``Layout.zero_groups``."""
-        bucket, codec = self._memory.bucket, self._codec
+        bucket, codec = self._memory.whole, self._codec
         groups = zero_groups_of(codec, bucket, self._memory.site.world)
         return {tensor.name: group for tensor, group in zip(bucket.tensors, groups, strict=True)}
 
@@ -229,6 +240,8 @@ class Buckets:
 
     def __init__(self, context: Context, plan: Plan, codecs: Sequence[Codec], collective: Choose) -> None:
         self._context, self._codecs, self._collective = context, codecs, collective
+        tensors = [tensor for bucket in plan.buckets for tensor in bucket.tensors]
+        self._host_memory = HostMemory(context.host, tensors) if context.host else None
         #: Tensors that nothing is exchanged for, in plan order.
         self.frozen: frozenset[int] = frozenset()
         self.take_plan(plan)
@@ -247,11 +260,12 @@ class Buckets:
         link = context.transport.link
         if link and link.where is not where:
             link = None
-        staged, rank, world = where.is_accelerator and not link, context.rank, context.world
-        codec = self._codecs[bucket.method]
+        staged, rank, world = where.is_accelerator and not link, context.between.rank, context.between.size
+        codec, memory = self._codecs[bucket.method], self._host_memory
         if bucket.plain:
             codec = LeftPlain(codec, bool(codec.layout(bucket, world).state))
-        return BucketState(bucket, codec, rank, world, self._collective, where, staged, link)
+        hosted = HostBucket(context.host, memory, bucket, context.exchange) if context.host and memory else None
+        return BucketState(bucket, codec, rank, world, self._collective, where, staged, link, hosted)
 
     def __iter__(self) -> Iterator[BucketState]:
         return iter(self._states)
@@ -293,8 +307,17 @@ class Buckets:
 
     def tables_that_stay(self) -> set[str]:
         """Return what is kept for whole buckets and cannot follow their tensors to others."""
-        world, kept = self._context.world, (state.bucket for state in self if not state.bucket.plain)
+        world, kept = self._context.between.size, (state.memory.bucket for state in self if not state.bucket.plain)
         return {name for bucket in kept for name in tables_that_stay(self._codecs[bucket.method], bucket, world)}
+
+    def owned(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what this rank owns of flat tensors, by name."""
+        return {
+            tensor.name: owned(state.hosted, position, values[tensor.name])
+            for state in self
+            for position, tensor in enumerate(state.bucket.tensors)
+            if tensor.name in values
+        }
 
     # ---- how far they are ----
 
@@ -333,7 +356,9 @@ class Buckets:
             named, mine = enumerate(tensor.name for tensor in state.bucket.tensors), state.memory.divisors
             mine.clear()
             dtype = work_dtype(state.bucket)
-            mine.update({position: divisors[name].to(dtype) for position, name in named if name in divisors})
+            for position, name in named:
+                if name in divisors:
+                    mine[position] = owned(state.hosted, position, divisors[name].to(dtype))
 
     def clear_where_sent(self, index: int, momenta: Sequence[Tensor]) -> None:
         """Let a method empty these where this rank's payload carried a value: momentum masking.
@@ -342,4 +367,4 @@ class Buckets:
             momenta: of the shape of the tensor at ``index`` and contiguous.
         """
         state, position = self._where[index]
-        state.memory.momenta[position] = [momentum.view(-1) for momentum in momenta]
+        state.memory.momenta[position] = [owned(state.hosted, position, momentum.view(-1)) for momentum in momenta]

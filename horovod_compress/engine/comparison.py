@@ -290,7 +290,7 @@ class Verification:
 
     def hash(self, state: BucketState) -> int:
         """Return a hash of a bucket's result."""
-        return signed(hash_of(grad for grad in state.memory.grads if grad is not None))  # sparse ones are not ours
+        return signed(hash_of(grad for grad in state.grads if grad is not None))  # sparse ones are not ours
 
     def compare_results(self) -> None:
         """Compare the hash of every bucket's result across ranks.

@@ -1,7 +1,7 @@
 """What all parts of one reducer share: where it runs, its one lock, how far it is, and what is counted.
 
 Beside the :class:`Context` these are its :class:`Progress`, the :class:`Worker` threads, the :class:`Devices` that
-buckets are on, and the :class:`Hooks` by which it asks the framework.
+buckets are on, the :class:`Hooks` by which it asks the framework, and the counts of what is :class:`NonFinite`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,29 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from ..codecs.work import Counts
 from ..errors import ExchangeError
 from ..exchange import device
 from ..exchange.collective import Exchange, FramePool
 from ..exchange.device import Deadline, Device
+from ..exchange.hosts import Group, Host
 from ..exchange.transports.transport import Transport
 from ..exchange.wire import NonFiniteCount, codec_id
 from ..observe.metrics import FlightRecorder, Metrics, Overlap
 from ..ops.keys import Key
 from ..options import Options
+from ..schedule.plan import TensorSpec
 from ..schedule.trial import Watch
 from .agreement.differences import Operands
 
+#: Numbers of buckets in keys.
+_BUCKETS = 1 << 16
 #: How far a rank has come with a bucket: its gradients are awaited, all ranks meet first, it is being exchanged.
 AWAITED, MEETING, EXCHANGED = range(3)
 #: A step, a bucket, and how far the rank has come with it.
@@ -50,6 +56,7 @@ class Progress:
         self.finished: tuple[int, int] | None = None
         self._meets: float | None = None  # since when the training thread waits for all ranks to meet
         self._exchanges: float | None = None  # since when a bucket is exchanged
+        self._delivers: float | None = None  # since when results of other ranks of this host are awaited
         self._at: Position = (0, 0, AWAITED)
 
     def awaits(self, bucket: int) -> None:
@@ -71,9 +78,19 @@ class Progress:
         finally:
             self._meets = None
 
+    @contextlib.contextmanager
+    def delivering(self) -> Iterator[None]:
+        """Note that the decoding thread waits for other ranks of this host."""
+        self._delivers = time.monotonic()
+        try:
+            yield
+        finally:
+            self._delivers = None
+
     def waits_since(self) -> float | None:
         """Return since when this rank has been in what needs all ranks, on the monotonic clock; None if it is not."""
-        return self._exchanges if self._meets is None else self._meets
+        found = [since for since in (self._meets, self._exchanges, self._delivers) if since is not None]
+        return found[0] if found else None
 
     def place(self) -> Position:
         """Return where the rank is, to be compared with others."""
@@ -217,11 +234,19 @@ class Hooks:
 
 
 class Context:
-    """One rank, as its reducer's parts see it."""
+    """One rank, as its reducer's parts see it.
 
-    def __init__(self, transport: Transport, options: Options, devices: Devices) -> None:
-        self.transport, self.options, self.devices = transport, options, devices
+    Args:
+        host: this rank's host, where the ranks of one host exchange in memory that they share.
+
+    Attributes:
+        between: the ranks that methods exchange among: all of them, or those of one place on every host.
+    """
+
+    def __init__(self, transport: Transport, options: Options, devices: Devices, host: Host | None = None) -> None:
+        self.transport, self.options, self.devices, self.host = transport, options, devices, host
         self.rank, self.world = transport.rank, transport.size
+        self.between: Transport | Group = host.between if host else transport
         self._seconds = options.longest_seconds
         #: The lock of all counters that several threads use, notified when one of them changes.
         self.changed = threading.Condition()
@@ -243,15 +268,29 @@ class Context:
         return Deadline(self._seconds)
 
     def key(self, step: int, bucket: int) -> Key:
-        """Return what the random bits of this rank depend on."""
+        """Return what random bits depend on that concern a bucket as a whole."""
         return Key(self.options.seed, step, bucket, self.rank)
 
-    def exchange(self, bucket: int, label: str, bad: NonFiniteCount, deadline: Deadline | None = None) -> Exchange:
+    def coding_key(self, step: int, bucket: int) -> Key:
+        """Return what the random bits of a method depend on; the shares of one bucket have bits of their own."""
+        group = self.host.within if self.host else None
+        shift = group.rank * (_BUCKETS // group.size) if group else 0
+        return Key(self.options.seed, step, (bucket + shift) % _BUCKETS, self.between.rank)
+
+    def exchange(
+        self,
+        bucket: int,
+        label: str,
+        bad: NonFiniteCount,
+        deadline: Deadline | None = None,
+        among: Transport | Group | None = None,
+    ) -> Exchange:
         """Begin an exchange of the step under way.
 
         Args:
             label: names in frames what is exchanged.
             bad: the values of this rank that are not finite.
+            among: the ranks that exchange; None for all of them.
         """
 
         def note(event: str, hop: int) -> None:
@@ -262,4 +301,82 @@ class Context:
 
         deadline = deadline or self.deadline()
         codec, step, digest = codec_id(label), self.progress.step, self.operands.digest
-        return Exchange(self.transport, codec, step, bucket, bad, deadline, self.pool, note, digest)
+        through, ranks = among or self.transport, among.ranks if isinstance(among, Group) else ()
+        return Exchange(through, codec, step, bucket, bad, deadline, self.pool, note, digest, ranks)  # type: ignore[arg-type]
+
+
+# ---- values that are not finite --------------------------------------------------------------------
+
+
+class NonFinite:
+    """The values of one turn's gradients that are not finite: counted as they come, told to all in frame headers.
+
+    Args:
+        fetched: where counts are fetched to from the device.
+
+    Attributes:
+        bad: what the other ranks get.
+        names: the tensors with such values.
+    """
+
+    def __init__(self, tensors: Sequence[TensorSpec], device: Device, fetched: Tensor, rank: int) -> None:
+        self._tensors, self._device, self._fetched, self._rank = tensors, device, fetched, rank
+        self.bad = NonFiniteCount()
+        self.names: list[str] = []
+        self._unread: list[tuple[Sequence[int], Tensor]] = []
+        self._zeroed = [0] * len(tensors)  # by position, as offers may come on several threads
+
+    def add(self, counts: dict[int, int] | None) -> None:
+        """Note values that are not finite, by position."""
+        for position, count in (counts or {}).items():
+            self.bad = self.bad.plus(NonFiniteCount(count, self._rank + 1))
+            self.names.append(self._tensors[position].name)
+
+    def add_of(self, positions: Sequence[int], counts: Counts) -> None:
+        """Note the counts of some tensors, which may be on a device whose streams need not be waited for yet."""
+        if isinstance(counts, Tensor):
+            self._unread.append((positions, counts))
+            return
+        for position, count in zip(positions, counts, strict=True):
+            if isinstance(count, Tensor):
+                self._unread.append(([position], count))
+            elif count:
+                self.add({position: count})
+
+    def set_zero(self, position: int, grad: Tensor, where: Tensor) -> None:
+        """Let some values of a gradient be 0, and count them."""
+        grad.masked_fill_(where, 0.0)
+        self._zeroed[position] += int(where.sum())
+
+    def take_over(self, host: NonFiniteCount, means: NonFiniteCount) -> None:
+        """Let the counts be those of this rank's host.
+
+        Args:
+            host: of the gradients of its ranks.
+            means: of their means, where all gradients were finite: sums may overflow.
+        """
+        self.bad = host if host.count else host.plus(means)
+        self.bad = self.bad.plus(NonFiniteCount(zeroed=sum(self._zeroed)))
+        self._zeroed = [0] * len(self._zeroed)
+
+    def read(self, deadline: Deadline) -> None:
+        """Read all counts, as this thread's stream follows on the offers.
+
+        Raises:
+            ExchangeError: the device did not come to them before the deadline.
+        """
+        self.bad = self.bad.plus(NonFiniteCount(zeroed=sum(self._zeroed)))
+        self._zeroed = [0] * len(self._zeroed)
+        if not self._unread:
+            return
+        positions = [position for some, _ in self._unread for position in some]
+        counts = [count.view(-1) for _, count in self._unread]
+        device = self._device
+        device.keep(counts)
+        found = counts[0] if len(counts) == 1 else torch.cat(counts)
+        if device.is_accelerator:
+            row = self._fetched[: len(positions)]
+            device.copy(row, found)  # one copy for all
+            device.wait(device.record_event(), deadline)
+            found = row
+        self.add({position: number for position, number in zip(positions, found.tolist(), strict=True) if number})

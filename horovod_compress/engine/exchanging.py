@@ -17,8 +17,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +39,8 @@ _LOOK_SECONDS = 1.0
 _log = logging.getLogger("horovod_compress")
 
 
-class Offered(NamedTuple):
+@dataclass(frozen=True)
+class Offered:
     """A gradient on its way to the codec.
 
     Attributes:
@@ -329,9 +330,9 @@ class Exchanging:
     def time(self, state: BucketState) -> float:
         """Exchange whatever a bucket's payload holds, on this thread, and return the seconds; between two steps."""
         context = self._context
-        key = context.key(state.finished + 1, state.bucket.index)
+        key = context.coding_key(state.finished + 1, state.bucket.index)
         round_ = state.round(key.step)
-        exchange = context.exchange(state.bucket.index, round_.label, NonFiniteCount())
+        exchange = context.exchange(state.bucket.index, round_.label, NonFiniteCount(), among=context.between)
         began = time.perf_counter()
         with torch.no_grad(), state.device.exchanging():
             state.device.wait_events(state.decoded)

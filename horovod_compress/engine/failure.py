@@ -124,6 +124,10 @@ class Failure:
 
     def report(self, work: str, error: BaseException) -> None:
         """Let the exchange thread fail, and with it this rank and the others."""
+        if isinstance(error, PeerError):  # of this host: the other ranks' notes say which one is to blame
+            verb = "did not answer" if error.late else "is gone"
+            self.give_up(f"rank {error.peer} {verb} ({error.detail})", peer=error.peer, late=error.late)
+            return
         text = f"rank {self._context.rank}: {type(error).__name__} in {work}: {error}"
         failure = error if isinstance(error, HorovodCompressError) else ExchangeError(text)
         with self._context.changed:

@@ -18,6 +18,7 @@ from ..errors import ConfigError, StateError
 from ..ops.checksums import hash_of, signed
 from ..schedule.plan import Plan
 from .agreement.differences import TABLES
+from .bucket.shares import HostBucket, share_of
 from .bucket.withheld import Withheld
 from .buckets import Buckets
 from .context import Context
@@ -26,11 +27,17 @@ from .context import Context
 
 
 class _Place(NamedTuple):
-    """One tensor: its name, what is withheld in its bucket, and its position in there."""
+    """One tensor: its name, what is withheld in its bucket, its position in there, and what its host does with it."""
 
     name: str
     withheld: Withheld
     position: int
+    hosted: HostBucket | None
+
+    def owned(self, named: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the indices of the tensor that this rank owns, of those by name."""
+        index = named.get(self.name)
+        return self.hosted.own_indices(self.position, index) if self.hosted else index
 
 
 class Withholding:
@@ -57,7 +64,7 @@ class Withholding:
         if not (unmoved or self._unmoved):
             return  # most often, and in every step
         self._unmoved = unmoved
-        self._settle([place.withheld.choose(place.position, unmoved.get(place.name)) for place in self._places()])
+        self._settle([place.withheld.choose(place.position, place.owned(unmoved)) for place in self._places()])
 
     def mask(self, masked: Mapping[str, Tensor]) -> None:
         """Let all rounds leave out some elements; see :meth:`withhold`."""
@@ -66,25 +73,25 @@ class Withholding:
 
     def waiting(self) -> dict[str, Tensor]:
         """Return copies of what waits, by tensor, flat, for those that have elements left out."""
-        return {name: withheld.dense(p) for name, withheld, p in self._places() if p in withheld.positions()}
+        return {name: withheld.dense(p) for name, withheld, p, _ in self._places() if p in withheld.positions()}
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Let this wait, and nothing else; also after a change of the buckets."""
         self.mask(self._masked)
-        for name, withheld, position in self._places():
+        for name, withheld, position, _ in self._places():
             withheld.put(position, saved.get(name))
         self._context.devices.synchronize()
 
     def scale(self, factor: float, factors: Mapping[str, float] | None = None) -> None:
         """Multiply what waits: by one factor, and by one for each tensor."""
-        for name, withheld, position in self._places():
+        for name, withheld, position, _ in self._places():
             withheld.scale(position, factor * (factors or {}).get(name, 1.0))
 
     def _places(self) -> Iterator[_Place]:
         for state in self._buckets:
             state.device.wait_events(state.decoded)  # the last round may still be queued
             withheld = state.memory.withheld
-            yield from (_Place(tensor.name, withheld, p) for p, tensor in enumerate(state.bucket.tensors))
+            yield from (_Place(tensor.name, withheld, p, state.hosted) for p, tensor in enumerate(state.bucket.tensors))
 
     def _settle(self, changes: list[bool]) -> None:
         if any(changes):  # before a thread of another stream looks at it
@@ -109,6 +116,22 @@ class Kept:
         self.withholding = Withholding(context, buckets)
         #: Tables were changed by something else than a round, so that ranks have to compare them.
         self.tables_touched = True
+
+    @property
+    def ranks(self) -> int:
+        """Return how many ranks methods exchange among."""
+        return self._context.between.size
+
+    @property
+    def hosts(self) -> int | None:
+        """Return between how many hosts that is, where ranks share them."""
+        return self.ranks if self._context.host else None
+
+    def shares(self, plan: Plan) -> Plan:
+        """Return the buckets of a plan as this rank keeps them: its shares, where ranks share hosts."""
+        if (host := self._context.host) is None:
+            return plan
+        return Plan(tuple(share_of(bucket, host.within.rank, host.within.size) for bucket in plan.buckets))
 
     # ---- views ----
 
@@ -170,6 +193,8 @@ class Kept:
         """Show them what tables hold, if anything but a round has changed it: rounds do so by consensus bytes."""
         if self.tables_touched:
             held = [table for _, table in sorted(self.tables().items())]
+            if self._context.host:
+                held = []  # ranks of one host own different shares, and have tables of their own
             self._context.operands.show(TABLES, f"{hash_of(held):016x}" if held else None)
             self.tables_touched = False
 
@@ -193,6 +218,7 @@ class Kept:
         """Multiply what is kept for elements, flat and by tensor, between two steps: it has other units from now on."""
         if not factors:
             return
+        factors = self._buckets.owned(factors)
         for kept in self.states().values():
             for name in kept.keys() & factors.keys():
                 kept[name].mul_(factors[name].to(kept[name].device))
@@ -263,7 +289,7 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
     held: dict[str, Held] = {}
     for state in buckets:
         if state.bucket not in plan.buckets:
-            held |= state.rounds.read_tables(context.key(step, state.bucket.index))
+            held |= state.rounds.read_tables(context.coding_key(step, state.bucket.index))
     with context.changed:
         buckets.take_plan(plan)
         for kind, tensors in kept.states().items():
@@ -275,7 +301,7 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
                 for name, table in tables[state.bucket].items():
                     state.memory.tables[name].copy_(table)
             else:
-                state.rounds.write_tables(held, context.key(step, state.bucket.index))
+                state.rounds.write_tables(held, context.coding_key(step, state.bucket.index))
             state.resume(step)
         context.devices.synchronize()
         context.changed.notify_all()

@@ -328,19 +328,19 @@ class Norms:
         now, state = self._now, turn.state
         if now.spoilt or state.bucket.index not in now.coded:
             return
-        now.names |= {t.name for t, g in zip(state.bucket.tensors, state.memory.grads, strict=True) if g is not None}
+        now.names |= {t.name for t, g in zip(state.bucket.tensors, state.grads, strict=True) if g is not None}
         if self._looks and not self.holds_results:
             self._sample(state)
         if not now.measures:
             return
-        grads = [grad for grad in state.memory.grads if grad is not None and grad.numel()]
+        grads = [grad for grad in state.grads if grad is not None and grad.numel()]
         sums = state.device.zeros(len(grads), torch.float64)
         ops.norm_offer_all(grads, list(sums.split(1)), [grad.numel() for grad in grads], power=2)
         sums = _fetched(state.device, sums, self._context.deadline())
         self._squares[state.bucket.index] = math.fsum(sums.tolist()) / turn.result_scale**2
 
     def _sample(self, state: BucketState) -> None:
-        named = zip(state.bucket.tensors, state.memory.grads, strict=True)
+        named = zip(state.bucket.tensors, state.grads, strict=True)
         self.samples |= {t.name: some(grad) for t, grad in named if grad is not None and grad.numel()}
 
     def settle(self) -> None:
@@ -355,7 +355,7 @@ class Norms:
         if now.factor is None:
             now.factor = _counted(now.norm / made) if known and not now.refused else 1.0
             for turn in now.turns:  # whose results were held
-                for grad in turn.state.memory.grads if now.factor != 1.0 else ():
+                for grad in turn.state.grads if now.factor != 1.0 else ():
                     if grad is not None:
                         grad.mul_(now.factor)
                 turn.write_back()

@@ -24,6 +24,7 @@ from ..codecs.base import Codec
 from ..errors import ConfigError, ExchangeError, MismatchError
 from ..exchange.choose import Choose
 from ..exchange.device import Device
+from ..exchange.hosts import Host
 from ..exchange.transports.transport import Transport
 from ..observe.metrics import Metrics
 from ..options import Options
@@ -43,8 +44,7 @@ from .kept import Kept
 from .norms import Norms
 from .turn import Turn
 
-_LOOK_SECONDS = 1.0
-_CLOSE_SECONDS = 1.0
+_LOOK_SECONDS = _CLOSE_SECONDS = 1.0
 
 #: What belongs to reducers whose device did not come to rest: its memory may still be written.
 _UNRESTED: list[object] = []
@@ -59,6 +59,7 @@ class Reducer:
         transport: to the other ranks; the reducer closes it.
         collective: picks how a bucket's payloads become one.
         devices: makes the device of a name; tests have devices of their own.
+        host: this rank's, where ranks share hosts.
 
     Attributes:
         result_scale: what results are multiplied by: 1 for the mean over ranks, the number of ranks for the sum.
@@ -73,11 +74,11 @@ class Reducer:
         options: Options,
         devices: Callable[[str], Device] | None = None,
         hooks: Hooks | None = None,
+        host: Host | None = None,
     ) -> None:
         self.rank, self.world, self.options = transport.rank, transport.size, options
-        self._hooks = hooks = hooks or Hooks()
-        self.result_scale = 1.0
-        self.context = context = Context(transport, options, Devices((b.device for b in plan.buckets), devices))
+        self._hooks, self.result_scale = (hooks := hooks or Hooks()), 1.0
+        self.context = context = Context(transport, options, Devices((b.device for b in plan.buckets), devices), host)
         self.buckets = buckets = Buckets(context, plan, codecs, collective)
         self.failure = failure = Failure(context, hooks.on_unseen)
         self.norms = norms = Norms(context, buckets)
@@ -183,8 +184,7 @@ class Reducer:
         with self.context.changed:
             for state in (state for state in self.buckets if state.finished < step):
                 turn = self._turns.get(state.bucket.index)
-                begun = turn and not turn.over
-                found += turn.missing() if turn and begun else [tensor.name for tensor in state.bucket.tensors]
+                found += turn.missing() if turn and not turn.over else [tensor.name for tensor in state.bucket.tensors]
         return found
 
     def _await(self, ready: Callable[[], bool], step: int) -> None:

@@ -29,8 +29,11 @@ from ..codecs.work import Counts, Part
 from ..errors import HorovodCompressError, NonFiniteError
 from ..exchange.device import Deadline, Event
 from ..exchange.wire import NonFiniteCount
+from ..ops.keys import Key
+from .bucket.round import nothing
+from .bucket.shares import HostBucket
 from .buckets import BucketState
-from .context import Context
+from .context import Context, NonFinite
 
 #: Gradients below are never refused for being too large: half of what rules/kept.h allows with a residual.
 _HUGE = 2.0**95
@@ -59,17 +62,23 @@ class Turn:
         self.round = state.rounds.at(self.key.step)
         self.result_scale, self._factor = result_scale, factor
         number = len(state.bucket.tensors)
-        state.memory.grads[:] = [None] * number  # what was not fetched of the last step goes
+        state.memory.grads[:] = state.grads[:] = [None] * number  # what was not fetched of the last step goes
         self._originals: list[Tensor | None] = [None] * number
         self._claimed = [False] * number
         self._done = 0  # tensors that are in
         self._waiting: list[int] = []  # those that the codec is given together, when the last one is in
         self._offered: dict[int, Event] = {}  # how far the streams are that gradients were offered on
-        self.nonfinite = NonFinite(state, context.rank)
+        self.nonfinite = NonFinite(state.bucket.tensors, state.device, state.fetched, context.rank)
         self.refused: BaseException | None = None
         self.error: HorovodCompressError | None = None
         self.decoding = 0.0
         self.taken = self.over = False
+
+    @property
+    def _coding(self) -> Key:
+        """The key of what the method does: where ranks share hosts, their shares have bits of their own."""
+        key = self.key
+        return self._context.coding_key(key.step, key.bucket) if self.state.hosted else key
 
     # ---- under the reducer's lock ----
 
@@ -116,40 +125,58 @@ class Turn:
         That is a tensor on a device whose streams need not be waited for yet. A codec that takes in all tensors of a
         bucket at once is given these with the last one, by :meth:`submit_waiting`: then nothing is counted yet.
         """
-        device, memory, round_ = self.state.device, self.state.memory, self.round
-        device.wait_events(self.state.decoded)
+        state, device = self.state, self.state.device
+        device.wait_events(state.decoded)
         for position, grad in zip(positions, grads, strict=True):
             flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
-            memory.grads[position], self._originals[position] = flat, grad
+            state.grads[position], self._originals[position] = flat, grad
+            device.keep((flat, grad))
+        counts = self._prepare(positions) if state.hosted is None else self._put(state.hosted, positions)
+        device.record_in(self._offered)
+        return counts
+
+    def _put(self, hosted: HostBucket, positions: Sequence[int]) -> Counts:
+        """Show gradients to the ranks of this host; the method is handed their means, in :meth:`exchange`."""
+        counts, zeroes = [], self._context.options.nonfinite == "zero"
+        for position in positions:
+            flat = self.state.grads[position]
+            assert flat is not None
+            if (count := hosted.put(position, flat)) and zeroes:
+                self.nonfinite.set_zero(position, flat, ~flat.isfinite())
+                count = hosted.put(position, flat)
+            counts.append(count)
+        return counts
+
+    def _prepare(self, positions: Sequence[int]) -> Counts:
+        """Hand gradients, or the means of a host, to the codec, or let them wait for the last one."""
+        memory, round_ = self.state.memory, self.round
+        for position in positions:
+            flat = round_.work.grad(position)
             if memory.withheld.any:
                 memory.withheld.take(position, flat, round_.wire)
             if round_.divided and position in memory.divisors:
                 flat.div_(memory.divisors[position])
-            device.keep((flat, grad))
-        counts: Counts = [0] * len(positions)
         if self._context.options.nonfinite == "zero":
-            counts = [count for position in positions for count in self._submit_zeroed(position)]
-        elif round_.waits:
+            return [count for position in positions for count in self._submit_zeroed(position)]
+        if round_.waits:
             self._waiting += positions
-        else:
-            counts = self._submit_now(positions)
-        device.record_in(self._offered)
-        return counts
+            return [0] * len(positions)
+        return self._submit_now(positions)
 
     def _submit_now(self, positions: Sequence[int]) -> Counts:
         """Hand gradients over, again where something of what is kept for them was found to be spoilt."""
-        counts = self.round.submit(positions, self.key)
+        counts = self.round.submit(positions, self._coding)
         if self.state.device.is_accelerator or not any(counts):
             return counts
         found = list(counts)
         for place, position in enumerate(positions):
             if found[place] and self.state.drop_spoilt(position):
-                (found[place],) = self.round.submit([position], self.key)
+                (found[place],) = self.round.submit([position], self._coding)
         return found
 
     def _submit_zeroed(self, position: int) -> Counts:
         """Hand a gradient over, again with zeros where its values were found to be spoilt."""
-        round_, flat, key, set_zero = self.round, self.round.work.grad(position), self.key, self.nonfinite.set_zero
+        round_, flat, key, set_zero = self.round, self.round.work.grad(position), self._coding, self.nonfinite.set_zero
         if round_.codec.counts_late and ops.count_nonfinite(flat):
             set_zero(position, flat, ~flat.isfinite())
         counts = self._submit_now([position])
@@ -165,7 +192,7 @@ class Turn:
         """Hand over all gradients that waited, after the streams that they come from; return their counts."""
         self.state.device.wait_events(*self._offered.values())
         self._waiting.sort()
-        counts = self.round.submit_all(self._waiting, self.key)
+        counts = self.round.submit_all(self._waiting, self._coding)
         self.state.device.record_in(self._offered)
         return counts
 
@@ -191,24 +218,50 @@ class Turn:
         Returns:
             The count over all ranks.
         """
+        hosted = self.state.hosted
+        if hosted is None:
+            return self._exchange(decode, deadline)
+        self._average(hosted, deadline)
+        bad = self._exchange(nothing, deadline)  # parts are not decoded before it is known that all shares are good
+        self._context.recorder.note(self.key.step, self.key.bucket, "agree")
+        with self._context.metrics.timed("exchange", where=(self.key.step, self.state.bucket, "host agrees")):
+            return hosted.agree(bad, deadline)
+
+    def _average(self, hosted: HostBucket, deadline: Deadline) -> None:
+        """Hand the codec the means of this rank's host, of what this rank owns."""
+        self._context.recorder.note(self.key.step, self.key.bucket, "host")
+        where, found = (self.key.step, self.state.bucket, "host"), NonFiniteCount()
+        with self._context.metrics.timed("exchange", where=where):
+            bad = hosted.meet(self.nonfinite.bad, deadline)
+        with self._context.metrics.timed("offer", where=where):
+            positions = [position for position, grad in enumerate(hosted.grads) if grad is not None]
+            for position in positions:
+                self.state.memory.grads[position] = hosted.average(position)
+            for count in self._prepare(positions):
+                if count:
+                    found = found.plus(NonFiniteCount(int(count), self._context.rank + 1))
+        self.nonfinite.take_over(bad, found)
+
+    def _exchange(self, decode: Callable[[list[Part]], None], deadline: Deadline) -> NonFiniteCount:
         context, bucket, round_, step = self._context, self.state.bucket, self.round, self.key.step
+        key, among = self._coding, context.between if self.state.hosted else None
         for number, prelude in enumerate(round_.preludes):
             context.recorder.note(step, bucket.index, "prelude", number)
             with context.metrics.timed("encode", where=(step, bucket, f"encode for prelude {number}")):
-                self.nonfinite.add(round_.before(number, self.key))
-            exchange = context.exchange(bucket.index, f"prelude {number}", self.nonfinite.bad, deadline)
+                self.nonfinite.add(round_.before(number, key))
+            exchange = context.exchange(bucket.index, f"prelude {number}", self.nonfinite.bad, deadline, among)
             with context.metrics.timed("exchange", where=(step, bucket, f"prelude {number}")):
-                bad = prelude.run(exchange, round_.reduction(self.key))
+                bad = prelude.run(exchange, round_.reduction(key))
             context.metrics.sent(exchange.bytes_sent, exact=round_.exact)
             if bad.count:
                 return bad
         context.recorder.note(step, bucket.index, "encode")
         with context.metrics.timed("encode", where=(step, bucket)):
-            self.nonfinite.add(round_.encode(self.key))
-        exchange = context.exchange(bucket.index, round_.label, self.nonfinite.bad, deadline)
+            self.nonfinite.add(round_.encode(key))
+        exchange = context.exchange(bucket.index, round_.label, self.nonfinite.bad, deadline, among)
         encoding = partial(context.metrics.timed, "encode", "exchange", (step, bucket))
         with context.metrics.timed("exchange", where=(step, bucket)):
-            bad = round_.exchange(exchange, self.key, encoding, decode)
+            bad = round_.exchange(exchange, key, encoding, decode)
         context.metrics.sent(exchange.bytes_sent, exact=round_.exact)
         return bad
 
@@ -224,7 +277,7 @@ class Turn:
     @property
     def empty(self) -> bool:
         """Whether no gradient of the bucket is exchanged: sparse ones are somebody else's."""
-        return all(grad is None for grad in self.state.memory.grads)
+        return all(grad is None for grad in self.state.grads)
 
     # ---- decode ----
 
@@ -233,7 +286,7 @@ class Turn:
         self._context.recorder.note(self.key.step, self.key.bucket, "decode")
         began = time.perf_counter()
         with self._context.metrics.timed("decode", where=(self.key.step, self.state.bucket)):
-            self.round.decode(parts, self.key, self.result_scale * self._factor)
+            self.round.decode(parts, self._coding, self.result_scale * self._factor)
         self.decoding += time.perf_counter() - began
 
     def complete(self, bad: NonFiniteCount) -> None:
@@ -247,7 +300,7 @@ class Turn:
         if bad.count:
             self._give_nan(bad)
             return
-        if not round_.parts:
+        if state.hosted or not round_.parts:
             self.decode(round_.whole())
         round_.keep()
         state.rounds.note_emptied()
@@ -255,6 +308,10 @@ class Turn:
             for position in round_.work.present():
                 kept = [kept[memory.span(position)] for kept in memory.state.values()]
                 memory.withheld.keep(position, round_.work.grad(position), kept, round_.wire)
+        if state.hosted:
+            self._context.recorder.note(self.key.step, self.key.bucket, "deliver")
+            with self._context.progress.delivering(), self._context.metrics.timed("decode"):
+                state.hosted.deliver(self.key.step, self._context.deadline())
 
     def _give_nan(self, bad: NonFiniteCount) -> None:
         """Give every rank NaN, and leave what is kept as it is, so that a skipped step leaves no trace."""
@@ -266,14 +323,14 @@ class Turn:
                 f"step {self.key.step}, the first on rank {bad.origin - 1}{where}; lower the learning rate, clip, or "
                 'choose nonfinite="propagate" with a gradient scaler'
             )
-        for position, grad in enumerate(self.state.memory.grads):
+        for position, grad in enumerate(self.state.grads):
             if grad is not None:
                 grad.fill_(float("nan"))
                 self.state.drop_spoilt(position)  # where an offer did not tell whose value it was
 
     def write_back(self) -> None:
         """Copy results to gradients that are not contiguous; all others were overwritten."""
-        for flat, grad in zip(self.state.memory.grads, self._originals, strict=True):
+        for flat, grad in zip(self.state.grads, self._originals, strict=True):
             if flat is not None and grad is not None and flat.data_ptr() != grad.data_ptr():
                 grad.copy_(flat.view(grad.shape))
 
@@ -284,64 +341,5 @@ class Turn:
         grad = self._originals[position]
         assert grad is not None
         self.state.device.wait_events(self.state.decoded)
-        self.state.memory.grads[position] = self._originals[position] = None
+        self.state.grads[position] = self._originals[position] = None
         return grad
-
-
-class NonFinite:
-    """The values of one turn's gradients that are not finite: counted as they come, told to all in frame headers.
-
-    Attributes:
-        bad: what the other ranks get.
-        names: the tensors with such values.
-    """
-
-    def __init__(self, state: BucketState, rank: int) -> None:
-        self._state, self._rank = state, rank
-        self.bad = NonFiniteCount()
-        self.names: list[str] = []
-        self._unread: list[tuple[Sequence[int], Tensor]] = []
-        self._zeroed = [0] * len(state.bucket.tensors)  # by position, as offers may come on several threads
-
-    def add(self, counts: dict[int, int] | None) -> None:
-        """Note values that are not finite, by position."""
-        for position, count in (counts or {}).items():
-            self.bad = self.bad.plus(NonFiniteCount(count, self._rank + 1))
-            self.names.append(self._state.bucket.tensors[position].name)
-
-    def add_of(self, positions: Sequence[int], counts: Counts) -> None:
-        """Note the counts of some tensors, which may be on a device whose streams need not be waited for yet."""
-        if isinstance(counts, Tensor):
-            self._unread.append((positions, counts))
-            return
-        for position, count in zip(positions, counts, strict=True):
-            if isinstance(count, Tensor):
-                self._unread.append(([position], count))
-            elif count:
-                self.add({position: count})
-
-    def set_zero(self, position: int, grad: Tensor, where: Tensor) -> None:
-        """Let some values of a gradient be 0, and count them."""
-        grad.masked_fill_(where, 0.0)
-        self._zeroed[position] += int(where.sum())
-
-    def read(self, deadline: Deadline) -> None:
-        """Read all counts, as this thread's stream follows on the offers.
-
-        Raises:
-            ExchangeError: the device did not come to them before the deadline.
-        """
-        self.bad = self.bad.plus(NonFiniteCount(zeroed=sum(self._zeroed)))
-        if not self._unread:
-            return
-        positions = [position for some, _ in self._unread for position in some]
-        counts = [count.view(-1) for _, count in self._unread]
-        device = self._state.device
-        device.keep(counts)
-        found = counts[0] if len(counts) == 1 else torch.cat(counts)
-        if device.is_accelerator:
-            row = self._state.fetched[: len(positions)]
-            device.copy(row, found)  # one copy for all
-            device.wait(device.record_event(), deadline)
-            found = row
-        self.add({position: number for position, number in zip(positions, found.tolist(), strict=True) if number})

@@ -68,8 +68,8 @@ def run(exchange: Exchange, own: Tensor, inbox: Inbox) -> tuple[NonFiniteCount, 
     for peer in inbox.frames:
         if not 0 <= sizes[peer] <= inbox.capacity:
             raise CorruptFrameError(
-                f"rank {peer} announced a payload of {sizes[peer]} bytes for bucket {exchange.bucket}, at "
-                f"most {inbox.capacity} are possible; check that every rank runs the same version"
+                f"rank {exchange.number(peer)} announced a payload of {sizes[peer]} bytes for bucket "
+                f"{exchange.bucket}, at most {inbox.capacity} are possible; check that every rank runs the same version"
             )
     everywhere.to_all(
         exchange, GATHER, [own], inbox.out, inbox.frames, dict(enumerate(sizes)), 1, lambda: exchange.note("hop", 1)

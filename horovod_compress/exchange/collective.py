@@ -209,6 +209,7 @@ class Exchange:
         bad: the non-finite values that this rank offered.
         note: called with (event, hop) as the exchange goes on, for traces.
         digest: of what this rank decodes with, see ``Address``.
+        ranks: of the job, as people know them, where those of the transport are some of them only.
     """
 
     transport: Transport
@@ -220,10 +221,16 @@ class Exchange:
     pool: FramePool
     note: Callable[[str, int], None]
     digest: int = 0
+    ranks: Sequence[int] = ()
     bytes_sent: int = field(default=0)
 
+    def number(self, rank: int) -> int:
+        """Return the number in the job of a rank of the transport."""
+        return self.ranks[rank] if self.ranks else rank
+
     def address(self, sender: int, phase: int, hop: int, chunk: int, segment: int) -> Address:
-        return Address(self.codec, phase, sender, self.step, self.bucket, hop, chunk, segment, self.digest)
+        number = self.number(sender)
+        return Address(self.codec, phase, number, self.step, self.bucket, hop, chunk, segment, self.digest)
 
 
 class Collective(Protocol):

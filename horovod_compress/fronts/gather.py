@@ -28,6 +28,8 @@ _PURPOSES = {
     "nccl": "the set-up of NCCL's connections",
     "linked": "the end of the set-up of NCCL's connections",
     "register": "the comparison of modules, by which register() begins",
+    "memory": "showing the memory that ranks of a host share",
+    "mapped": "the end of the set-up of shared memory",
     "attach": "the comparison of ranks before the first gradient",
     "tuning": "the comparison of measured times, by which the schedule chooses buckets",
     "update": "the comparison of update-mode optimizers",
@@ -58,7 +60,7 @@ def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int])
 # ---- the stages of a start ----
 
 #: What ranks meet for, in this order, and the one name that the framework knows these gathers by.
-STAGES = ("handshake", "addresses", "connected", "nccl", "linked")
+STAGES = ("handshake", "addresses", "connected", "nccl", "linked", "memory", "mapped")
 _START = "hvc.start"
 #: List at most this many ranks' problems; the others usually say the same.
 _LISTED = 4

@@ -29,6 +29,7 @@ from ..ops.algebra import Algebra
 from ..options import Options
 from ..schedule.by_name import OPTIONAL, is_adaptive, make_plan
 from ..schedule.plan import DTYPES, Plan, TensorSpec
+from . import sharing
 from .gather import check_all, gather_stage
 
 _DEFAULT_SECONDS = Options().flow_seconds
@@ -67,7 +68,9 @@ def start(
         place = job.place()
         methods.check_used(tensors)
         shown = handshake.fields(methods, options, tensors, kind, world)
-        document = handshake.Document(shown, gpu=_gpu(tensors, kind), host=place.host, unreachable=place.problem)
+        document = handshake.Document(
+            shown, gpu=_gpu(tensors, kind), host=place.host, unreachable=place.problem, machine=place.machine
+        )
         if rank == 0:
             plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
             if isinstance(options.schedule, Plan):
@@ -80,6 +83,7 @@ def start(
     documents = _shake(document, job, seconds)
     own = own_address(place, documents)
     plan = Plan.from_document(documents[0].plan).placed(tensors)
+    found = sharing.groups_of(options, methods, plan, [document.machine for document in documents])
     where = device.of(plan.buckets[0].device) if _through_nccl(documents, kind) else None
     if where:  # every rank comes to the same
         for variant in (variant for codec in methods.codecs for variant in variants_of(codec)):
@@ -87,10 +91,12 @@ def start(
                 on_device.of(Choose(options.exchange)(variant, 0, world))  # refuses what such links do not have
     transport = _connect_all(own, job, seconds, where)
     devices = (lambda name: where) if where else None
-    choose = Choose(options.exchange, transport.adds)
     with contextlib.ExitStack() as undo:
         undo.callback(transport.close)  # else its threads, ports and connections would stay
-        reducer = Reducer(plan, methods.codecs, wrap(transport), choose, options, devices, hooks)
+        transport = wrap(transport)
+        host = sharing.share_memory(found, transport, tensors, job, seconds) if found else None
+        choose = Choose(options.exchange, () if host else transport.adds)
+        reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks, host)
         undo.pop_all()
     return methods, reducer
 

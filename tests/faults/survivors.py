@@ -26,6 +26,8 @@ PHASES = {
     "decode": ("decode", -1),
     "idle": ("idle", -1),
 }
+#: Further ones where ranks share hosts: at each of their meetings.
+HOST_PHASES = {"host": ("host", -1), "agree": ("agree", -1), "deliver": ("deliver", -1)}
 PATHS = ("attached", "stock")
 #: The path under the other front.
 DDP = "ddp"
@@ -53,7 +55,7 @@ TABLE: list[Stopwatch] = []
 
 def strike(nursery: Nursery, fault: str, phase: str, victim: int, path: str, **more: Any) -> list[Rank]:
     """Run a job in which one rank comes to harm, and return its survivors."""
-    event, hop = PHASES[phase]
+    event, hop = (PHASES | HOST_PHASES)[phase]
     case = {"fault": fault, "event": event, "hop": hop, "victim": victim, "path": path, "timeout": TIMEOUT}
     # Once in about 25 deaths Horovod's own Gloo does not see in a send that the peer is gone, and waits for this long.
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(TIMEOUT))} if path == "stock" else {}

@@ -40,7 +40,7 @@ def test_the_mean_of_all_ranks_equal_on_every_rank(found, name: str) -> None:
     [
         ("float32", "native"),
         ("float64", "native"),
-        ("float16", "ring"),
+        ("float16", "fold"),  # 400 kB on 3 ranks: a ring would have two hops more
         ("ring", "ring"),
         ("full precision round", "native"),
     ],

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Codec
+from horovod_compress.engine.bucket.shares import nbytes_of
 from horovod_compress.engine.methods import Methods, parse
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.device import Device
+from horovod_compress.exchange.hosts import Host, groups
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.exchange.transports.transport import Transport
 from horovod_compress.schedule.by_name import make_plan
@@ -35,6 +37,7 @@ class Fleet:
         method: a codec, the name of one, or several.
         wrap: makes a rank's transport of the local one.
         devices: returns what makes the devices of a rank with a transport, None for the usual ones.
+        hosts: of the ranks, which share memory on each; 0 for ranks that do not.
         options: the codec's own and the common ones.
     """
 
@@ -46,21 +49,25 @@ class Fleet:
         *,
         wrap: Callable[[Transport], Transport] = lambda transport: transport,
         devices: Callable[[Transport], Callable[[str], Device] | None] = lambda transport: None,
+        hosts: int = 0,
         **options: Any,
     ) -> None:
         self.world, self.tensors = world, list(tensors)
         self.methods, self.options = parse(method, {"schedule": "single", "timeout": 20.0} | options)
         self.plan: Plan = make_plan(self.options.schedule, self.tensors, self.options.min_elements, self.methods.number)
+        transports = [wrap(transport) for transport in Hub(world).transports()]
+        self.hosts = _hosts(transports, hosts, self.tensors) if hosts else [None] * world
         self.reducers = [
             Reducer(
                 self.plan,
                 self.methods.codecs,
                 transport,
-                Choose(self.options.exchange, transport.adds),
+                Choose(self.options.exchange, () if hosts else transport.adds),
                 self.options,
                 devices(transport),
+                host=host,
             )
-            for transport in map(wrap, Hub(world).transports())
+            for transport, host in zip(transports, self.hosts, strict=True)
         ]
         self._index = {name: index for index, name in enumerate(self.plan.names())}
 
@@ -103,6 +110,19 @@ class Fleet:
         for reducer in self.reducers:
             assert reducer.wait_idle(10.0)
             reducer.resume(step)
+
+
+def _hosts(transports: Sequence[Transport], number: int, tensors: Sequence[TensorSpec]) -> list[Host]:
+    """Return the hosts of ranks that are threads, as each rank sees its own."""
+    ranks = len(transports) // number
+    of_hosts = [list(range(first, first + ranks)) for first in range(0, len(transports), ranks)]
+    memories = [
+        [torch.zeros(nbytes_of(tensors, place, ranks), dtype=torch.uint8) for place in range(ranks)] for _ in of_hosts
+    ]
+    return [
+        Host(*groups(transport, transport.apart, of_hosts), memories[transport.rank // ranks])
+        for transport in transports
+    ]
 
 
 def one_tensor(world: int, count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[Tensor]:

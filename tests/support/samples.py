@@ -57,7 +57,8 @@ class Sample:
     def exchanges(self) -> list[str]:
         """Return the values of ``exchange`` that fit every kind of round."""
         kinds = variants_of(self.codec())
-        return [e for e in EXCHANGES if not any(_refused(lambda: Choose(e)(kind, 1, 2)) for kind in kinds)]
+        fits = [e for e in EXCHANGES if not any(_refused(lambda: Choose(e)(kind, 1, 2)) for kind in kinds)]
+        return [exchange for exchange in fits if exchange != "hierarchical"]  # of ranks without hosts it is "auto"
 
 
 def samples(few: bool = False) -> Iterator[Sample]:

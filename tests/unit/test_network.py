@@ -11,10 +11,10 @@ from horovod_compress.cli.plan.network import (
     GOODPUT,
     Link,
     PayloadCost,
+    crowded,
     everywhere,
     fold,
     gather,
-    hierarchical,
     nbytes,
     phase,
     ring,
@@ -22,6 +22,7 @@ from horovod_compress.cli.plan.network import (
     segments_of,
     torus,
     traffic,
+    within_host,
 )
 from horovod_compress.codecs import registry
 from horovod_compress.exchange.choose import _FITTING, for_prelude
@@ -138,10 +139,11 @@ def test_messages_of_a_phase_follow_each_other() -> None:
 
 
 def test_a_hierarchy_sends_less_over_the_hosts_link_than_a_ring_through_it() -> None:
-    local = Link(12.5e9, 1e-5, 0.0)
-    found, flat = hierarchical(PayloadCost(1e8), 32, GIGABIT, 8, local), ring(PayloadCost(1e8), 32, GIGABIT)
+    inside = within_host(1e8, 8, Link(12.5e9, 1e-5, 0.0))
+    found, flat = inside + ring(PayloadCost(1e8 / 8), 4, crowded(GIGABIT, 8)), ring(PayloadCost(1e8), 32, GIGABIT)
     assert 8 * found.sent == pytest.approx(2 * 3 / 4 * 1e8)
     assert found.seconds == pytest.approx(8 * found.sent / (GOODPUT * 125e6), rel=0.1) and found.seconds < flat.seconds
+    assert inside.seconds == pytest.approx(0.016, rel=0.02) and not inside.sent
 
 
 # ---- bytes ------------------------------------------------------------------------------------

@@ -149,12 +149,16 @@ def test_methods_that_cannot_serve_a_world_are_shown_with_the_reason() -> None:
     assert [one["method"] for one in document["worlds"] if "problem" in one] == ["global_qsgd"]
 
 
-def test_a_hierarchy_is_marked_and_never_recommended() -> None:
+def test_hosts_with_one_link_each_make_an_exchange_between_them_shorter() -> None:
     codecs = [registry.create(name) for name in ("none", "topk")]
     found = prediction.cells(case(), codecs, [64], (8, Link(12.5e9, 1e-5)))
-    assert [cell.method for cell in found if not cell.available] == ["none, hierarchical"]
-    assert "hierarchical" not in report.advice(found, 64)
-    assert "This package has no hierarchical exchange yet" in report.worlds_text(case(), found)
+    assert [cell.method for cell in found if cell.hosted] == ["none, hierarchical", "topk, hierarchical"]
+    assert 'Those of "hierarchical" are for hosts with one link each' in report.worlds_text(case(), found)
+    slow = replace(case(), compute=1e-6, world=World(4, Link(12.5e6, 1e-4)))  # its wire is all that counts
+    flat, hosted = prediction.cells(slow, [registry.create("none")], [4], (2, Link(12.5e9, 1e-5)))
+    assert flat.timeline and hosted.timeline
+    # What a rank sends falls to a third, and ranks of a host share its link.
+    assert hosted.timeline.step / flat.timeline.step == pytest.approx(2 / 3, rel=0.1)
 
 
 @pytest.mark.slow

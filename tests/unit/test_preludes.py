@@ -17,7 +17,7 @@ from horovod_compress.codecs.base import Algebra, Codec, Piece, variants_of
 from horovod_compress.codecs.dense import Uncompressed
 from horovod_compress.codecs.work import Layout, Part, Regions, Work
 from horovod_compress.errors import ExchangeError, NonFiniteError
-from horovod_compress.exchange.choose import for_prelude
+from horovod_compress.exchange.choose import Choose, for_prelude
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
@@ -181,3 +181,13 @@ def test_other_methods_have_no_prelude(method: str) -> None:
     codec: Codec = registry.create(method)
     bucket = Fleet(1, [spec("w", 100)], method).plan.buckets[0]
     assert all(kind.layout(bucket, 2).preludes == () for kind in variants_of(codec))
+
+
+@pytest.mark.parametrize(("world", "short"), [(2, 0), (3, 512 << 10), (4, 1 << 20), (8, 3 << 20)])
+def test_payloads_are_folded_where_the_hops_of_a_ring_would_cost_more(world: int, short: int) -> None:
+    choose, codec = Choose("auto", [torch.float32]), registry.create("none")
+    for nbytes in {max(0, short - 1), short}:
+        assert choose(codec, nbytes, world).name == ("fold" if nbytes < short else "ring")
+    native = max(256 << 10, short // 2)
+    assert choose(codec, native, world, [torch.float32]).name == "native"
+    assert choose(codec, native - 1, world, [torch.float32]).name == ("ring" if world == 2 else "fold")

@@ -362,13 +362,19 @@ def test_plan_refuses_what_is_no_exchange(exchange: str, capsys: pytest.CaptureF
     assert error.startswith("hvd-compress plan: exchange should be one of") and error.count("\n") == 1
 
 
+def test_plan_predicts_a_hierarchy_by_the_ranks_of_a_host_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*PLAN, "--method", "none", "--exchange", "hierarchical"]) == 2
+    assert "--per-host N" in capsys.readouterr().err
+
+
 def test_plan_for_several_worlds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "worlds.png"
     words = ["--method", "topk,global_qsgd", "--ranks", "8,512", "--per-host", "8", "--plot", str(picture)]
     assert cli.main([*PLAN, *words]) == 0
     said = capsys.readouterr().out
-    assert "8 ranks" in said and "512 ranks: none (" in said and "cannot: global_qsgd on 512 ranks" in said
+    assert "8 ranks" in said and "cannot: global_qsgd on 512 ranks" in said
+    assert any(line.startswith("512 ranks: ") and "hierarchical (" in line for line in said.splitlines())
     assert "each, all at the same rate.\n" in said and "none, hierarchical" in said and picture.stat().st_size > 10_000
     assert cli.main([*PLAN, *words[:4], "--json"]) == 0
     assert {one["method"] for one in json.loads(capsys.readouterr().out)["worlds"]} == {"topk", "global_qsgd", "none"}
@@ -484,7 +490,7 @@ def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
         (["--local-rate", "x"], "a rate is a number and kbit, mbit or gbit"),
         (
             ["--local-rate", "1gbit"],
-            "--local-rate is the rate of the links inside a host; give --per-host N too, or leave it out",
+            "--local-rate is the rate of copies in a host's memory; give --per-host N too, or leave it out",
         ),
         (["--option", "density=0.1", "--option", "density=0.2"], "--option density is given twice"),
         (["--option", "timeout=3"], "timeout is common to all methods: give it to the compression as a whole"),

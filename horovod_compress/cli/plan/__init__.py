@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cores", type=float, default=1.0, help="processor cores per rank, such as 0.5 (default 1)")
     parser.add_argument("--exchange", default="auto", help="auto, ring, fold, torus, or torus:ROWS (default auto)")
-    parser.add_argument("--per-host", type=int, metavar="N", help="predict a hierarchical exchange (not available yet)")
+    parser.add_argument("--per-host", type=int, metavar="N", help="ranks on a host: predict exchange=hierarchical")
     parser.add_argument(
-        "--local-rate", help=f"rate between the ranks of a host, with --per-host (default {_LOCAL_RATE})"
+        "--local-rate", help=f"rate of copies in a host's memory, with --per-host (default {_LOCAL_RATE})"
     )
     parser.add_argument("--plot", metavar="DIR|FILE", help="write plots to a folder, or to a .png or .svg file")
     parser.add_argument("--save", metavar="FILE", help="write the best plan; hvc.Plan.load(FILE) reads it")

@@ -108,7 +108,7 @@ def draw_worlds(case: Case, found: Sequence[Cell], target: str) -> list[Path]:
     Args:
         target: as for :func:`draw_timelines`.
     """
-    names = list(dict.fromkeys(cell.method for cell in found if cell.timeline and cell.available))
+    names = list(dict.fromkeys(cell.method for cell in found if cell.timeline))
     ranks = sorted({cell.ranks for cell in found})
     height = max(5.0, 1.8 + 0.17 * len(names))
     figure, panels = plt.subplots(1, 2, figsize=(12.5, height), layout="constrained")

@@ -10,6 +10,8 @@ the cuts of ``exchange.collective``. M ranks send a payload of P bytes over link
     gather      lengths, then 1 phase of M-1 messages;    bytes sent (M-1) P
     everywhere  1 phase of M-1 messages;                  bytes sent (M-1) P
 
+With ``exchange="hierarchical"`` the ranks of a host share its link, and each sends its share of a payload to the hosts.
+
 A hop's segments follow each other: it takes as long as the link or the processor is busy with all of them, and at
 least as long as one needs to come through, b + latency + c. A phase has all messages under way at once, so only the
 last one's latency counts.
@@ -175,24 +177,26 @@ def formula(collective: str) -> Formula:
     return partial(torus, rows=int(rows)) if rows else FORMULAS[kind]
 
 
-# ---- what this package does not have ----
+# ---- ranks that share hosts ----
+
+#: How often the ranks of a host meet for a bucket: see ``engine.bucket.shares``.
+_MEETINGS = 3
 
 
-def hierarchical(payload: PayloadCost, ranks: int, link: Link, per_host: int, local: Link) -> Cost:
-    """Return what a hierarchical all-reduce would take: **this package has none**; for comparison only.
-
-    Reduce-scatter inside of each host; a ring over hosts for each share, all of them on the host's one link; then an
-    all-gather inside. The payloads of a method have to add or merge for it.
+def within_host(gradients: float, per_host: int, local: Link) -> Cost:
+    """Return what the ranks of a host take to average a bucket, and to copy its results, in memory that they share.
 
     Args:
-        per_host: ranks on a host; ``ranks`` is a multiple.
-        local: the connection between the ranks of one host.
+        gradients: bytes of one rank's.
+        local: its rate is that of copies in memory; its messages are those of the meetings.
     """
-    inside = ring(payload, per_host, local)
-    share = PayloadCost(payload.nbytes / per_host, payload.merge / per_host, payload.copy)
-    crowded = Link(link.rate / per_host, link.latency, link.message)
-    between = ring(share, ranks // per_host, crowded)
-    return Cost(inside.seconds + between.seconds, between.sent, inside.messages + between.messages)
+    meeting = everywhere(PayloadCost(0.0), per_host, local)
+    return Cost(2 * gradients / local.rate + _MEETINGS * meeting.seconds)
+
+
+def crowded(link: Link, per_host: int) -> Link:
+    """Return what each rank of a host has of its host's one link, when all send at once."""
+    return Link(link.rate / per_host, link.latency, link.message)
 
 
 # ---- what is exchanged ----

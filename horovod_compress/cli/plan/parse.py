@@ -155,8 +155,10 @@ def _check_hosts(arguments: argparse.Namespace) -> None:
         rate(arguments.local_rate)
         if arguments.per_host is None:
             raise ConfigError(
-                "--local-rate is the rate of the links inside a host; give --per-host N too, or leave it out"
+                "--local-rate is the rate of copies in a host's memory; give --per-host N too, or leave it out"
             )
+    if arguments.exchange == "hierarchical":
+        raise ConfigError("--exchange hierarchical is predicted by --per-host N; leave --exchange out")
     if arguments.per_host is None:
         return
     if not 2 <= arguments.per_host <= MOST_RANKS // 2:

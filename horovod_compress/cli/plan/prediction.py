@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...codecs import registry
-from ...codecs.base import Algebra, Codec, check_world
+from ...codecs.base import Codec, check_world
 from ...codecs.by_step import config_of
+from ...engine.bucket.shares import share_of
 from ...errors import ConfigError
 from ...schedule import layerfusion
 from ...schedule.by_name import make_plan
 from ...schedule.costs import Arrivals, Costs, fitted
 from ...schedule.plan import Bucket, Plan, TensorSpec
 from .models import Table
-from .network import Cost, Link, PayloadCost, Traffic, formula, hierarchical, rounds, traffic
+from .network import Cost, Link, PayloadCost, Traffic, crowded, formula, rounds, traffic, within_host
 from .processor import Processor, measure_codec
 
 #: Processor's seconds for handing a bucket from thread to thread, beyond what its codec needs: an estimate.
@@ -29,6 +30,7 @@ USUAL = ("layerwise", "single", "size:25MB")
 BEST = "layerfusion"
 #: The method that sends float32 as it is.
 PLAIN = "none"
+_FLOAT_BYTES = 4
 #: Of a step's compute: a backward pass has two products for each one of the forward pass.
 FORWARD_SHARE = 1 / 3
 #: Numbers of even buckets that the affine costs go through; the job's own search measures two of them.
@@ -43,8 +45,7 @@ class World:
         cores: processor cores for each rank; with less than one everything computed takes longer.
         exchange: as the option of that name.
         pace: what the processor's seconds are multiplied by, where a fit has shown that.
-        hosts: ranks on a host and the connection between them, to ask what a hierarchical exchange would take;
-            **this package has none**.
+        hosts: ranks on a host and the connection between them, with ``exchange="hierarchical"``.
     """
 
     ranks: int
@@ -72,31 +73,37 @@ class RoundCosts:
         self._codec, self._world = codec, world
         self._processor = costs.scaled(world.stretch)
         self._link = replace(world.link, message=world.link.message * world.stretch)
+        self._each, self._local = world.hosts or (1, self._link)
+        #: Those that a method exchanges among.
+        self._ranks = world.ranks // self._each
 
     def offer(self, elements: int) -> float:
         """Return the seconds of taking in a tensor's gradient."""
+        if self._each > 1:  # it is copied into memory that the host shares
+            return _FLOAT_BYTES * elements / self._local.rate * self._world.stretch
         return self._processor.offer(elements)
 
     def traffic(self, bucket: Bucket) -> Traffic:
-        return traffic(self._codec, bucket, self._world.ranks, self._world.exchange, self._processor.filled)
+        share = share_of(bucket, 0, self._each) if self._each > 1 else bucket
+        return traffic(self._codec, share, self._ranks, self._world.exchange, self._processor.filled)
 
     def exchange(self, bucket: Bucket) -> Cost:
         """Return what encoding and exchanging a bucket takes, on the exchange thread."""
         found, world, processor = self.traffic(bucket), self._world, self._processor
         parts = (*found.preludes, found.payload)
-        merge = processor.merge(bucket.count) / (sum(part.nbytes for part in parts) or 1)  # for each byte
-        cost = Cost(processor.encode(bucket.count) + BUCKET_SECONDS * world.stretch)
-        for part in parts if world.ranks > 1 else ():
+        count = bucket.count // self._each
+        merge = processor.merge(count) / (sum(part.nbytes for part in parts) or 1)  # for each byte
+        cost = Cost(processor.encode(count) + BUCKET_SECONDS * world.stretch)
+        if self._each > 1:
+            cost += Cost(processor.offer(count)) + within_host(_FLOAT_BYTES * bucket.count, self._each, self._local)
+        for part in parts if self._ranks > 1 else ():
             payload = PayloadCost(part.nbytes, merge * part.nbytes, processor.copy)
-            if world.hosts:
-                cost += hierarchical(payload, world.ranks, self._link, *world.hosts)
-            else:
-                cost += formula(part.collective)(payload, world.ranks, self._link)
+            cost += formula(part.collective)(payload, self._ranks, crowded(self._link, self._each))
         return cost
 
     def decode(self, bucket: Bucket) -> float:
         """Return the seconds on the decoding thread."""
-        return self._processor.decoding(bucket.count, self._world.ranks)
+        return self._processor.decoding(bucket.count // self._each, self._ranks)
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,7 @@ class Predictor:
     """
 
     def __init__(self, table: Table, codec: Codec, world: World, compute: float) -> None:
-        check_world(codec, world.ranks)
+        check_world(codec, world.ranks // (world.hosts[0] if world.hosts else 1))
         self._codec, self._world, self._table, self._compute = codec, world, table, compute
         #: In backward order, as a job's plan has them.
         self.tensors = [TensorSpec(tensor.name, tensor.shape, "float32") for tensor in table.backward()]
@@ -171,8 +178,9 @@ class Predictor:
         Raises:
             ConfigError: the method cannot take one of the buckets.
         """
+        each = self._world.hosts[0] if self._world.hosts else 1
         for bucket in plan.buckets:
-            self._codec.layout(bucket, self._world.ranks)
+            self._codec.layout(share_of(bucket, 0, each) if each > 1 else bucket, self._world.ranks // each)
         found = [slots(arrivals(self._table, self._compute, kind.offer), plan, kind) for kind, _ in self._kinds]
         step = sum(share * line[-1].decoded for line, (_, share) in zip(found, self._kinds, strict=True))
         return Timeline(schedule, plan, self.arrivals, step, tuple(found[0]))
@@ -308,7 +316,7 @@ class Cell:
     ranks: int
     timeline: Timeline | None
     problem: str = ""
-    available: bool = True  # False: what if the package had a hierarchical exchange
+    hosted: bool = False  # with exchange="hierarchical", and one link for each host
     lossless: bool = False  # unbiased, or what is not sent now is sent later
 
 
@@ -316,17 +324,16 @@ def cells(case: Case, codecs: Sequence[Codec], ranks: Sequence[int], hosts: tupl
     """Return the predictions of some methods for some numbers of ranks, with the best buckets of each.
 
     Args:
-        hosts: ranks on a host and the connection between them: adds what a hierarchical exchange would take.
+        hosts: ranks on a host and the connection between them: adds what ``exchange="hierarchical"`` takes.
     """
     found = []
     for codec in codecs:
-        may_share = rounds(codec)[0][0].algebra in (Algebra.SUM, Algebra.MERGE)
         for number in ranks:
             world = replace(case.world, ranks=number)
             found.append(_cell(replace(case, world=world), codec))
-            if hosts and may_share and found[-1].timeline and number % hosts[0] == 0 < number - hosts[0]:
-                what_if = _cell(replace(case, world=replace(world, hosts=hosts)), codec)
-                found.append(replace(what_if, method=f"{what_if.method}, hierarchical", available=False))
+            if hosts and number % hosts[0] == 0 < number - hosts[0]:
+                on_hosts = _cell(replace(case, world=replace(world, hosts=hosts)), codec)
+                found.append(replace(on_hosts, method=f"{on_hosts.method}, hierarchical", hosted=True))
     return found
 
 

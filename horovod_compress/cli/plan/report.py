@@ -85,7 +85,7 @@ def cells_document(case: Case, found: Sequence[Cell]) -> dict[str, Any]:
         told: dict[str, Any] = {"problem": cell.problem}
         if cell.timeline:
             told = timeline_document(case, cell.timeline, cell.method) | {"unbiased_or_conserving": cell.lossless}
-        worlds.append({"method": cell.method, "ranks": cell.ranks, "available": cell.available} | told)
+        worlds.append({"method": cell.method, "ranks": cell.ranks, "hosted": cell.hosted} | told)
     return {"bench": "plan", **case_document(case), "worlds": worlds}
 
 
@@ -196,16 +196,14 @@ def worlds_text(case: Case, found: Sequence[Cell]) -> str:
         "Methods also differ in how well they learn: docs/choosing.md compares them.",
         "Predictions are for ranks with a link each, all at the same rate.",
     ]
-    if any(not cell.available for cell in found):
-        parts.append(
-            "This package has no hierarchical exchange yet: its times are what one would take with one link per host."
-        )
+    if any(cell.hosted for cell in found):
+        parts.append('Those of "hierarchical" are for hosts with one link each, which their ranks share.')
     return "\n".join(parts)
 
 
 def advice(found: Sequence[Cell], ranks: int) -> str:
     """Return the fastest methods at this number of ranks, of all and of those that lose nothing."""
-    able = [(cell.timeline.step, cell) for cell in found if cell.ranks == ranks and cell.timeline and cell.available]
+    able = [(cell.timeline.step, cell) for cell in found if cell.ranks == ranks and cell.timeline]
     able.sort(key=lambda one: one[0])
     if not able:
         return f"{ranks} ranks: none of these methods can run"

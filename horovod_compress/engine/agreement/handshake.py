@@ -8,10 +8,11 @@ field by field. Their documents also say which ranks share a host.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Document:
         gpu: names the GPU that this rank's gradients are on, if they all are and NCCL can be used here.
         host: names the host that this rank is on; see :class:`Place`.
         unreachable: why ranks on other hosts cannot connect to this one.
+        machine: names the host for ``exchange="hierarchical"``; see :class:`Place`.
     """
 
     fields: dict[str, Any]
@@ -45,6 +47,7 @@ class Document:
     gpu: str | None = None
     host: str = ""
     unreachable: str | None = None
+    machine: str = ""
 
 
 def fields(
@@ -130,11 +133,19 @@ class Place:
         address: at which other hosts reach it, None if at none.
         host: what no other host is called; empty where the address holds wherever the other ranks are.
         problem: why there is no address.
+        machine: what the framework, or else the host itself, calls the host; ranks of one machine share memory.
     """
 
     address: str | None
     host: str = ""
     problem: str | None = None
+    machine: str = field(default_factory=lambda: machine_name())  # noqa: PLW0108  it is defined below
+
+
+def machine_name() -> str:
+    """Return a name that the ranks share that a launcher has started together on one host."""
+    launched = [os.environ.get(name, "") for name in ("HOROVOD_HOSTNAME", "GROUP_RANK")]
+    return " ".join([*launched, host_name()])
 
 
 def host_name() -> str:

@@ -43,10 +43,13 @@ class Memory:
     """The arrays of one bucket.
 
     A bucket has one round at a time, so the kinds of rounds share what is not kept between them.
+
+    Args:
+        whole: the bucket that this one is this rank's share of, where ranks of a host share it.
     """
 
-    def __init__(self, bucket: Bucket, codec: Codec, site: Site) -> None:
-        self.bucket, self.site = bucket, site
+    def __init__(self, bucket: Bucket, codec: Codec, site: Site, whole: Bucket | None = None) -> None:
+        self.bucket, self.site, self.whole = bucket, site, whole or bucket
         variants, own = variants_of(codec), codec.layout(bucket, site.world)
         #: This step's gradients, flat, one per tensor.
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)

@@ -62,6 +62,8 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
         "tables": _copies(parts.tables()),
         "carries": _copies(parts.carries()),
     }
+    if parts.hosts:
+        kept["hosts"] = parts.hosts
     if waiting := parts.withholding.waiting():
         kept["waiting"] = waiting
     return checksums.sealed(kept | dict(more or {}))
@@ -84,6 +86,7 @@ def check(
         StateError: the state is malformed, or not of this method, rank, number of ranks, model or plan.
         CorruptFrameError: it is not what was saved, by its checksums.
     """
+    parts = reducer.kept
     if residuals not in ("restore", "reset"):
         raise ConfigError(f'residuals should be "restore" or "reset", got {residuals!r}')
     _check_form(state)
@@ -99,15 +102,16 @@ def check(
         again = 'load it on the rank it was saved on, or pass residuals="reset"'
         _expect("number of ranks", reducer.world, state.get("world"), again)
         _expect("rank", reducer.rank, state.get("rank"), again)
-        _check_kept(reducer.kept.states(), state["state"])
-        _check_waiting(reducer.plan, state.get("waiting", {}))
+        _check_hosts(parts.hosts, state.get("hosts"))
+        _check_kept(parts.states(), state["state"])
+        _check_waiting(parts.shares(reducer.plan), state.get("waiting", {}))
     _check_more(state)
     plan = reducer.plan
     if go_on:
         _check_seals(state)  # before anything is said about buckets that may be corrupt
         plan = go_on(saved_plan(state))
     if residuals == "restore":
-        _check_tables(plan, methods, reducer.world, state)
+        _check_tables(parts.shares(plan), methods, parts.ranks, state)
     if not go_on:
         _check_seals(state)
 
@@ -115,6 +119,12 @@ def check(
 def _check_seals(state: Mapping[str, Any]) -> None:
     if state["format"] == FORMAT:
         checksums.check(state)
+
+
+def _check_hosts(mine: int | None, saved: object) -> None:
+    """Refuse what waits for shares of hosts, where a rank now has other shares, or whole tensors."""
+    again = 'resume with the same exchange= and as many hosts, or pass residuals="reset"'
+    _expect('number of hosts for exchange="hierarchical"', mine, saved, again)
 
 
 def _check_waiting(plan: Plan, waiting: Mapping[str, Tensor]) -> None:

@@ -57,6 +57,11 @@ def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, ow
     waiting: dict[str, _Sum] = {}
     number = 0
     for state in states:
+        if "hosts" in state:
+            raise StateError(
+                f'the checkpoint was saved with exchange="hierarchical" on {state["hosts"]} hosts, and what waits '
+                'belongs to their shares: resume on as many hosts with as many ranks, or pass residuals="reset"'
+            )
         found = {part: _mapped(checksums.kind_of, state.get(part)) for part in _PARTS}
         if not number:
             rest, outline = {name: part for name, part in state.items() if name not in _LEFT_OUT}, found

@@ -40,6 +40,7 @@ _NEVER_TAG = _TAG + 1
 _WATCH_TAG = _TAG + 2
 _FLOOD_TAG = _TAG + 3
 _ASIDE_TAG = _TAG + 5
+_APART_TAG = _TAG + 6
 _BYE_SECONDS = 0.1
 _EVER = timedelta(days=365)
 _NOTE_SECONDS = 0.5
@@ -120,7 +121,11 @@ class GlooTransport:
 
     @property
     def aside(self) -> _Aside:
-        return _Aside(self)
+        return _Aside(self, _ASIDE_TAG)
+
+    @property
+    def apart(self) -> _Aside:
+        return _Aside(self, _APART_TAG)
 
     def watch(self, peer: int) -> Broken:
         """Return what is set when the connection to a peer breaks, whichever end breaks it.
@@ -314,14 +319,14 @@ def _device(own: str) -> Any:
 class _Aside:
     """The same connections under another tag, so that no message here meets a receive there."""
 
-    def __init__(self, whole: GlooTransport) -> None:
-        self._whole, self.rank, self.size = whole, whole.rank, whole.size
+    def __init__(self, whole: GlooTransport, tag: int) -> None:
+        self._whole, self._tag, self.rank, self.size = whole, tag, whole.rank, whole.size
 
     def send(self, data: Tensor, to: int) -> _Transfer:
-        return self._whole._start("send", data, to, _ASIDE_TAG)
+        return self._whole._start("send", data, to, self._tag)
 
     def receive(self, data: Tensor, frm: int) -> _Transfer:
-        return self._whole._start("recv", data, frm, _ASIDE_TAG)
+        return self._whole._start("recv", data, frm, self._tag)
 
 
 class _Transfer:

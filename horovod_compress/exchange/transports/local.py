@@ -23,7 +23,7 @@ class Hub:
     def __init__(self, size: int) -> None:
         self.size = size
         self.links, self.sums = _links(size), _links(size)  # messages, and what is added up
-        self.beside = _links(size)  # messages with an order to themselves
+        self.beside, self.apart = _links(size), _links(size)  # messages with an order to themselves
         self.notes: dict[int, dict[str, Any]] = {}
         self.words: dict[tuple[str, int], str] = {}
         self.listeners: dict[int, Callable[[], None]] = {}
@@ -53,6 +53,10 @@ class LocalTransport:
     @property
     def aside(self) -> LocalTransport:
         return LocalTransport(self._hub, self.rank, self._hub.beside)
+
+    @property
+    def apart(self) -> LocalTransport:
+        return LocalTransport(self._hub, self.rank, self._hub.apart)
 
     def send(self, data: Tensor, to: int) -> _Sent:
         self._links[self.rank, to].put(data.clone())

@@ -262,6 +262,10 @@ class Transport(Messages, Protocol):
     def aside(self) -> Messages:
         """The same connections for messages with an order to themselves, which never meet the others."""
 
+    @property
+    def apart(self) -> Messages:
+        """Likewise, for the thread that decodes."""
+
     def add_up(self, data: Tensor, deadline: Deadline) -> Pending:
         """Start to write the sum over all ranks over ``data``, the same bits on every rank.
 

@@ -44,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "limits": None,  # with timeout None: in place of 30 s for what flows, and of 10 minutes for who is busy
     "sleep": 8.0,
     "close": True,
+    "hosts": 0,  # that the ranks are on, with exchange="hierarchical"; 0 for where they are
     "staged": False,  # payloads are exchanged from copies, as those of a GPU are
     "leave": False,  # at once, without the exit handlers, when all is said
     "catch": True,  # False: let errors end the program
@@ -222,6 +223,8 @@ def run(case: dict[str, Any]) -> None:
         hvd.init()
     if (rank(), case["event"]) == (case["victim"], "start"):
         harm(case)
+    if case["hosts"]:
+        os.environ["GROUP_RANK"] = str(rank() * case["hosts"] // 4)  # as a launcher numbers its hosts
     model, compression, train_step = build(case)
     made.extend((compression, train_step))
     weights = [digest(model.parameters())]

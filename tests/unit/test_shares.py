@@ -1,0 +1,151 @@
+"""Ranks that share hosts: how tensors are cut, what becomes of values that are not finite, states, and memory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from horovod_compress.engine.bucket.shares import cut, share_of
+from horovod_compress.engine.saved import checkpoint
+from horovod_compress.engine.saved.redistribute import redistributed
+from horovod_compress.errors import ConfigError, StateError
+from horovod_compress.exchange.hosts import Shared, of_ranks, opened
+from horovod_compress.schedule.plan import Plan, TensorSpec
+from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+
+HOSTS, RANKS = 2, 4
+EACH = RANKS // HOSTS
+TENSORS = [
+    spec("rows", 37, 65),
+    spec("short", 50, 3, 3),
+    spec("flat", 1000),
+    spec("few", 3),
+    spec("one row", 1, 70),
+    spec("scalar"),
+]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("tensor", [*TENSORS, spec("empty", 0, 5), spec("wide", 4, 1000), spec("long", 100_003)])
+def test_shares_are_all_of_a_tensor_and_hold_whole_groups_of_rows(tensor: TensorSpec, ranks: int) -> None:
+    shares = cut(tensor, ranks)
+    assert [index for share in shares for index in range(tensor.count)[share.where]] == list(range(tensor.count))
+    row = math.prod(tensor.shape[1:])
+    for share in shares:
+        assert share.tensor.count == share.where.stop - share.where.start
+        if len(tensor.shape) > 1 and share.tensor.count:
+            assert share.where.start % (row * math.ceil(64 / row)) == 0
+            assert share.tensor.shape[1:] == tensor.shape[1:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_within_one_host_the_result_is_the_mean(dtype: torch.dtype) -> None:
+    tensors = [spec("a", 30, 40, dtype=dtype), spec("b", 5, dtype=dtype)]
+    grads = random_grads(3, tensors, seed=1)
+    with Fleet(3, tensors, "marsit", hosts=1, verify_every=1) as fleet:
+        results = fleet.step(grads)
+        assert all_same(results)
+        assert not any(bool(r.any()) for residuals in fleet.residuals() for r in residuals.values())
+        for tensor in tensors:
+            wide = dtype if dtype is torch.float64 else torch.float32
+            mean = (sum(mine[tensor.name].to(wide) for mine in grads) / 3).to(dtype)
+            torch.testing.assert_close(results[2][tensor.name], mean, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", ["marsit", "sketch_fusion", "topk", "powersgd"])
+def test_one_value_that_is_not_finite_spoils_all_shares_and_no_residual(method: str) -> None:
+    with Fleet(RANKS, TENSORS, method, hosts=HOSTS, verify_every=1) as fleet:
+        fleet.step(random_grads(RANKS, TENSORS, seed=1))
+        fleet.step(random_grads(RANKS, TENSORS, seed=2))
+        before, grads = fleet.residuals(), random_grads(RANKS, TENSORS, seed=3)
+        grads[2]["rows"][1, 1] = math.inf
+        for results in fleet.step(grads):
+            assert all(bool(result.isnan().all()) for result in results.values())
+        for mine, theirs in zip(before, fleet.residuals(), strict=True):
+            assert all(same_bits(mine[name], theirs[name]) for name in mine)
+        assert all(bool(r.isfinite().all()) for r in fleet.step(random_grads(RANKS, TENSORS, seed=4))[1].values())
+
+
+def test_a_sum_within_a_host_that_overflows_spoils_the_bucket_on_every_rank() -> None:
+    """Each gradient is finite, so only the ranks that own this share find it."""
+    with Fleet(RANKS, TENSORS, "none", hosts=HOSTS, verify_every=1) as fleet:
+        grads = random_grads(RANKS, TENSORS, seed=3)
+        for mine in grads[:EACH]:
+            mine["flat"][999] = 3e38
+        for results in fleet.step(grads):
+            assert all(bool(result.isnan().all()) for result in results.values())
+
+
+def test_values_that_are_not_finite_count_as_zero_where_that_is_asked() -> None:
+    with Fleet(RANKS, TENSORS, "none", hosts=HOSTS, nonfinite="zero", verify_every=1) as fleet:
+        grads = random_grads(RANKS, TENSORS, seed=3)
+        clean = [{name: grad.clone() for name, grad in mine.items()} for mine in grads]
+        grads[1]["flat"][0], clean[1]["flat"][0] = math.nan, 0.0
+        torch.testing.assert_close(fleet.step(grads)[3]["flat"], sum(mine["flat"] for mine in clean) / RANKS)
+        assert fleet.reducers[0].metrics.nonfinite == 1
+
+
+def test_sums_are_the_mean_times_the_number_of_ranks() -> None:
+    grads = random_grads(RANKS, TENSORS, seed=3)
+    with Fleet(RANKS, TENSORS, "none", hosts=HOSTS) as fleet:
+        results = fleet.step(grads, result_scale=float(RANKS))
+    torch.testing.assert_close(results[1]["rows"], sum(mine["rows"] for mine in grads))
+
+
+def test_other_buckets_take_residuals_along() -> None:
+    with Fleet(RANKS, TENSORS, "ef_signsgd", hosts=HOSTS) as fleet:
+        fleet.step(random_grads(RANKS, TENSORS, seed=1))
+        before = fleet.residuals()
+        plan = Plan.of([([tensor], 1) for tensor in TENSORS])
+        for reducer in fleet.reducers:
+            reducer.replan(plan)
+        for mine, theirs in zip(before, fleet.residuals(), strict=True):
+            assert mine.keys() == theirs.keys()
+            assert all(same_bits(mine[name], theirs[name]) for name in mine)
+        assert all_same(fleet.step(random_grads(RANKS, TENSORS, seed=2)))
+
+
+def test_a_state_goes_on_with_the_same_bits_and_only_where_hosts_are_the_same() -> None:
+    def fleet(hosts: int) -> Fleet:
+        return Fleet(RANKS, TENSORS, "marsit", hosts=hosts, full_precision_every=0)
+
+    with fleet(HOSTS) as first, fleet(HOSTS) as second, fleet(0) as flat:
+        first.step(random_grads(RANKS, TENSORS, seed=1))
+        states = [checkpoint.save(reducer, first.methods) for reducer in first.reducers]
+        for reducer, state in zip(second.reducers, states, strict=True):
+            checkpoint.load(reducer, second.methods, state, "restore")
+        later = random_grads(RANKS, TENSORS, seed=2)
+        assert all_same([*first.step(later), *second.step(later)])
+        with pytest.raises(StateError, match="hierarchical"):
+            checkpoint.load(flat.reducers[0], flat.methods, states[0], "restore")
+        checkpoint.load(flat.reducers[0], flat.methods, states[0], "reset")
+        with pytest.raises(StateError, match="hierarchical"):
+            redistributed(states, 0, 2, ())
+
+
+def test_hosts_with_different_numbers_of_ranks_are_refused() -> None:
+    assert of_ranks(["a", "b", "a", "b"]) == [[0, 2], [1, 3]]
+    with pytest.raises(ConfigError, match=r"\[0, 1, 2\], \[3\]"):
+        of_ranks(["a", "a", "a", "b"])
+
+
+def test_shared_memory_is_one_and_is_recognised() -> None:
+    own = Shared(1000)
+    theirs = opened(own.shown())
+    own.data[7] = 3
+    assert theirs.numel() == 1000 and theirs[7] == 3
+    with pytest.raises(ConfigError, match="another process"):
+        opened(own.shown() | {"token": "00" * 16})
+    own.close()
+    with pytest.raises(ConfigError, match="cannot be used"):
+        opened(own.shown())
+    own.data[8] = 4  # the memory stays
+    assert theirs[8] == 4
+
+
+def test_a_bucket_of_shares_keeps_positions() -> None:
+    (bucket,) = Plan.of([(TENSORS, 1)]).buckets
+    for place in range(EACH):
+        assert [tensor.name for tensor in share_of(bucket, place, EACH).tensors] == [tensor.name for tensor in TENSORS]
