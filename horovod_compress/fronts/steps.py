@@ -12,6 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ from ..engine.agreement import differences
 from ..engine.kept import Masks, check_masks
 from ..engine.methods import Methods
 from ..engine.optimizer import held, momentum
-from ..engine.optimizer.family import options_of, uncompiled
+from ..engine.optimizer.family import before_step, options_of, uncompiled
 from ..engine.optimizer.matching import Matching
 from ..engine.optimizer.momentum import Rates
 from ..engine.optimizer.second_moment import check_state as check_moments
@@ -68,6 +69,7 @@ class Steps:
         self.scale = Scale(reducer)
         self.held: held.HeldSecondMoment | None = None
         self._optimizer: Any = None
+        self._hook, self._step = 0, "auto"  # the hook before its step, and who moves the weights
         self._matching: Matching | None = None  # takes out of results what they are handed back times
         self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
@@ -94,12 +96,13 @@ class Steps:
         """Whether an optimizer is known."""
         return self._optimizer is not None
 
-    def meet(self, optimizer: Any, *options: Any, match_norm: bool = True) -> None:
+    def meet(self, optimizer: Any, *options: Any, match_norm: bool = True, step: str = "auto") -> None:
         """Look at the optimizer that takes the results: its momentum, its second moment, the norm of what it gets.
 
         Args:
             options: see :func:`~horovod_compress.engine.optimizer.held.hold`.
             match_norm: hand results back with the norm of the exact mean, see :mod:`~horovod_compress.engine.norms`.
+            step: who moves the weights, "auto" or "torch".
 
         Raises:
             ConfigError: it does not fit the method, or the options do not fit it.
@@ -120,15 +123,19 @@ class Steps:
         full_precision_every = 0  # where the methods differ in that, too
         with contextlib.suppress(ConfigError):
             full_precision_every = self._methods.full_precision_every()
-        self.held = held.hold(optimizer, reducer, self.named, full_precision_every, *options)
+        self.leave()
+        self.held = held.hold(optimizer, reducer, self.named, full_precision_every, *options, step=step)
         self._norms.follow(())
         self._matching = Matching(optimizer, reducer, dict(self.named), self.scale.value) if match_norm else None
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer.kept, self.named)
             self._rates.load(self._loaded.rates)
-        if not self.met and self._verification.weights:
-            optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
-        self._optimizer = optimizer
+        if not self.met:
+            hook = before_step(self.prepare, partial(self.prepare, in_closure=True))
+            self._hook = optimizer.register_step_pre_hook(hook).id
+            if self._verification.weights:
+                optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
+        self._optimizer, self._step = optimizer, step
         if reducer.options.warmup_steps is None:
             self._begin_exact(optimizer)
         if self.held:
@@ -136,12 +143,17 @@ class Steps:
             if self.tuner:
                 self.tuner.wait_for(self.held.warmup)
 
-    def prepare(self) -> None:
-        """Before the optimizer's own step, let its gradients and its state be those that its formula is to have."""
-        if self._matching:
-            self._matching.take_out()
+    def prepare(self, in_closure: bool = False) -> None:
+        """Before the optimizer's own step, let gradients and state be what its formula is to have, or move weights."""
+        here = self.held.moved_here(in_closure) if self.held else frozenset()
+        ratios = self._matching.take_out(here) if self._matching else {}
         if self.held:
-            self.held.prepare()
+            self.held.prepare(here, ratios)
+
+    def leave(self) -> None:
+        """Let the optimizer's state be as torch alone would have it."""
+        if self.held:
+            self.held.leave()
 
     def _begin_exact(self, optimizer: Any) -> None:
         """Let the first steps be exact where that is needed."""
@@ -166,7 +178,7 @@ class Steps:
     def options(self) -> dict[str, str]:
         """Return what else the optimizer does, by name, in words that have to be equal on every rank."""
         told = {differences.RESULT_SCALE: f"{self._reducer.result_scale:g}"}
-        return told | (options_of(self._optimizer) if self.met else {})
+        return told | ({differences.WHO_STEPS: self._step} | options_of(self._optimizer) if self.met else {})
 
     def settle_moments(self) -> None:
         """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
@@ -200,6 +212,8 @@ class Steps:
             self._masks.begin()
         if self._rates:
             self._rates.begin()
+        if self.met:  # others look at gradients, or change them
+            self._optimizer._optimizer_step_pre_hooks.move_to_end(self._hook)
         if self.held:
             self.held.begin(reducer.next_step())
         if self._exact_first:

@@ -81,8 +81,13 @@ def uncompiled(hook: Wrapped) -> Wrapped:
 Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
 
 
-def before_step(prepare: Callable[[], None]) -> Hook:
-    """Return a hook that prepares a step, once its gradients are there: a closure makes them inside of the step."""
+def before_step(prepare: Callable[[], None], in_closure: Callable[[], None] | None = None) -> Hook:
+    """Return a hook that prepares a step, once its gradients are there.
+
+    Args:
+        in_closure: does so where a closure makes them inside of the step; None for the same.
+    """
+    prepare_inside = in_closure or prepare
 
     def hook(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any] | None:
         closure = options.get("closure", given[1] if len(given) > 1 else None)
@@ -92,7 +97,7 @@ def before_step(prepare: Callable[[], None]) -> Hook:
 
         def then_prepare() -> Any:
             loss = closure()
-            prepare()
+            prepare_inside()
             return loss
 
         if "closure" in options:
@@ -235,6 +240,12 @@ def _is_stock(optimizer: Any, listed: Any) -> bool:
     steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind) and not _is_horovod_s(kind)]
     # Torch writes a wrapped step into each class of which it makes the first optimizer.
     return bool(steps) and inspect.unwrap(steps[0]) is inspect.unwrap(listed.step)
+
+
+def is_exactly(optimizer: Any, *kinds: type) -> bool:
+    """Return whether an optimizer is of one of these classes itself, or Horovod's wrapper of one, and steps as such."""
+    own = next(kind for kind in type(optimizer).__mro__ if not _is_horovod_s(kind))
+    return own in kinds and _is_stock(optimizer, own)
 
 
 def _is_horovod_s(kind: type) -> bool:

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.job import Job
-from ...engine.optimizer.family import before_step
 from ...engine.reducer import Hooks
 from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
@@ -100,6 +99,7 @@ class Compression(BaseCompression, Factories):
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
         match_norm: bool = True,
+        step: str = "auto",
     ) -> Model:
         """Give DistributedDataParallel the hook that exchanges its gradients; return the model.
 
@@ -124,6 +124,7 @@ class Compression(BaseCompression, Factories):
                 warmup_steps=warmup_steps,
                 rebuild_every=rebuild_every,
                 match_norm=match_norm,
+                step=step,
             )
         if looks_for_unused(ddp_model):
             self._left_out = Unused(ddp_model, session.reducer.kept)
@@ -142,6 +143,7 @@ class Compression(BaseCompression, Factories):
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
         match_norm: bool = True,
+        step: str = "auto",
     ) -> Any:
         """Register the optimizer that applies the results; return it.
 
@@ -163,6 +165,9 @@ class Compression(BaseCompression, Factories):
             match_norm: hand back compressed gradients with the norm of the exact mean, for clipping and for logs, and
                 take that factor out again before the optimizer's step; see docs/clipping.md. False hands back what
                 the method makes.
+            step: who moves the weights. "auto": with a shared second moment, and where the optimizer is Adam or AdamW
+                itself, one kernel does in one pass what torch's step does, whose hooks run all the same; see
+                docs/second_moment.md. "torch" leaves it to torch.
 
         Raises:
             ConfigError: it has other parameters, or divides its state among the ranks, or gradients were exchanged
@@ -179,10 +184,7 @@ class Compression(BaseCompression, Factories):
         steps = session.steps
         checks.refuse_sharded(optimizer, own=second_moment == "own" or not _needs_held(session))
         checks.check_optimizer(optimizer, [*steps.named, *session.others])
-        known = steps.met
-        steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
-        if not known:
-            optimizer.register_step_pre_hook(before_step(steps.prepare))
+        steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
         return optimizer
 
     def _is_attached(self) -> bool:
