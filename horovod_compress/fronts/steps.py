@@ -69,7 +69,7 @@ class Steps:
         self.scale = Scale(reducer)
         self.held: held.HeldSecondMoment | None = None
         self._optimizer: Any = None
-        self._hook, self._step = 0, "auto"  # the hook before its step, and who moves the weights
+        self._hook, self._step = (None, 0), "auto"  # an optimizer and the hook before its step; who moves weights
         self._matching: Matching | None = None  # takes out of results what they are handed back times
         self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
@@ -114,6 +114,9 @@ class Steps:
                 "attach the one whose second moment the ranks should share, such as AdamW; to replace an optimizer, "
                 "create model, compression and optimizer again"
             )
+        if self._hook[0] is not optimizer:
+            hook = before_step(self.prepare, partial(self.prepare, in_closure=True))
+            self._hook = optimizer, optimizer.register_step_pre_hook(hook).id
         momentum.refuse_twice(optimizer, self._methods, self.named)
         text = momentum.advice(optimizer, self._methods, self.named)
         if text and not self.met and reducer.rank == 0 and not reducer.step:
@@ -130,11 +133,8 @@ class Steps:
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer.kept, self.named)
             self._rates.load(self._loaded.rates)
-        if not self.met:
-            hook = before_step(self.prepare, partial(self.prepare, in_closure=True))
-            self._hook = optimizer.register_step_pre_hook(hook).id
-            if self._verification.weights:
-                optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
+        if not self.met and self._verification.weights:
+            optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
         self._optimizer, self._step = optimizer, step
         if reducer.options.warmup_steps is None:
             self._begin_exact(optimizer)
@@ -212,8 +212,8 @@ class Steps:
             self._masks.begin()
         if self._rates:
             self._rates.begin()
-        if self.met:  # others look at gradients, or change them
-            self._optimizer._optimizer_step_pre_hooks.move_to_end(self._hook)
+        if self.met:
+            self._optimizer._optimizer_step_pre_hooks.move_to_end(self._hook[1])  # others look at gradients
         if self.held:
             self.held.begin(reducer.next_step())
         if self._exact_first:
