@@ -63,19 +63,18 @@ class Steps:
     def __init__(self, reducer: Reducer, methods: Methods, given: Named, share: Share) -> None:
         self._reducer, self._methods = reducer, methods
         self._buckets, self._norms = reducer.buckets, reducer.norms
-        self._verification = verification = reducer.verification
         exchanged = frozenset(reducer.plan.names())
         self.named = [(name, parameter) for name, parameter in given if name in exchanged]
         self.scale = Scale(reducer)
         self.held: held.HeldSecondMoment | None = None
         self._optimizer: Any = None
-        self._hook, self._step = (None, 0), "auto"  # an optimizer and the hook before its step; who moves weights
+        self._hook: tuple[Any, int] = None, 0  # an optimizer, and the hook before its step
         self._matching: Matching | None = None  # takes out of results what they are handed back times
         self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
         self._loaded = _Loaded()
         if reducer.world > 1:
-            verification.watch_weights()
+            reducer.verification.watch_weights()
         masked = {name: parameter for name, parameter in self.named if methods.is_masked(name)}
         self._masks = Masks(reducer.kept, reducer.start.mask, masked) if masked else None
         self.tuner: Tuner | None = None
@@ -133,9 +132,9 @@ class Steps:
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer.kept, self.named)
             self._rates.load(self._loaded.rates)
-        if not self.met and self._verification.weights:
+        if not self.met and self._reducer.verification.weights:
             optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
-        self._optimizer, self._step = optimizer, step
+        self._optimizer = optimizer
         if reducer.options.warmup_steps is None:
             self._begin_exact(optimizer)
         if self.held:
@@ -178,7 +177,8 @@ class Steps:
     def options(self) -> dict[str, str]:
         """Return what else the optimizer does, by name, in words that have to be equal on every rank."""
         told = {differences.RESULT_SCALE: f"{self._reducer.result_scale:g}"}
-        return told | ({differences.WHO_STEPS: self._step} | options_of(self._optimizer) if self.met else {})
+        told[differences.WHO_STEPS] = "auto" if self.held and self.held.stepping else "torch"
+        return told | (options_of(self._optimizer) if self.met else {})
 
     def settle_moments(self) -> None:
         """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
@@ -240,8 +240,8 @@ class Steps:
 
     def _take_weights(self) -> None:
         """Look at the weights of the next step, if they are compared there."""
-        if self._verification.weights and self._reducer.idle():
-            self._verification.take_weights(self._reducer.next_step(), self.parameters)
+        if self._reducer.verification.weights and self._reducer.idle():
+            self._reducer.verification.take_weights(self._reducer.next_step(), self.parameters)
 
     # ---- state ----
 
