@@ -12,7 +12,6 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -21,7 +20,7 @@ from ..engine.agreement import differences
 from ..engine.kept import Masks, check_masks
 from ..engine.methods import Methods
 from ..engine.optimizer import held, momentum
-from ..engine.optimizer.family import before_step, options_of, uncompiled
+from ..engine.optimizer.family import options_of, prepare_last, uncompiled
 from ..engine.optimizer.matching import Matching
 from ..engine.optimizer.momentum import Rates
 from ..engine.optimizer.second_moment import check_state as check_moments
@@ -63,18 +62,18 @@ class Steps:
     def __init__(self, reducer: Reducer, methods: Methods, given: Named, share: Share) -> None:
         self._reducer, self._methods = reducer, methods
         self._buckets, self._norms = reducer.buckets, reducer.norms
+        self._verification = verification = reducer.verification
         exchanged = frozenset(reducer.plan.names())
         self.named = [(name, parameter) for name, parameter in given if name in exchanged]
         self.scale = Scale(reducer)
         self.held: held.HeldSecondMoment | None = None
         self._optimizer: Any = None
-        self._hook: tuple[Any, int] = None, 0  # an optimizer, and the hook before its step
         self._matching: Matching | None = None  # takes out of results what they are handed back times
         self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
         self._loaded = _Loaded()
         if reducer.world > 1:
-            reducer.verification.watch_weights()
+            verification.watch_weights()
         masked = {name: parameter for name, parameter in self.named if methods.is_masked(name)}
         self._masks = Masks(reducer.kept, reducer.start.mask, masked) if masked else None
         self.tuner: Tuner | None = None
@@ -113,9 +112,7 @@ class Steps:
                 "attach the one whose second moment the ranks should share, such as AdamW; to replace an optimizer, "
                 "create model, compression and optimizer again"
             )
-        if self._hook[0] is not optimizer:
-            hook = before_step(self.prepare, partial(self.prepare, in_closure=True))
-            self._hook = optimizer, optimizer.register_step_pre_hook(hook).id
+        prepare_last(optimizer, self.prepare)
         momentum.refuse_twice(optimizer, self._methods, self.named)
         text = momentum.advice(optimizer, self._methods, self.named)
         if text and not self.met and reducer.rank == 0 and not reducer.step:
@@ -132,7 +129,7 @@ class Steps:
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer.kept, self.named)
             self._rates.load(self._loaded.rates)
-        if not self.met and self._reducer.verification.weights:
+        if not self.met and self._verification.weights:
             optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
         self._optimizer = optimizer
         if reducer.options.warmup_steps is None:
@@ -213,7 +210,7 @@ class Steps:
         if self._rates:
             self._rates.begin()
         if self.met:
-            self._optimizer._optimizer_step_pre_hooks.move_to_end(self._hook[1])  # others look at gradients
+            prepare_last(self._optimizer, self.prepare)
         if self.held:
             self.held.begin(reducer.next_step())
         if self._exact_first:
@@ -240,8 +237,8 @@ class Steps:
 
     def _take_weights(self) -> None:
         """Look at the weights of the next step, if they are compared there."""
-        if self._reducer.verification.weights and self._reducer.idle():
-            self._reducer.verification.take_weights(self._reducer.next_step(), self.parameters)
+        if self._verification.weights and self._reducer.idle():
+            self._verification.take_weights(self._reducer.next_step(), self.parameters)
 
     # ---- state ----
 

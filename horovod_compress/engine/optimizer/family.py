@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -105,6 +105,24 @@ def before_step(prepare: Callable[[], None], in_closure: Callable[[], None] | No
         return (given[0], then_prepare, *given[2:]), options
 
     return uncompiled(hook)
+
+
+def prepare_last(optimizer: Any, prepare: Callable[..., None]) -> None:
+    """Let a hook prepare the steps of an optimizer, behind all others that it has: they may change gradients.
+
+    A second call moves the hook to the end again.
+
+    Args:
+        prepare: takes ``in_closure=True`` where a closure makes gradients inside of the step.
+    """
+    hooks = optimizer._optimizer_step_pre_hooks
+    for number, hook in hooks.items():
+        if getattr(hook, "prepares", None) == prepare:
+            hooks.move_to_end(number)
+            return
+    made: Any = before_step(prepare, partial(prepare, in_closure=True))
+    made.prepares = prepare
+    optimizer.register_step_pre_hook(made)
 
 
 def ready(optimizer: Any, step: int, done: int, settled: Callable[[], bool]) -> bool:
