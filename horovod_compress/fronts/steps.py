@@ -174,8 +174,8 @@ class Steps:
     def options(self) -> dict[str, str]:
         """Return what else the optimizer does, by name, in words that have to be equal on every rank."""
         told = {differences.RESULT_SCALE: f"{self._reducer.result_scale:g}"}
-        told[differences.WHO_STEPS] = "auto" if self.held and self.held.stepping else "torch"
-        return told | (options_of(self._optimizer) if self.met else {})
+        told |= options_of(self._optimizer) if self.met else {}
+        return told | {differences.WHO_STEPS: "auto" if self.held and self.held.stepping else "torch"}
 
     def settle_moments(self) -> None:
         """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
