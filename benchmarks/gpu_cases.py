@@ -369,6 +369,12 @@ def adam_hold(a: Inputs) -> Arguments:
     return Arguments(given, 16 * a.count, {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01})
 
 
+def adam_step(a: Inputs) -> Arguments:
+    given = [a.floats()], [a.floats()], [a.grad], [a.grad.square()], None
+    rule = {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "lr": 1e-3, "eps": 1e-8, "by": 0.7}
+    return Arguments(given, 24 * a.count, rule)
+
+
 CASES = (
     Case("triad", "triad", lambda a: Arguments((a.floats(), a.grad, a.residual, 0.5), 12 * a.count)),
     Case(
@@ -406,6 +412,7 @@ CASES = (
     Case(f"dense_offer_all of {TENSORS}", "dense_offer_all", partial(dense_together, what="offer")),
     Case(f"dense_decode_all of {TENSORS}", "dense_decode_all", partial(dense_together, what="decode")),
     Case("adam_hold_all", "adam_hold_all", adam_hold),
+    Case("adam_step_all", "adam_step_all", adam_step),
     Case("absorb", "absorb", lambda a: Arguments((a.grad, a.residual), 16 * a.count)),
     Case("norm_offer blocks", "norm_offer", lambda a: Arguments((a.grad, a.norms(), BLOCK), 4 * a.count)),
     Case("moments_offer blocks", "moments_offer", moments),

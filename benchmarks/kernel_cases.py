@@ -28,6 +28,7 @@ from horovod_compress.ops.keys import SAMPLE, SKETCH, Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ADAM: dict[str, Any] = {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01}
+ADAM_STEP: dict[str, Any] = {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "lr": 1e-3, "eps": 1e-8, "by": 0.7}
 ROW = 1000
 BLOCK = 2048
 QSGD_BLOCK = 512
@@ -200,7 +201,7 @@ def local_step(a: Arrays, divisor: Tensor | None = None) -> None:
 
 
 class Held:
-    """Marsit's local step with torch's own Adam behind it, alone and with a second moment that is held."""
+    """Marsit's local step with AdamW behind it: torch's own, and one that divides by a second moment that is held."""
 
     def __init__(self, a: Arrays) -> None:
         self.a, self.divisor, self.square = a, a.grad.abs() + 0.5, a.residual.square()
@@ -208,7 +209,7 @@ class Held:
         parameter.grad = a.work
         self.adam = torch.optim.AdamW([parameter], lr=1e-3, fused=True)
         self.adam.step()
-        self.state = self.adam.state[parameter]
+        self.state, self.weight = self.adam.state[parameter], parameter.detach()
 
     def arguments(self) -> tuple[object, ...]:
         return [self.state["exp_avg_sq"]], [self.state["exp_avg"]], [self.a.work], [self.square], None
@@ -217,18 +218,21 @@ class Held:
         local_step(self.a)
         self.adam.step()
 
+    def moved(self) -> tuple[object, ...]:
+        return [self.weight], [self.state["exp_avg"]], [self.a.work], [self.square], None
+
     def held(self) -> None:
         local_step(self.a, self.divisor)
-        ops.adam_hold_all(*self.arguments(), **ADAM)  # type: ignore[arg-type]
-        self.adam.step()
+        ops.adam_step_all(*self.moved(), **ADAM_STEP)  # type: ignore[arg-type]
 
 
 def adam(a: Arrays) -> Iterable[Case]:
     h, n, bit_bytes = Held(a), a.count, 8 * a.words
     yield kernel_case("adam_hold_all", 16 * n, "adam_hold_all", *h.arguments(), **ADAM)
+    yield kernel_case("adam_step_all", 24 * n, "adam_step_all", *h.moved(), **ADAM_STEP)
     yield Case("torch's AdamW, fused", 28 * n, h.adam.step)
     yield Case("local step and AdamW", 52 * n + 2 * bit_bytes, h.own)
-    yield Case("local step, AdamW, second moment held", 76 * n + 2 * bit_bytes, h.held)
+    yield Case("local step, AdamW, second moment held", 56 * n + 2 * bit_bytes, h.held)
 
 
 def bit_vectors(a: Arrays) -> Iterable[Case]:

@@ -72,8 +72,12 @@ class Transformer(nn.Module):
         return self.out(self.norm(self.layer(hidden, src_mask=mask, is_causal=True)))
 
 
-def trained(name: str, method: str, steps: int, second_moment: str) -> str:
-    """Train once; return what came of it, in words."""
+def trained(name: str, method: str, steps: int, **register: Any) -> str:
+    """Train once; return what came of it, in words.
+
+    Args:
+        register: options of ``register()``.
+    """
     package, kind, options = OPTIMIZERS[name]
     torch.manual_seed(0)
     model = Transformer()
@@ -83,7 +87,7 @@ def trained(name: str, method: str, steps: int, second_moment: str) -> str:
     called, compression = DistributedDataParallel(model), None
     if method != "stock":
         compression = hvc.Compression.create(cast(hvc.MethodName, method), model.named_parameters())
-        compression.register(called, optimizer, second_moment=second_moment)
+        compression.register(called, optimizer, **register)
     text, losses = Text(dist.get_rank()), []
     for _ in range(steps):
         given, wanted = text.batch()
@@ -105,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", default="marsit", help='a method, or "stock" for DistributedDataParallel alone')
     parser.add_argument("--second-moment", choices=("auto", "own"), default="auto")
+    parser.add_argument("--step", choices=("auto", "torch"), default="auto", help="who moves the weights")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--optimizers", help=f"separated by semicolons (default: {'; '.join(OPTIMIZERS)})")
     chosen = parser.parse_args()
@@ -115,7 +120,7 @@ def main() -> None:
     for name in map(str.strip, names):
         if importlib.util.find_spec(OPTIMIZERS[name][0].partition(".")[0]) is None:
             continue
-        found = trained(name, chosen.method, chosen.steps, chosen.second_moment)
+        found = trained(name, chosen.method, chosen.steps, second_moment=chosen.second_moment, step=chosen.step)
         if not dist.get_rank():
             print(f"{name:24} {chosen.method:8} {chosen.steps:4} steps  loss {found}", flush=True)
     dist.destroy_process_group()

@@ -153,6 +153,13 @@ template <> struct Argument<hvc::AdamScales<double>, void> {
   hvc::AdamScales<double> value;
 };
 
+template <> struct Argument<hvc::AdamStep<double>, void> {
+  using Given = std::array<double, 9>;
+  explicit Argument(const Given& g) : value{g[0], g[1], g[2], g[3], g[4] != 0, g[5], g[6], g[7], g[8]} {}
+  hvc::AdamStep<double> get() const { return value; }
+  hvc::AdamStep<double> value;
+};
+
 template <> struct Argument<hvc::Launch, void> {
   using Given = Address;
   explicit Argument(Given given) : value(launch_of(given)) {}

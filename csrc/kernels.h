@@ -127,6 +127,14 @@ struct AdamHeld {
 };
 void adam_hold(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, AdamScales<double> scales, Launch launch);
 
+// The step itself: weights and first moments are written.
+struct AdamStepped {
+  void *weight, *first;
+  const void *grad, *square, *floors;
+  int64_t count, row_length;
+};
+void adam_step(const AdamStepped* tensors, int64_t tensor_count, Dtype dtype, AdamStep<double> step, Launch launch);
+
 // norm.cpp, norm.cu: one norm per row: of the arithmetic type for kMaximum, else float64. Moments are the norms for
 // kMaximum and for kPower2 in one pass.
 struct NormOffered {
@@ -305,7 +313,7 @@ const char* instruction_set();
   use(sign_pack) use(sign_offer) use(sign_decode) use(two_value_offer) use(two_value_decode) use(merge_bits) \
   use(bernoulli_words) use(majority_fold) use(shaped_merge) use(shaped_fold) use(ternary_fold) use(ternary_unpack) \
   use(record_offer) use(record_fold) use(record_decode) use(dense_offer) use(dense_add) use(dense_decode) \
-  use(absorb) use(triad) use(adam_hold) use(norm_offer) use(moments_offer) \
+  use(absorb) use(triad) use(adam_hold) use(adam_step) use(norm_offer) use(moments_offer) \
   use(uniform_encode) use(uniform_add) use(uniform_fold) use(uniform_decode) \
   use(exponential_encode) use(exponential_merge) use(exponential_fold) use(exponential_decode) \
   use(qsgd_encode) use(qsgd_fold) use(qsgd_decode) use(elias_encode) use(elias_decode) \

@@ -4,6 +4,7 @@
 from ._cpu import (
     absorb as absorb,
     adam_hold as adam_hold,
+    adam_step as adam_step,
     bernoulli_words as bernoulli_words,
     binary_clear as binary_clear,
     binary_decode as binary_decode,

@@ -25,6 +25,7 @@ KINDS = {
     "const Span*": "_Rows",
     "QsgdShape": "_Shape",
     "AdamScales<double>": "_Scales",
+    "AdamStep<double>": "_Scales",
 }
 RESULTS = {"void": "None", "const char*": "str", "Found": "tuple[int, int]"}
 

@@ -107,6 +107,7 @@ using hvc::larger;
 using hvc::limited;
 using hvc::magnitude;
 using hvc::number_in;
+using hvc::root;
 
 #include "rules/lanewise.h"
 

@@ -48,6 +48,31 @@ HVC_INLINE void stream_fence() {
 #endif
 }
 
+HVC_INLINE Native<float>::Vector root(Native<float>::Vector v) {
+#if HVC_WIDTH == 64
+  return (Native<float>::Vector)_mm512_maskz_sqrt_ps(__mmask16(-1), (__m512)v);
+#elif HVC_WIDTH == 32
+  return (Native<float>::Vector)_mm256_sqrt_ps((__m256)v);
+#elif defined(__SSE2__)
+  return (Native<float>::Vector)_mm_sqrt_ps((__m128)v);
+#else
+  for (int i = 0; i < kWidth / 4; ++i) v[i] = sqrtf(v[i]);
+  return v;
+#endif
+}
+HVC_INLINE Native<double>::Vector root(Native<double>::Vector v) {
+#if HVC_WIDTH == 64
+  return (Native<double>::Vector)_mm512_maskz_sqrt_pd(__mmask8(-1), (__m512d)v);
+#elif HVC_WIDTH == 32
+  return (Native<double>::Vector)_mm256_sqrt_pd((__m256d)v);
+#elif defined(__SSE2__)
+  return (Native<double>::Vector)_mm_sqrt_pd((__m128d)v);
+#else
+  for (int i = 0; i < kWidth / 8; ++i) v[i] = sqrt(v[i]);
+  return v;
+#endif
+}
+
 enum class Test { below, equal, greater, greater_equal };
 
 template <Test test, class V> HVC_INLINE auto compare(V v, V bound) {

@@ -66,3 +66,15 @@ HVC_RULE X adam_held(const X& first, const X& grad, const X& square, const X& fl
   const X under = constant(first, kTiny<ValueOf<X>>) - off, lowest = choose(below(under, 0), under, zero);
   return larger(lowest, second);
 }
+
+// Adam's step, which divides by the root of `square`, at least `floor`, plus eps; by more where an element would move
+// by more than `bound` learning rates, and where this gradient alone would make Adam divide by more. V is a number or a
+// vector, and every operation is rounded by itself, in the order of torch's fused step.
+template <class V, class W> HVC_RULE AdamMoved<V> adam_moved(const V& weight, const V& first, const V& given,
+                                                             const V& square, const V& floor, const AdamStep<W>& s) {
+  const V grad = s.by * given + s.coupled * weight, change = s.share * (grad - first);
+  const V moment = (s.from_grad ? grad : first) + change, least = s.least * moment, coming = s.coming * (grad * grad);
+  const V d = larger_part(larger_part(larger_part(square, floor), V(least * least)), coming);
+  const V step = s.rate * moment / (root(d) + s.eps);
+  return {s.kept * weight - step, moment};
+}

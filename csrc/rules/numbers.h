@@ -28,6 +28,9 @@ template <class W> HVC_RULE W magnitude(W x) { return x < 0 ? -x : x; }
 template <class W> HVC_RULE W larger(W a, W b);
 template <class W> HVC_RULE W limited(W x, Same<W> most);
 
+HVC_RULE float root(float x) { return sqrtf(x); }
+HVC_RULE double root(double x) { return sqrt(x); }
+
 // In a namespace of their own, so that no argument of hvc brings them where the rules for lanes are meant.
 namespace of_numbers {
 #include "rules/lanewise.h"

@@ -334,6 +334,7 @@ class BaseCompression(metaclass=_Listed):
     def close(self) -> None:
         """Stop the exchange thread and close the connections; safe to call twice. In a fork it does nothing."""
         if self._session:
+            self._session.steps.leave()
             self._closing.close()
             self._counters.end()
         _open.discard(self)

@@ -20,7 +20,7 @@ from ..engine.agreement import differences
 from ..engine.kept import Masks, check_masks
 from ..engine.methods import Methods
 from ..engine.optimizer import held, momentum
-from ..engine.optimizer.family import options_of, uncompiled
+from ..engine.optimizer.family import options_of, prepare_last, uncompiled
 from ..engine.optimizer.matching import Matching
 from ..engine.optimizer.momentum import Rates
 from ..engine.optimizer.second_moment import check_state as check_moments
@@ -94,12 +94,13 @@ class Steps:
         """Whether an optimizer is known."""
         return self._optimizer is not None
 
-    def meet(self, optimizer: Any, *options: Any, match_norm: bool = True) -> None:
+    def meet(self, optimizer: Any, *options: Any, match_norm: bool = True, step: str = "auto") -> None:
         """Look at the optimizer that takes the results: its momentum, its second moment, the norm of what it gets.
 
         Args:
             options: see :func:`~horovod_compress.engine.optimizer.held.hold`.
             match_norm: hand results back with the norm of the exact mean, see :mod:`~horovod_compress.engine.norms`.
+            step: who moves the weights, "auto" or "torch".
 
         Raises:
             ConfigError: it does not fit the method, or the options do not fit it.
@@ -111,6 +112,7 @@ class Steps:
                 "attach the one whose second moment the ranks should share, such as AdamW; to replace an optimizer, "
                 "create model, compression and optimizer again"
             )
+        prepare_last(optimizer, self.prepare)
         momentum.refuse_twice(optimizer, self._methods, self.named)
         text = momentum.advice(optimizer, self._methods, self.named)
         if text and not self.met and reducer.rank == 0 and not reducer.step:
@@ -120,7 +122,8 @@ class Steps:
         full_precision_every = 0  # where the methods differ in that, too
         with contextlib.suppress(ConfigError):
             full_precision_every = self._methods.full_precision_every()
-        self.held = held.hold(optimizer, reducer, self.named, full_precision_every, *options)
+        self.leave()
+        self.held = held.hold(optimizer, reducer, self.named, full_precision_every, *options, step=step)
         self._norms.follow(())
         self._matching = Matching(optimizer, reducer, dict(self.named), self.scale.value) if match_norm else None
         if reducer.options.follow_lr:
@@ -136,12 +139,17 @@ class Steps:
             if self.tuner:
                 self.tuner.wait_for(self.held.warmup)
 
-    def prepare(self) -> None:
-        """Before the optimizer's own step, let its gradients and its state be those that its formula is to have."""
-        if self._matching:
-            self._matching.take_out()
+    def prepare(self, in_closure: bool = False) -> None:
+        """Before the optimizer's own step, let gradients and state be what its formula is to have, or move weights."""
+        here = self.held.moved_here(in_closure) if self.held else frozenset()
+        ratios = self._matching.take_out(here) if self._matching else {}
         if self.held:
-            self.held.prepare()
+            self.held.prepare(here, ratios)
+
+    def leave(self) -> None:
+        """Let the optimizer's state be as torch alone would have it."""
+        if self.held:
+            self.held.leave()
 
     def _begin_exact(self, optimizer: Any) -> None:
         """Let the first steps be exact where that is needed."""
@@ -166,7 +174,8 @@ class Steps:
     def options(self) -> dict[str, str]:
         """Return what else the optimizer does, by name, in words that have to be equal on every rank."""
         told = {differences.RESULT_SCALE: f"{self._reducer.result_scale:g}"}
-        return told | (options_of(self._optimizer) if self.met else {})
+        told |= options_of(self._optimizer) if self.met else {}
+        return told | {differences.WHO_STEPS: "auto" if self.held and self.held.stepping else "torch"}
 
     def settle_moments(self) -> None:
         """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
@@ -200,6 +209,8 @@ class Steps:
             self._masks.begin()
         if self._rates:
             self._rates.begin()
+        if self.met:
+            prepare_last(self._optimizer, self.prepare)
         if self.held:
             self.held.begin(reducer.next_step())
         if self._exact_first:

@@ -12,6 +12,7 @@ from .legality import check_factor
 __all__ = [
     "absorb",
     "adam_hold_all",
+    "adam_step_all",
     "dense_add",
     "dense_decode_all",
     "dense_offer_all",
@@ -81,17 +82,67 @@ def adam_hold_all(
         step: the number of the coming step, from 1 on.
         left: at least this part of that square stays, from 0 to 1.
     """
+    _check_adam(betas, step, bound)
+    if not 0 <= left <= 1:
+        raise ValueError(f"left must be in [0, 1], got {left}")
+    columns = (seconds, firsts, grads, squares, floors, _row_lengths(seconds, floors))
+    run.adam_hold(*columns, betas=betas, step=step, bound=bound, left=left)
+
+
+def adam_step_all(
+    weights: Sequence[Tensor],
+    firsts: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    floors: Sequence[Tensor] | None,
+    *,
+    betas: tuple[float, float],
+    step: float,
+    bound: float,
+    lr: float,
+    eps: float,
+    by: float = 1.0,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+) -> None:
+    """Do a step of Adam that divides by the root of ``squares``, plus eps, in place of its own second moment.
+
+    Or by more, where the first moment would move an element by more than ``bound`` learning rates, and where this
+    gradient alone would make Adam divide by more. It is what :func:`adam_hold_all` with ``left=1`` and torch's step do
+    (Kingma and Ba 2015, algorithm 1; decoupled decay: Loshchilov and Hutter 2019, algorithm 2).
+
+    Args:
+        weights: of one dtype; they are written.
+        firsts: exp_avg, of that dtype and of their sizes, which are written.
+        grads: of the same, which are read.
+        squares, floors: as of :func:`adam_hold_all`.
+        step: the number of this step, from 1 on.
+        lr, eps: of the optimizer.
+        by: what gradients count times; less than 0 where the step climbs.
+        weight_decay, decoupled: as of the optimizer: it enters the gradient unless it is decoupled.
+    """
+    _check_adam(betas, step, bound)
+    columns = (weights, firsts, grads, squares, floors, _row_lengths(weights, floors))
+    rule = {"betas": betas, "step": step, "bound": bound, "lr": lr, "eps": eps}
+    run.adam_step(*columns, **rule, by=by, weight_decay=weight_decay, decoupled=decoupled)
+
+
+def _check_adam(betas: tuple[float, float], step: float, bound: float) -> None:
     beta1, beta2 = betas
-    if not (0 <= beta1 < 1 and 0 < beta2 < 1 and step >= 1 and bound > 0 and 0 <= left <= 1):
+    if not (0 <= beta1 < 1 and 0 < beta2 < 1 and step >= 1 and bound > 0):
         raise ValueError(
-            f"betas must be in [0, 1) and (0, 1), step from 1, bound above 0, left in [0, 1]; got {betas}, {step}, "
-            f"{bound}, {left}"
+            f"betas must be in [0, 1) and (0, 1), step from 1, bound above 0; got {betas}, {step}, {bound}"
         )
-    row_lengths = []
-    for i, second in enumerate(seconds):
-        count, rows = second.numel(), floors[i].numel() if floors else 1
+
+
+def _row_lengths(tensors: Sequence[Tensor], floors: Sequence[Tensor] | None) -> list[int]:
+    """Return how long the rows of each tensor are that have a floor."""
+    if not floors:
+        return [max(1, tensor.numel()) for tensor in tensors]
+    lengths = []
+    for tensor, floor in zip(tensors, floors, strict=True):
+        count, rows = tensor.numel(), floor.numel()
         if rows and count % rows:
             raise ValueError(f"{count} elements cannot be in {rows} equal rows")
-        row_lengths.append(max(1, count // max(1, rows)))
-    columns = (seconds, firsts, grads, squares, floors, row_lengths)
-    run.adam_hold(*columns, betas=betas, step=step, bound=bound, left=left)
+        lengths.append(max(1, count // max(1, rows)))
+    return lengths

@@ -206,6 +206,24 @@ def check_headroom(bits: int, headroom: int) -> None:
         raise ValueError(f"headroom must be in [1, {most}], got {headroom}")
 
 
+def adam_step_scales(
+    betas: tuple[float, float],
+    step: float,
+    bound: float,
+    lr: float,
+    eps: float,
+    by: float,
+    weight_decay: float,
+    decoupled: bool,
+) -> tuple[float, ...]:
+    """Return what the kernel of a whole step multiplies by, in the order of its struct."""
+    beta1, beta2 = betas
+    unbiased, near = 1 - beta1**step, 1 - beta1 < 0.5  # torch, too, goes from the nearer end
+    coupled, kept = (0.0, 1 - lr * weight_decay) if decoupled else (weight_decay, 1.0)
+    moments = (1 - beta1 if near else -beta1, float(not near), 1 / (unbiased * bound), (1 - beta2) / (1 - beta2**step))
+    return (by, coupled, kept, *moments, lr / unbiased, eps)
+
+
 def adam_scales(betas: tuple[float, float], step: float, bound: float, left: float) -> tuple[float, ...]:
     """Return what the kernel multiplies by."""
     beta1, beta2 = betas

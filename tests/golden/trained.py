@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from horovod_compress.codecs.masked import masked
-from horovod_compress.engine.optimizer.family import before_step
 from horovod_compress.engine.saved import checkpoint, checksums
 from horovod_compress.fronts.horovod.updates import distributed_update_optimizer
 from horovod_compress.fronts.steps import Steps
@@ -72,10 +71,9 @@ class Ranks:
         given = {"second_moment": "auto", "warmup_steps": None, "rebuild_every": None, "match_norm": True} | (
             meet or {}
         )
-        match = given.pop("match_norm")
+        match, step = given.pop("match_norm"), given.pop("step", "torch")
         for steps, mine in zip(self.steps, self.optimizers, strict=True):
-            steps.meet(mine, *given.values(), match_norm=match)
-            mine.register_step_pre_hook(before_step(steps.prepare))
+            steps.meet(mine, *given.values(), match_norm=match, step=step)
 
     def __enter__(self) -> Ranks:
         return self

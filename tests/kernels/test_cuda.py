@@ -171,6 +171,15 @@ class TestNumbers:
             if count % 3 == 0:
                 same("adam_hold_all", kept, *given, squares, [tame(max(count // 3, 1), work(dtype), 4).abs()], **rule)
 
+    def test_a_whole_step_of_adam(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        rule: dict[str, Any] = {"step": 7.0, "bound": 10.0, "lr": 0.01, "eps": 1e-8, "by": -0.7, "weight_decay": 0.1}
+        for count in lengths:
+            for betas, decoupled in (((0.9, 0.999), True), ((0.4, 0.99), False)):
+                given = [[numbers(count, dtype, seed)] for seed in (1, 2, 3)]
+                square, rows = tame(count, work(dtype), 3).abs(), 3 if count % 3 == 0 and count else 1
+                floors = [tame(rows, work(dtype), 4).abs()] if decoupled else None
+                same("adam_step_all", *given, [square], floors, betas=betas, decoupled=decoupled, **rule)
+
     def test_dither(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:
             for row_length in {max(count, 1), 100, 2048}:

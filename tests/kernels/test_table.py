@@ -40,6 +40,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qsgd_encode": {"key": KEY, "bits": 5, "block": 128, "norm": 2},
     "qsgd_decode": {"bits": 5, "block": 128, "scale": 0.3},
     "adam_hold": {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01},
+    "adam_step": {
+        "betas": (0.9, 0.999),
+        "step": 7.0,
+        "bound": 10.0,
+        "lr": 0.01,
+        "eps": 1e-8,
+        "by": 0.7,
+        "weight_decay": 0.1,
+        "decoupled": True,
+    },
 }
 
 
@@ -99,7 +109,8 @@ def dtype_of(member: Array, dtype: torch.dtype, said: dict[str, Any]) -> torch.d
     if isinstance(member.kind, torch.dtype):
         return member.kind
     if isinstance(member.kind, str):  # of another array, which is of the dtype of the arithmetic, if of no codes
-        found: torch.dtype = eval(member.kind, vars(sizes) | dict.fromkeys(KINDS, work(dtype)) | said)
+        kinds = dict.fromkeys(KINDS, work(dtype)) | dict.fromkeys(("weight_kind", "second_kind"), dtype)
+        found: torch.dtype = eval(member.kind, vars(sizes) | kinds | said)
         return found
     return {Dtype.ANY: dtype, Dtype.WORK: work(dtype), Dtype.WIDE: work(dtype)}[member.kind]
 
@@ -145,7 +156,7 @@ def arguments(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
         given["first_words"], given["first_rows"] = ([sum(s[:i]) for i in range(len(s))] for s in (sizes, rows))
         given["bits"] = [bits(64 * sum(sizes), rank) for rank in range(3)]
         given["highs"], given["lows"] = ([tame(sum(rows), torch.float32, k + r) for r in range(3)] for k in (1, 9))
-    if row.name == "adam_hold":
+    if row.name in ("adam_hold", "adam_step"):
         del given["row_lengths"]
     return given
 

@@ -42,6 +42,14 @@ def test_clipping_after_synchronize(found) -> None:
         assert other == [free, clipped] and clipped <= 1.5e-3 < 0.01 < free
 
 
+def test_the_kernel_does_what_torch_s_step_does(found) -> None:
+    for report in found:
+        case = report["who steps"]
+        assert case["auto moved"] == case["tensors"] and case["torch moved"] == 0
+        assert len(set(case["auto"])) == len(set(case["torch"])) == 1
+        assert case["apart"] < 1e-4 and case["auto state"] == case["torch state"] == ["exp_avg", "exp_avg_sq", "step"]
+
+
 def test_a_second_moment_that_differs_is_noticed(found) -> None:
     assert all(report["planted"].startswith("MismatchError") for report in found)
 
@@ -50,6 +58,7 @@ def test_a_second_moment_that_differs_is_noticed(found) -> None:
     ("case", "said"),
     [
         ("other options", "warmup_steps=4 and rebuild_every=5, .* on rank 0, and shared with warmup_steps=5"),
+        ("other steps", r"who does the optimizer's step \(step=\) differs between ranks: rank 0 = 'auto', rank 1 = 't"),
         ("other optimizers", "the optimizer's class differs between ranks: rank 0 = 'Adadelta', rank 1 = 'Adam'"),
     ],
 )

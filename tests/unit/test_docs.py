@@ -210,7 +210,7 @@ def test_options_written_as_code_exist(page: Path) -> None:
     known = {*Options.names(), "process_set", "named_parameters", "compression"}
     known |= {option for name in registry.available() for option in registry.option_names(name)}
     # Not options of a method: of attach, Horovod, optimizers, load_state_dict, torch, the walk-through and trace.
-    known |= {"second_moment", "rebuild_every", "match_norm"}
+    known |= {"second_moment", "rebuild_every", "match_norm", "step"}
     known |= {"process_group", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view"}
     known |= {"static_graph", "use_reentrant", "mixed_precision", "skip_all_reduce_unused_params", "strategy"}
     known |= {"op", "groups", "backward_passes_per_step", "sparse_as_dense", "sparse", "residuals"}

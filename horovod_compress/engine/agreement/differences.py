@@ -41,6 +41,7 @@ def minority(values: Sequence[int] | Sequence[str]) -> str:
 
 #: What is shown, and what to do where it differs.
 RESULT_SCALE = "what results are multiplied by"
+WHO_STEPS = "who does the optimizer's step (step=)"
 SECOND_MOMENT = "the second moment that gradients are divided by"
 ROUND = "the kind of round"
 COUNTERS = "how far update mode is"
@@ -50,6 +51,7 @@ TABLES = "what the tables of the method hold"
 
 _ADVICE = {
     RESULT_SCALE: "give the optimizer the same op= on every rank: Average multiplies by 1, Sum by the number of ranks",
+    WHO_STEPS: "attach or register the optimizer with the same step= on every rank",
     SECOND_MOMENT: "give every rank the same optimizer with the same options, load its state on every rank or on none "
     "(hvd.broadcast_optimizer_state gives all ranks that of rank 0), broadcast the weights before the first step, and "
     "call step() equally often",

@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -81,8 +81,13 @@ def uncompiled(hook: Wrapped) -> Wrapped:
 Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
 
 
-def before_step(prepare: Callable[[], None]) -> Hook:
-    """Return a hook that prepares a step, once its gradients are there: a closure makes them inside of the step."""
+def before_step(prepare: Callable[[], None], in_closure: Callable[[], None] | None = None) -> Hook:
+    """Return a hook that prepares a step, once its gradients are there.
+
+    Args:
+        in_closure: does so where a closure makes them inside of the step; None for the same.
+    """
+    prepare_inside = in_closure or prepare
 
     def hook(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any] | None:
         closure = options.get("closure", given[1] if len(given) > 1 else None)
@@ -92,7 +97,7 @@ def before_step(prepare: Callable[[], None]) -> Hook:
 
         def then_prepare() -> Any:
             loss = closure()
-            prepare()
+            prepare_inside()
             return loss
 
         if "closure" in options:
@@ -100,6 +105,24 @@ def before_step(prepare: Callable[[], None]) -> Hook:
         return (given[0], then_prepare, *given[2:]), options
 
     return uncompiled(hook)
+
+
+def prepare_last(optimizer: Any, prepare: Callable[..., None]) -> None:
+    """Let a hook prepare the steps of an optimizer, behind all others that it has: they may change gradients.
+
+    A second call moves the hook to the end again.
+
+    Args:
+        prepare: takes ``in_closure=True`` where a closure makes gradients inside of the step.
+    """
+    hooks = optimizer._optimizer_step_pre_hooks
+    for number, hook in hooks.items():
+        if getattr(hook, "prepares", None) == prepare:
+            hooks.move_to_end(number)
+            return
+    made: Any = before_step(prepare, partial(prepare, in_closure=True))
+    made.prepares = prepare
+    optimizer.register_step_pre_hook(made)
 
 
 def ready(optimizer: Any, step: int, done: int, settled: Callable[[], bool]) -> bool:
@@ -235,6 +258,12 @@ def _is_stock(optimizer: Any, listed: Any) -> bool:
     steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind) and not _is_horovod_s(kind)]
     # Torch writes a wrapped step into each class of which it makes the first optimizer.
     return bool(steps) and inspect.unwrap(steps[0]) is inspect.unwrap(listed.step)
+
+
+def is_exactly(optimizer: Any, *kinds: type) -> bool:
+    """Return whether an optimizer is of one of these classes itself, or Horovod's wrapper of one, and steps as such."""
+    own = next(kind for kind in type(optimizer).__mro__ if not _is_horovod_s(kind))
+    return own in kinds and _is_stock(optimizer, own)
 
 
 def _is_horovod_s(kind: type) -> bool:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from ..kept import Kept
 from ..reducer import Next, Reducer
 from . import family, second_moment as moments
 from .second_moment import ExactRounds, Moment, chosen
+from .stepping import Stepping, may_step
 
 #: What codecs divide by is at least this part of the root mean square of the tensor.
 LEAST = 1e-6
@@ -43,6 +45,8 @@ def hold(
     second_moment: str = "own",
     warmup_steps: int | None = None,
     rebuild_every: int | None = None,
+    *,
+    step: str = "torch",
 ) -> HeldSecondMoment | None:
     """Return what holds the second moment of an optimizer, or None where it is left alone.
 
@@ -50,13 +54,14 @@ def hold(
         named: the parameters of the optimizer, as the reducer has them.
         full_precision_every: that of the method; 0 if it has none.
         warmup_steps, rebuild_every: choose the exact rounds; None for what suits the method.
+        step: "auto" moves weights here, where the optimizer is known to the letter.
 
     Raises:
         ConfigError: these options have no meaning, or not with this optimizer.
     """
     given = {"warmup_steps": warmup_steps, "rebuild_every": rebuild_every}
     moments.check_options(second_moment, **{name: number for name, number in given.items() if number is not None})
-    fits = family.may_share(optimizer, second_moment)
+    fits, steps = family.may_share(optimizer, second_moment), may_step(optimizer, step)
     buckets = reducer.buckets
     if all(divides == "never" for divides in buckets.divides().values()):
         return None
@@ -73,7 +78,7 @@ def hold(
             "the second moment of %s is shared: %s are exact and update it, and the others leave it unchanged",
             *(type(optimizer).__name__, rounds.in_words()),
         )
-    return HeldSecondMoment(optimizer, reducer, dict(named), rounds)
+    return HeldSecondMoment(optimizer, reducer, dict(named), rounds, steps)
 
 
 def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:
@@ -112,8 +117,10 @@ class HeldSecondMoment:
         optimizer: only its state is written.
         named: its parameters by name, as the reducer has them.
         rounds: the exact ones.
+        steps: move weights here where that is possible, in place of the optimizer's own step.
 
     Attributes:
+        stepping: what does so, None where nothing does.
         exact: the exchanges for the optimizer's coming step are exact where the second moment divides.
         due: an exact round is due, and no step of the optimizer has used one yet. It begins with the first exchange
             for a step: where there are several, all of them are exact, or none. After an exchange that the optimizer
@@ -121,7 +128,12 @@ class HeldSecondMoment:
     """
 
     def __init__(
-        self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], rounds: ExactRounds
+        self,
+        optimizer: Any,
+        reducer: Reducer,
+        named: Mapping[str, nn.Parameter],
+        rounds: ExactRounds,
+        steps: bool = False,
     ) -> None:
         self._optimizer, self._reducer = optimizer, reducer
         self._parameters = partial(moments.places, optimizer, moments.names_of(named.items()))
@@ -138,6 +150,7 @@ class HeldSecondMoment:
         self.due = False
         self.exact = False
         self._shown = ""  # see shown(); empty where that has changed
+        self.stepping: Stepping | None = Stepping(optimizer, self._parameters) if steps else None
 
     @property
     def warmup(self) -> int:
@@ -180,6 +193,8 @@ class HeldSecondMoment:
         """Restore what :meth:`state_dict` returned, beside what waits in the units that go with it."""
         self.due = due
         self._prepared = self._reducer.step - 1
+        if self.stepping:
+            self.stepping.pay()  # what is held now may be of another time
         where = {name: parameter.device for _, parameter, name in self._parameters()}
         mine = {name: saved for name, saved in state.items() if name in where}
         own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
@@ -217,6 +232,8 @@ class HeldSecondMoment:
             # The schedule leaves its bucket uncompressed now; or the optimizer is of an earlier step than what is held.
             if held and (divides[name] == "never" or not state or done < held.since):
                 held, self._shown = None, ""
+                if self.stepping:
+                    self.stepping.pay([name])
                 _note(factors, name, self._held.pop(name).divisor, None)
             if not (exact or held) and done and divides[name] != "never":  # the optimizer has moved its own until now
                 zeros = zeros or self._kept.withholding.zero_groups()
@@ -232,9 +249,35 @@ class HeldSecondMoment:
 
     # ---- before the optimizer's own step ----
 
+    def leave(self) -> None:
+        """Let the optimizer's state be as torch alone would have it, and torch do all further steps."""
+        if self.stepping:
+            self.stepping.end()
+            self.stepping = None
+
+    def moved_here(self, in_closure: bool = False) -> frozenset[str]:
+        """Return the parameters that :meth:`prepare` moves itself in the coming step; the others are torch's.
+
+        Args:
+            in_closure: the step is under way already.
+        """
+        stepping, step = self.stepping, self._reducer.next_step() - 1
+        if stepping is None or stepping.hides:
+            return frozenset()  # Horovod's optimizer calls torch's: a hook comes twice
+        if family.ready(self._optimizer, step, self._prepared, self._reducer.settled):
+            return stepping.chosen(() if in_closure else self._held)
+        if step <= self._prepared:
+            stepping.hand_over()
+        return frozenset()
+
     @torch.no_grad()
-    def prepare(self) -> None:
-        """Set the state of the optimizer so that its own step divides by what is held."""
+    def prepare(self, here: Collection[str] = (), ratios: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Set the state of the optimizer so that its own step divides by what is held, or do this step.
+
+        Args:
+            here: see :meth:`moved_here`.
+            ratios: what their gradients count times, unless that is 1.
+        """
         step = self._reducer.next_step() - 1
         if not family.ready(self._optimizer, step, self._prepared, self._reducer.settled):
             return
@@ -247,15 +290,22 @@ class HeldSecondMoment:
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
             if held is None or not state or parameter.grad is None or parameter.grad.is_sparse:
                 continue  # sparse gradients are exact: the optimizer's own moment moves with them
-            grad, now = self._form.gradient(self._optimizer, group, parameter), self._form.steps(group, state) + 1
-            exact = self.exact and now > held.since and bool(grad.isfinite().all())
-            if exact:
+            now, by = self._form.steps(group, state) + 1, ratios.get(name, 1.0)
+            exact, stepping = self.exact and now > held.since, self.stepping if name in here else None
+            if exact or not stepping:
+                grad = self._form.gradient(self._optimizer, group, parameter, by)
+            if exact := exact and bool(grad.isfinite().all()):
                 before = held.divisor
                 self._form.move(held, group, grad, now - held.since)
                 held.since, self._shown = now, ""
                 _note(factors, name, before, held.divisor)
-            self._form.write(group, state, grad, held, now, exact=exact)
+            if stepping:
+                stepping.add((group, parameter, name), held, now, exact=exact, by=by)
+            else:
+                self._form.write(group, state, grad, held, now, exact=exact)
         self.due = self.due and not self.exact
+        if self.stepping:
+            self.stepping.step()
         self._kept.convert(factors)
 
 

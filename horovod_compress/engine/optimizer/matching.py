@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -94,22 +94,30 @@ class Matching:
         self._told_off = True
 
     @torch.no_grad()
-    def take_out(self) -> None:
-        """Before the optimizer's own step, let its gradients be what the code made, times the program's clipping."""
+    def take_out(self, but: Collection[str] = ()) -> dict[str, float]:
+        """Before the optimizer's own step, let its gradients be what the code made, times the program's clipping.
+
+        Args:
+            but: parameters whose gradients stay as they are.
+
+        Returns:
+            What those have yet to be multiplied by, unless that is 1.
+        """
         step, given = self._reducer.next_step() - 1, self._norms.given
         if not ready(self._optimizer, step, self._taken, self._reducer.settled) or given is None:
-            return
+            return {}
         self._taken = step
         if given.step != step or given.factor == 1.0:
-            return
+            return {}
         grads = {n: p.grad for _, p, n in self._places() if n in given.names and p.grad is not None}
         dense = {name: grad for name, grad in grads.items() if not grad.is_sparse}
         if self._norms.samples:
             self._look(dense, self._norms.samples)
-        if dense:
-            torch._foreach_mul_(list(dense.values()), 1 / given.factor)
+        if mine := [grad for name, grad in dense.items() if name not in but]:
+            torch._foreach_mul_(mine, 1 / given.factor)
         for name in grads.keys() - dense.keys():  # with sparse_as_dense, Horovod makes dense results sparse again
             grads[name].mul_(1 / given.factor)
+        return {name: 1 / given.factor for name in dense if name in but}
 
     def _look(self, grads: Mapping[str, Tensor], samples: Mapping[str, Tensor]) -> None:
         """Tell once of a program that has done anything but make gradients smaller, or multiply them."""

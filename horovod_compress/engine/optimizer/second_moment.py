@@ -312,10 +312,10 @@ class Form:
             float(group[self.decay] if self.decay else group["betas"][1]),
         )
 
-    def gradient(self, optimizer: Any, group: Group, parameter: nn.Parameter) -> Tensor:
-        """Return the gradient as the moments see it."""
+    def gradient(self, optimizer: Any, group: Group, parameter: nn.Parameter, by: float = 1.0) -> Tensor:
+        """Return the gradient, which counts so many times, as the moments see it."""
         assert parameter.grad is not None
-        grad = wide(parameter.grad)
+        grad = wide(parameter.grad) if by == 1.0 else wide(parameter.grad) * by
         if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a gradient scaler leaves it to a fused step
             grad = grad / scale
         grad = -grad if group.get("maximize", getattr(optimizer, "maximize", False)) else grad

@@ -11,7 +11,7 @@ import horovod.torch as hvd
 from torch import Tensor, nn
 
 from ...engine.job import Job
-from ...engine.optimizer.family import before_step, uncompiled
+from ...engine.optimizer.family import uncompiled
 from ...engine.optimizer.second_moment import names_of
 from ...engine.reducer import Hooks
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError
@@ -120,6 +120,7 @@ class Compression(BaseCompression, Factories):
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
         match_norm: bool = True,
+        step: str = "auto",
     ) -> Any:
         """Connect a stock optimizer without tokens; return the optimizer.
 
@@ -143,6 +144,9 @@ class Compression(BaseCompression, Factories):
             match_norm: hand back compressed gradients with the norm of the exact mean, for clipping and for logs, and
                 take that factor out again before the optimizer's step; see docs/clipping.md. False hands back what
                 the method makes.
+            step: who moves the weights. "auto": with a shared second moment, and where the optimizer is Adam or AdamW
+                itself, one kernel does in one pass what torch's step does, whose hooks run all the same; see
+                docs/second_moment.md. "torch" leaves it to torch.
 
         Raises:
             ConfigError: the optimizer was created with another compression, process set or operation, or gradients
@@ -168,7 +172,7 @@ class Compression(BaseCompression, Factories):
         self._check_same_ranks(optimizer)
         if not session:
             return optimizer
-        self._meet(session, optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
+        self._meet(session, optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
         if not horovod.__version__.startswith(_PRIVATE_API):
             _log.warning("Horovod %s is unknown to attach(); using the stock path instead", horovod.__version__)
             return optimizer
@@ -193,7 +197,7 @@ class Compression(BaseCompression, Factories):
                 self._meet(session, optimizer, "auto")
         return self._optimizer is not None
 
-    def _meet(self, session: Session, optimizer: Any, *options: Any, match_norm: bool = True) -> None:
+    def _meet(self, session: Session, optimizer: Any, *options: Any, **named: Any) -> None:
         """Look at the optimizer that takes the results."""
         steps = session.steps
         if (op := getattr(optimizer, "op", None)) in (hvd.Average, hvd.Sum):  # else the first token is refused
@@ -203,9 +207,8 @@ class Compression(BaseCompression, Factories):
             if session.reducer.world > 1:
                 watch_steps(optimizer, names_of(session.others) if not session.job.rank else None)
             optimizer.register_step_pre_hook(uncompiled(lambda *given: leave_frozen(optimizer, steps.frozen)))
-            optimizer.register_step_pre_hook(before_step(steps.prepare))
             leave_before_loading(optimizer, self._leave_step)
-        steps.meet(optimizer, *options, match_norm=match_norm)
+        steps.meet(optimizer, *options, **named)
 
     def _check_same_ranks(self, optimizer: Any) -> None:
         """Refuse an optimizer of other ranks, some of which would wait for ranks that never come.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.job import Job
-from ...engine.optimizer.family import before_step, uncompiled
+from ...engine.optimizer.family import uncompiled
 from ...engine.reducer import Hooks
 from ...errors import ConfigError
 from ...observe.trace import MAX_EVENTS, Trace
@@ -100,6 +100,7 @@ class Compression(BaseCompression, Factories):
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
         match_norm: bool = True,
+        step: str = "auto",
     ) -> Model:
         """Exchange the gradients of a model from now on; return the model.
 
@@ -129,6 +130,7 @@ class Compression(BaseCompression, Factories):
                 warmup_steps=warmup_steps,
                 rebuild_every=rebuild_every,
                 match_norm=match_norm,
+                step=step,
             )
         session.others = checks.not_exchanged(model, session.steps.named)
         if isinstance(model, DistributedDataParallel):
@@ -188,6 +190,7 @@ class Compression(BaseCompression, Factories):
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
         match_norm: bool = True,
+        step: str = "auto",
     ) -> Any:
         """Register the optimizer that applies the results; return it.
 
@@ -209,6 +212,9 @@ class Compression(BaseCompression, Factories):
             match_norm: hand back compressed gradients with the norm of the exact mean, for clipping and for logs, and
                 take that factor out again before the optimizer's step; see docs/clipping.md. False hands back what
                 the method makes.
+            step: who moves the weights. "auto": with a shared second moment, and where the optimizer is Adam or AdamW
+                itself, one kernel does in one pass what torch's step does, whose hooks run all the same; see
+                docs/second_moment.md. "torch" leaves it to torch.
 
         Raises:
             ConfigError: it has other parameters, or divides its state among the ranks, or gradients were exchanged
@@ -226,10 +232,9 @@ class Compression(BaseCompression, Factories):
         checks.refuse_sharded(optimizer, own=second_moment == "own" or not _needs_held(session))
         checks.check_optimizer(optimizer, [*steps.named, *session.others])
         known = steps.met
-        steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
+        steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
         if not known:
             optimizer.register_step_pre_hook(uncompiled(weakly(self._refuse_open)))
-            optimizer.register_step_pre_hook(before_step(steps.prepare))
         return optimizer
 
     def _refuse_open(self, *given: object) -> None:

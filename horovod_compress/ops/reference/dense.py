@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -46,12 +48,8 @@ def adam_hold(
     left: float,
 ) -> None:
     beta1, beta2 = betas
-    m, g, d = load(first), load(grad), square.numpy().reshape(-1)
+    m, g, d = load(first), load(grad), _at_least(square, floors, row_length).reshape(first.shape)
     number = d.dtype.type
-    if floors is not None:
-        floor = floors.numpy().repeat(row_length)[: d.size]
-        d = np.where(floor > d, floor, d)
-    d = d.reshape(m.shape)
     most = number(1 / ((1 - beta1**step) * bound)) * (m + number(1 - beta1) * (g - m))
     d = np.where(most * most > d, most * most, d)
     coming = number((1 - beta2) / beta2) * (g * g)
@@ -59,3 +57,44 @@ def adam_hold(
     below = number(1e-30) - number(1 - left) * coming
     lowest = np.where(below < 0, below, number(0))
     store(second, np.where(given > lowest, given, lowest))
+
+
+@quiet
+def adam_step(
+    weight: Tensor,
+    first: Tensor,
+    grad: Tensor,
+    square: Tensor,
+    floors: Tensor | None,
+    row_length: int,
+    *,
+    betas: tuple[float, float],
+    step: float,
+    bound: float,
+    lr: float,
+    eps: float,
+    by: float,
+    weight_decay: float,
+    decoupled: bool,
+) -> None:
+    (beta1, beta2), unbiased = betas, 1 - betas[0] ** step
+    weight = weight.detach()
+    p, m, d = load(weight), load(first), _at_least(square, floors, row_length).reshape(weight.shape)
+    number = d.dtype.type
+    g = number(by) * load(grad) + number(0 if decoupled else weight_decay) * p
+    m = m + number(1 - beta1) * (g - m) if 1 - beta1 < 0.5 else g + number(-beta1) * (g - m)
+    least, coming = number(1 / (unbiased * bound)) * m, number((1 - beta2) / (1 - beta2**step)) * (g * g)
+    for other in (least * least, coming):
+        d = np.where(other > d, other, d)
+    moved = number(lr / unbiased) * m / (np.sqrt(d) + number(eps))
+    store(weight, number(1 - lr * weight_decay if decoupled else 1) * p - moved)
+    store(first, m)
+
+
+def _at_least(square: Tensor, floors: Tensor | None, row_length: int) -> Any:
+    """Return squares that are at least the floors of their rows."""
+    d = square.numpy().reshape(-1)
+    if floors is None:
+        return d
+    floor = floors.numpy().reshape(-1).repeat(row_length)[: d.size]
+    return np.where(floor > d, floor, d)

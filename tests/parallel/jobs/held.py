@@ -12,7 +12,7 @@ from torch import nn
 import horovod_compress.torch as hvc
 from tests.support.rank import check
 from tests.support.states import unsealed
-from tests.support.training import digest, gathered, loss_of, net, train
+from tests.support.training import digest, farthest, gathered, loss_of, net, train
 
 RANK, RATE = hvd.init() or hvd.rank(), 0.01
 torch.set_num_threads(1)
@@ -134,6 +134,36 @@ def clipped() -> list[list[float]]:
     return gathered(found)
 
 
+def who_steps() -> dict[str, Any]:
+    """The kernel and torch: the same weights but for rounding, on all ranks; a scaler may skip steps meanwhile."""
+    found: dict[str, Any] = {}
+    ends = []
+    for step in ("auto", "torch"):
+        model = net()
+        optimizer, compression = made(model, attach=FEW | {"step": step})
+        scaler = compression.follow(torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3))
+        for number in range(9):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, number)).backward()
+            optimizer.synchronize()
+            if number == 6:
+                next(model.parameters()).grad[0] = float("inf")
+            scaler.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+            assert all(p.grad is not None for p in model.parameters()) and bool(norm > 0)
+        held = compression._session.steps.held
+        found[step] = gathered(digest(model.parameters()))
+        found[f"{step} moved"] = len(held.stepping._owed) if held.stepping else 0
+        ends.append([p.detach() for p in model.parameters()])
+        compression.close()
+        state = optimizer.state_dict()["state"]
+        found[f"{step} state"] = sorted({name for kept in state.values() for name in kept})
+    return found | {"apart": farthest(*ends), "tensors": len(ends[0])}
+
+
 def planted() -> str:
     """One rank's second moment is another one."""
     model = net()
@@ -180,4 +210,6 @@ check("other options", lambda: different(FEW | {"warmup_steps": 4 + RANK}))
 check(
     "other optimizers", lambda: different({"second_moment": "auto"}, torch.optim.Adam if RANK else torch.optim.Adadelta)
 )
+check("who steps", who_steps)
+check("other steps", lambda: different(FEW | {"step": "torch" if RANK else "auto"}))
 check("not for it", lambda: refused(lambda: made(net(), attach={"second_moment": "shared"}, adam=torch.optim.Adadelta)))

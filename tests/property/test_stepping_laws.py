@@ -1,0 +1,336 @@
+"""Adam's step by our kernel, beside torch's: the same weights and states, and torch can take over at any time."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horovod_compress.engine.optimizer.second_moment import BOUND
+from horovod_compress.errors import ConfigError
+from tests.golden.play import TENSORS, grads
+from tests.golden.trained import HELD, Ranks, adamw
+
+LR = 0.01
+
+
+def ranks(step: str, make: Callable[..., Any] = adamw, method: str = "marsit", **meet: Any) -> Ranks:
+    return Ranks(TENSORS, method, make, HELD | {"step": step} | meet, world=2)
+
+
+def kind(cls: Any, **options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda parameters: cls(list(parameters), **{"lr": LR} | options)
+
+
+def given(step: int) -> list[dict[str, Tensor]]:
+    return [{name: grad * 0.05 for name, grad in mine.items()} for mine in grads(step, TENSORS, 2)]
+
+
+def moved(team: Ranks) -> int:
+    """Return how many parameters of rank 0 were moved by the kernel since torch had its turn."""
+    held = team.steps[0].held
+    return len(held.stepping._owed) if held and held.stepping else 0
+
+
+def in_groups(parameters: Any) -> torch.optim.Optimizer:
+    first, *others = parameters
+    return torch.optim.AdamW([{"params": [first], "weight_decay": 0.3, "lr": 0.003}, {"params": others}], lr=LR)
+
+
+OPTIMIZERS = {
+    "AdamW": adamw,
+    "AdamW of torch's defaults": kind(torch.optim.AdamW),
+    "fused": kind(torch.optim.AdamW, fused=True),
+    "foreach": kind(torch.optim.AdamW, foreach=True),
+    "Adam": kind(torch.optim.Adam),
+    "coupled decay": kind(torch.optim.Adam, weight_decay=0.1),
+    "climbs": kind(torch.optim.AdamW, maximize=True),
+    "coupled, climbs": kind(torch.optim.Adam, maximize=True, weight_decay=0.1, fused=True),
+    "tensor of rates": kind(torch.optim.AdamW, lr=torch.tensor(LR)),
+    "groups": in_groups,
+}
+
+
+def run_both(make: Callable[..., Any], steps: int) -> int:
+    """Compare each step with torch's from the same state; return how many were moved by the kernel."""
+    count = 0
+    with ranks("auto", make) as ours, ranks("torch", make) as theirs:
+        for number in range(steps):
+            values = given(number)
+            before = [p.detach().clone() for p in ours.models[0].values()]
+            for team in (ours, theirs):
+                team.step(copy.deepcopy(values))
+            count += moved(ours)
+            for at, (p, q) in enumerate(zip(ours.models[0].values(), theirs.models[0].values(), strict=True)):
+                spacing = torch.finfo(p.dtype).eps * torch.maximum(p.detach().abs(), before[at].abs())
+                assert bool(((p - q).abs() <= spacing + 4e-7 * LR * 10).all()), (number, at)
+                mine, its = ours.optimizers[0].state[p], theirs.optimizers[0].state[q]
+                assert torch.allclose(mine["exp_avg"], its["exp_avg"], rtol=1e-6, atol=1e-6)
+                assert torch.equal(mine["step"], its["step"])
+            for each in zip(ours.optimizers, theirs.optimizers, strict=True):
+                copy_into(*each)
+    return count
+
+
+def copy_into(mine: Any, its: Any) -> None:
+    """Give an optimizer's parameters and first moments the bits of another's."""
+    for group, other in zip(mine.param_groups, its.param_groups, strict=True):
+        for p, q in zip(group["params"], other["params"], strict=True):
+            with torch.no_grad():
+                p.copy_(q)
+                mine.state[p]["exp_avg"].copy_(its.state[q]["exp_avg"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_step_is_torch_s_within_a_rounding(name: str) -> None:
+    assert run_both(OPTIMIZERS[name], 7) == 4 * len(TENSORS)  # nothing is held in the first steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["AdamW of torch's defaults", "coupled decay"])
+def test_200_steps_are_torch_s_within_a_rounding_each(name: str) -> None:
+    assert run_both(OPTIMIZERS[name], 200) == 197 * len(TENSORS)
+
+
+def test_gradients_are_what_they_were_and_hooks_see_them() -> None:
+    seen: list[list[Tensor | None]] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = adamw(parameters)
+        optimizer.register_step_post_hook(lambda o, *_: seen.append([p.grad for p in o.param_groups[0]["params"]]))
+        return optimizer
+
+    with ranks("auto", make) as team:
+        team.optimizers[0].register_step_pre_hook(
+            lambda o, *_: seen.append([p.grad for p in o.param_groups[0]["params"]])
+        )
+        for number in range(5):
+            seen.clear()
+            results = team.step(given(number))
+            before, after, *_ = seen
+            assert len(seen) == 3  # of rank 0 both, of rank 1 one
+            for grad, again, result, p in zip(before, after, results[0].values(), team.models[0].values(), strict=True):
+                assert grad is again is p.grad and grad is not None
+                assert torch.equal(grad, result) or number < 2
+        assert moved(team)
+
+
+def test_versions_count_so_that_autograd_notices_changed_weights() -> None:
+    with ranks("auto") as team:
+        for number in range(4):
+            parameters = list(team.models[0].values())
+            versions = [p._version for p in parameters]
+            team.step(given(number))
+            assert all(p._version > version for p, version in zip(parameters, versions, strict=True))
+        assert moved(team)
+
+
+# ---- torch takes over --------------------------------------------------------------------------
+
+
+def taken_over(team: Ranks, how: str) -> torch.optim.Optimizer:
+    """Return an optimizer that is torch's alone, behind eight steps of the kernel."""
+    for number in range(8):
+        team.step(given(number))
+    assert moved(team) == len(TENSORS)
+    optimizer = team.optimizers[0]
+    if how == "state_dict":
+        file = io.BytesIO()
+        torch.save(optimizer.state_dict(), file)
+        file.seek(0)
+        alone = adamw([nn.Parameter(p.detach().clone()) for p in optimizer.param_groups[0]["params"]])
+        alone.load_state_dict(torch.load(file))
+        return alone
+    if how == "deepcopy":
+        return copy.deepcopy(optimizer)
+    if how == "close":
+        team.steps[0].leave()
+    return optimizer
+
+
+def test_torch_goes_on_where_the_kernel_stopped() -> None:
+    """From its state, from a copy, behind close(), or by a step for which nothing was exchanged: the bits are equal."""
+    ends = []
+    for how in ("state_dict", "deepcopy", "close", "torch's turn"):
+        with ranks("auto") as team:
+            alone = taken_over(team, how)
+            assert moved(team) == (len(TENSORS) if how == "torch's turn" else 0)
+            parameters = alone.param_groups[0]["params"]
+            for number in range(8, 11):
+                for p, grad in zip(parameters, given(number)[0].values(), strict=True):
+                    p.grad = grad.clone()
+                alone.step()
+                assert not moved(team)
+            ends.append([p.detach().clone() for p in parameters])
+    for end in ends[1:]:
+        assert all(torch.equal(p, q) for p, q in zip(end, ends[0], strict=True))
+
+
+def test_what_torch_goes_on_with_is_what_it_would_have_left_but_for_the_last_gradient() -> None:
+    found = []
+    for step in ("auto", "torch"):
+        with ranks(step) as team:
+            for number in range(8):
+                team.step(given(number))
+            optimizer, held = team.optimizers[0], team.steps[0].held
+            states = list(optimizer.state_dict()["state"].values())
+            assert held
+            found.append([state["exp_avg_sq"].clone() for state in states])
+            least = [(s["exp_avg"] / (1 - 0.75**8) / BOUND).square() for s in states]
+            squares = [h.squares() for h in held._held.values()]
+    equal = total = 0
+    for mine, its, bound, square in zip(*found, least, squares, strict=True):
+        assert torch.allclose(mine, (1 - 0.875**8) * torch.maximum(square, bound), rtol=1e-3)
+        assert bool((mine <= its * 1.001).all())
+        equal += int(torch.isclose(mine, its, rtol=1e-3).sum())
+        total += mine.numel()
+    assert equal > total / 3
+
+
+def test_a_state_of_torch_s_is_taken_in_the_middle() -> None:
+    with ranks("auto") as team:
+        for number in range(5):
+            team.step(given(number))
+        states = [copy.deepcopy(optimizer.state_dict()) for optimizer in team.optimizers]
+        weights = [[p.detach().clone() for p in model.values()] for model in team.models]
+        own = team.save()
+        for number in range(5, 9):
+            team.step(given(number))
+        ends = [p.detach().clone() for p in team.models[0].values()]
+    with ranks("auto") as again:
+        again.load(own)
+        for optimizer, state, model, before in zip(again.optimizers, states, again.models, weights, strict=True):
+            optimizer.load_state_dict(state)
+            with torch.no_grad():
+                for p, q in zip(model.values(), before, strict=True):
+                    p.copy_(q)
+        for number in range(5, 9):
+            again.step(given(number))
+        assert moved(again)
+        assert all(torch.equal(p, q) for p, q in zip(again.models[0].values(), ends, strict=True))
+
+
+def test_a_loaded_state_is_not_written_over() -> None:
+    with ranks("auto") as team:
+        for number in range(5):
+            team.step(given(number))
+        optimizer = team.optimizers[0]
+        state = copy.deepcopy(optimizer.state_dict())
+        for kept in state["state"].values():
+            kept["exp_avg_sq"].fill_(7.0)
+        team.step(given(5))
+        optimizer.load_state_dict(state)
+        assert all(bool((kept["exp_avg_sq"] == 7.0).all()) for kept in optimizer.state_dict()["state"].values())
+
+
+def test_a_step_that_raises_leaves_no_gradient_hidden() -> None:
+    with ranks("auto") as team:
+        for number in range(4):
+            team.step(given(number))
+        optimizer, model = team.optimizers[0], team.models[0]
+        extra = nn.Parameter(torch.ones(3))
+        extra.grad = torch.ones(3)
+        optimizer.add_param_group({"params": [extra]})
+        optimizer.state[extra] = {"step": torch.tensor(1.0), "exp_avg": "no tensor", "exp_avg_sq": torch.ones(3)}
+        with pytest.raises((AttributeError, TypeError, RuntimeError)):
+            team.step(given(4))
+        assert any(p.grad is None for p in model.values())
+        optimizer.state[extra]["exp_avg"] = torch.zeros(3)
+        optimizer.state_dict()
+        assert all(p.grad is not None for p in model.values())
+
+
+# ---- what is torch's ---------------------------------------------------------------------------
+
+
+class Mine(torch.optim.AdamW):
+    """A class of somebody's own."""
+
+
+@pytest.mark.parametrize("cls", [Mine, torch.optim.NAdam])
+def test_other_optimizers_are_left_to_torch(cls: Any) -> None:
+    with ranks("auto", kind(cls)) as team:
+        assert team.steps[0].held is not None and team.steps[0].held.stepping is None
+
+
+def test_flags_leave_it_to_torch() -> None:
+    with ranks("auto") as team:
+        for number in range(5):
+            for optimizer in team.optimizers:
+                optimizer.param_groups[0]["capturable"] = number == 4  # which torch refuses on CPUs without compiling
+            if number < 4:
+                team.step(given(number))
+        assert moved(team)
+        held = team.steps[0].held
+        assert held is not None and held.stepping is not None and not held.stepping.chosen(held._held)
+        assert not moved(team)
+
+
+def test_a_parameter_in_another_layout_is_torch_s() -> None:
+    with ranks("auto") as team, ranks("torch") as other:
+        for number in range(5):
+            for each in (team, other):
+                for optimizer, model in zip(each.optimizers, each.models, strict=True):
+                    if number == 3:
+                        p = model["kernel"]
+                        for kept in (p, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]):
+                            kept.data = kept.data.contiguous(memory_format=torch.channels_last)
+                each.step(given(number))
+        assert moved(team) == len(TENSORS) - 1
+        for p, q in zip(team.models[0].values(), other.models[0].values(), strict=True):
+            assert torch.allclose(p, q, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_share_memory_are_torch_s() -> None:
+    with ranks("auto") as team:
+        for number in range(4):
+            team.step(given(number))
+        model = team.models[0]
+        with torch.no_grad():
+            model["row"].data = model["wide"].data.view(-1)[:64]
+        held = team.steps[0].held
+        assert held is not None and held.stepping is not None
+        assert held.stepping.chosen(held._held) == frozenset()
+        assert not moved(team)  # torch has what it needs
+
+
+def test_a_scaler_that_leaves_its_scale_to_a_fused_step_is_torch_s() -> None:
+    with ranks("auto", kind(torch.optim.AdamW, fused=True)) as team:
+        for number in range(4):
+            team.step(given(number))
+        for optimizer in team.optimizers:
+            optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
+        team.step(given(4))
+        assert not moved(team)
+        for optimizer in team.optimizers:
+            del optimizer.grad_scale, optimizer.found_inf
+        team.step(given(5))
+        assert moved(team) == len(TENSORS)
+
+
+def test_a_closure_is_torch_s() -> None:
+    with ranks("auto") as team:
+        for number in range(4):
+            team.step(given(number))
+        for steps in team.steps:
+            steps.begin()
+        results = team.fleet.step(given(4))
+        assert all(reducer.wait_idle(5.0) for reducer in team.fleet.reducers)
+
+        def closure() -> float:
+            for name, p in team.models[0].items():
+                p.grad = results[0][name].clone()
+            return 1.0
+
+        assert team.optimizers[0].step(closure) == 1.0
+        assert not moved(team)
+
+
+def test_what_the_option_may_be() -> None:
+    with pytest.raises(ConfigError, match="got 'ours'"):
+        ranks("ours")
