@@ -4,9 +4,9 @@
     make bench-check ARGS=--record      # record the speed of this checkout, on a processor that has no record or anew
 
 Times are never compared, but ratios within one run: of a kernel to the triad (memory) and to a loop that stays in the
-cache (processor), measured right before it, and of a step to one of stock Horovod. So a machine that is slow today
+cache (processor), measured right after it, and of a step to one of stock Horovod. So a machine that is slow today
 does not matter. A kernel has become slower if both ratios say so, by more than a tenth and by more than three times the
-standard errors of this run and of the record. What seems slower is measured again, and has to be so both times.
+standard errors of this run and of the record. Where that seems so, or cannot be told, a second measurement decides.
 
 Kernels are measured with every instruction set from AVX2 on that the processor has. Records are kept by processor and
 instruction set in benchmarks/recorded.json.
@@ -96,7 +96,7 @@ Measure = Callable[[Sequence[str]], dict[str, Ratios]]
 
 
 def compare(measure: Measure, before: Mapping[str, Ratios]) -> tuple[dict[str, Ratios], list[Verdict]]:
-    """Measure and judge; again where something seems slower or cannot be told.
+    """Measure and judge; where something seems slower or cannot be told, a second measurement decides.
 
     Args:
         measure: takes the names of cases, none for all.
@@ -105,7 +105,7 @@ def compare(measure: Measure, before: Mapping[str, Ratios]) -> tuple[dict[str, R
     verdicts = {name: judge(name, now, before[name]) for name, now in found.items() if name in before}
     if doubtful := [name for name, verdict in verdicts.items() if verdict.slower or verdict.unclear]:
         for name, now in measure(doubtful).items():
-            verdicts[name] = min(verdicts[name], judge(name, now, before[name]), key=lambda v: v.change - v.margin)
+            verdicts[name] = judge(name, now, before[name])
     return found, list(verdicts.values())
 
 
@@ -193,8 +193,8 @@ def record(path: Path, key: str, found: Mapping[str, Ratios]) -> None:
 
 def show(title: str, found: Mapping[str, Ratios], verdicts: Sequence[Verdict]) -> None:
     said = {verdict.name: verdict.words() for verdict in verdicts}
-    rows = [[name, f"{each[0][0]:.3f}", said.get(name, "not recorded")] for name, each in found.items()]
-    print(f"\n{title}\n{table(('case', 'time / yardstick', 'change'), rows)}", flush=True)
+    rows = [[name, said.get(name, "not recorded")] for name in found]
+    print(f"\n{title}\n{table(('case', 'slower by'), rows)}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -216,8 +216,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             record(chosen.recorded, key, measure([]))
             print(f"recorded: {key}, {commit() or 'no commit'}", flush=True)
             continue
-        unknown += [] if key in before else [key]
-        found, judged = compare(measure, before.get(key, {}))
+        recorded = before.get(key, {})
+        found, judged = compare(measure, recorded)
+        unknown += sorted(found.keys() ^ recorded.keys()) if recorded else [key]
         show(key, found, judged)
         verdicts += judged
     return _conclude(verdicts, unknown)
@@ -227,7 +228,7 @@ def _conclude(verdicts: Sequence[Verdict], unknown: Sequence[str]) -> int:
     """Say what came of it: 1 where something is slower, 3 where that could not be told."""
     slower, unclear = [v.name for v in verdicts if v.slower], [v.name for v in verdicts if v.unclear]
     for key in unknown:
-        print(f"bench-check: nothing is recorded for {key}; --record does it", file=sys.stderr)
+        print(f"bench-check: there is no record to compare for {key}; --record makes one", file=sys.stderr)
     if slower:
         print(f"bench-check: slower than recorded: {', '.join(slower)}", file=sys.stderr)
     if unclear:

@@ -127,7 +127,7 @@ FAULTS = (
     ),
     Fault(
         "engine: values that count as 0 are told to nobody",
-        "horovod_compress/engine/turn.py",
+        "horovod_compress/engine/context.py",
         "self._zeroed[position] += int(where.sum())",
         "self._zeroed[position] += 0",
         "tests/battery/test_nonfinite.py",

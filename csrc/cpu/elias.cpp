@@ -1,6 +1,7 @@
 // QSGD with Elias codes: sections of norms and streams, written, and decoded and added up.
 #include "rules/elias.h"
 
+#include <memory>
 #include <vector>
 
 #include "kernels.h"

@@ -31,7 +31,7 @@ struct WordWriter {
   uint64_t pending = 0;
   int filled = 0;
 
-  // At most 57 bits.
+  // At most 56 bits.
   HVC_RULE void put(uint64_t bits, int length) {
     pending |= bits << filled;
     memcpy(at, &pending, sizeof pending);
@@ -173,8 +173,7 @@ HVC_INLINE void read_together(LevelStream* streams, uint64_t most, Levels* into)
 HVC_INLINE bool finish_levels(LevelStream s, int32_t most, Levels* into) {
   while (read_level(s, uint64_t(most), *into)) {
   }
-  EliasReader reader(s.data, int64_t(s.bits / 8), int64_t(s.elements), most);
-  reader.resume(int64_t(s.at), int64_t(s.next));
+  EliasReader reader(s.data, int64_t(s.bits / 8), int64_t(s.elements), most, int64_t(s.at), int64_t(s.next));
   int64_t position;
   int32_t level;
   while (reader.next(position, level)) (*into)[position] = int8_t(level);
@@ -223,30 +222,56 @@ class SectionStreams {
   const bool too_short_;
 };
 
+// Where a stream has fewer bits than elements by this factor, it is read and added level by level: that takes time for
+// levels, and all else here for elements.
+constexpr int kSparse = 5;
+
+// Adds the levels of a stream; returns whether it is malformed.
+template <class W>
+HVC_INLINE bool add_sparse(const LevelStream& s, int32_t most, const uint8_t* norms, int64_t block, W scale, W* sums) {
+  EliasReader reader(s.data, int64_t(s.bits / 8), int64_t(s.elements), most);
+  int64_t position;
+  int32_t level;
+  while (reader.next(position, level)) {
+    float norm;
+    memcpy(&norm, norms + position / block * kNormBytes, sizeof norm);
+    sums[position] += decoded(level, scale, W(norm));
+  }
+  return reader.malformed();
+}
+
 // Adds up to kTogether ranges of a section to `sums`; returns how many are malformed.
 template <class T> HVC_INLINE int64_t add_ranges(const EliasDecode<T>& d, SectionStreams& section, int64_t range,
                                                  int number, Levels* levels, Work<T>* sums) {
   const int64_t block = d.shape.block, in_range = blocks_in_range(block), length = in_range * block;
   const int32_t most = levels_of(d.shape.bits);
   LevelStream streams[kTogether];
-  for (int i = 0; i < number; ++i)
+  uint64_t bits = 0, elements = 0;
+  for (int i = 0; i < number; ++i) {
     streams[i] = section.next(range + i, std::min(length, d.count - (range + i) * length));
+    bits += streams[i].bits, elements += streams[i].elements;
+  }
+  const auto norms = [&](int i) { return section.norms((range + i) * in_range); };
+  int64_t wrong = 0;
+  if (kSparse * bits < elements) {
+    for (int i = 0; i < number; ++i)
+      wrong += add_sparse(streams[i], most, norms(i), block, Work<T>(d.scale), sums + i * length);
+    return wrong;
+  }
   memset(levels, 0, size_t(number) * sizeof *levels);
   if (number == kTogether) read_together(streams, uint64_t(most), levels);
-  int64_t wrong = 0;
   for (int i = 0; i < number; ++i) {
     wrong += finish_levels(streams[i], most, levels + i);
     if (!section.too_short())
-      add_levels(levels[i], int64_t(streams[i].elements), section.norms((range + i) * in_range), block,
-                 Work<T>(d.scale), sums + i * length);
+      add_levels(levels[i], int64_t(streams[i].elements), norms(i), block, Work<T>(d.scale), sums + i * length);
   }
   return wrong;
 }
 
 // Returns the number of malformed ranges.
 template <class T> int64_t decode(const EliasDecode<T>& d, int64_t first, int64_t last) {
-  alignas(64) Work<T> sums[kTogether * kEliasRange];
-  alignas(64) Levels levels[kTogether];
+  std::vector<Work<T>> sums(kTogether * kEliasRange);  // too much for the stacks of some systems
+  const std::unique_ptr<Levels[]> levels(new Levels[kTogether]);
   const int64_t block = d.shape.block, length = blocks_in_range(block) * block;
   std::vector<SectionStreams> sections;
   for (int64_t rank = 0; rank < d.number; ++rank)
@@ -255,10 +280,10 @@ template <class T> int64_t decode(const EliasDecode<T>& d, int64_t first, int64_
   for (int64_t range = first; range < last; range += kTogether) {
     const int number = int(std::min<int64_t>(kTogether, last - range));
     const int64_t begin = range * length, count = std::min(number * length, d.count - begin);
-    memset(sums, 0, size_t(count) * sizeof *sums);
-    for (SectionStreams& section : sections) wrong += add_ranges(d, section, range, number, levels, sums);
+    memset(sums.data(), 0, size_t(count) * sizeof(Work<T>));
+    for (SectionStreams& section : sections) wrong += add_ranges(d, section, range, number, levels.get(), sums.data());
     for (int64_t at = 0; at < count; at += kChunk)
-      put_part(d.grad + begin + at, sums + at, int(std::min<int64_t>(kChunk, count - at)), d.streamed);
+      put_part(d.grad + begin + at, sums.data() + at, int(std::min<int64_t>(kChunk, count - at)), d.streamed);
   }
   stream_fence();
   return wrong;

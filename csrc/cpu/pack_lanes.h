@@ -66,15 +66,14 @@ static void unpack_codes_of(int bits, int8_t* codes, const uint8_t* from, int co
 // ---- codes as vectors of numbers --------------------------------------------------------------------------
 
 using Numbers = Native<float>::Vector;
-constexpr int kAtOnce = kWidth / 4;
 
 #if HVC_WIDTH > 16
-template <int kBits> constexpr int kBytesRead = kAtOnce * kBits > 64 ? 16 : 8;
+template <int kBits> constexpr int kBytesRead = kFloatsPerVector * kBits > 64 ? 16 : 8;
 
 // As many codes as a vector has lanes. A lane gets the bytes of its code, moves it to the top, and down with its sign.
 template <int kBits> HVC_INLINE Numbers numbers_at(const uint8_t* from) {
   Native<float>::Ints bytes, up;
-  for (int i = 0; i < kAtOnce; ++i) {
+  for (int i = 0; i < kFloatsPerVector; ++i) {
     bytes[i] = 0x03020100 + 0x01010101 * (kBits * i / 8);
     up[i] = 32 - kBits - kBits * i % 8;
   }
@@ -95,10 +94,11 @@ template <int kBits, class Use> HVC_INLINE void each_numbers(const uint8_t* from
 #if HVC_WIDTH > 16
   const int64_t bytes = count / 8 * kBits;
   int64_t i = 0;
-  for (; i * kBits / 8 + kBytesRead<kBits> <= bytes; i += kAtOnce) use(i, numbers_at<kBits>(from + i * kBits / 8));
-  for (; i < count; i += kAtOnce) {
+  for (; i * kBits / 8 + kBytesRead<kBits> <= bytes; i += kFloatsPerVector)
+    use(i, numbers_at<kBits>(from + i * kBits / 8));
+  for (; i < count; i += kFloatsPerVector) {
     uint8_t last[16] = {};
-    memcpy(last, from + i * kBits / 8, kAtOnce * kBits / 8);
+    memcpy(last, from + i * kBits / 8, kFloatsPerVector * kBits / 8);
     use(i, numbers_at<kBits>(last));
   }
 #else
@@ -108,7 +108,7 @@ template <int kBits, class Use> HVC_INLINE void each_numbers(const uint8_t* from
     const int chunk = int(std::min<int64_t>(kChunk, count - at));
     unpack_as<kBits>(codes, from + at / 8 * kBits, chunk);
     each_element(chunk, [&](int i) { numbers[i] = float(codes[i]); });
-    for (int i = 0; i < chunk; i += kAtOnce) use(at + i, load_vector<Numbers>(numbers + i));
+    for (int i = 0; i < chunk; i += kFloatsPerVector) use(at + i, load_vector<Numbers>(numbers + i));
   }
 #endif
 }

@@ -56,7 +56,7 @@ HVC_INLINE Native<float>::Vector root(Native<float>::Vector v) {
 #elif defined(__SSE2__)
   return (Native<float>::Vector)_mm_sqrt_ps((__m128)v);
 #else
-  for (int i = 0; i < kWidth / 4; ++i) v[i] = sqrtf(v[i]);
+  for (int i = 0; i < kFloatsPerVector; ++i) v[i] = sqrtf(v[i]);
   return v;
 #endif
 }
@@ -126,7 +126,7 @@ HVC_INLINE uint32_t bits_of(Native<float>::Ints passed) {
   return uint32_t(_mm_movemask_ps((__m128)passed));
 #else
   uint32_t bits = 0;
-  for (int i = 0; i < kWidth / 4; ++i) bits |= uint32_t(passed[i] & 1) << i;
+  for (int i = 0; i < kFloatsPerVector; ++i) bits |= uint32_t(passed[i] & 1) << i;
   return bits;
 #endif
 }

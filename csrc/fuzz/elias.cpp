@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Dtype dtype = in.dtype();
   const int64_t block = 64 * (1 + (in.coin() ? in.below(4) : in.below(kMostBlock / 64)));
   const QsgdShape shape{int(2 + in.below(7)), block, in.coin() ? kMaximum : kPower2};
-  const int64_t count = in.below(in.below(4) == 0 ? 20000 : 2000), ranks = 1 + in.below(3);
+  const int64_t count = in.below(in.below(4) == 0 ? 70000 : 2000), ranks = 1 + in.below(3);
   if (in.below(4) == 0) return written_is_read(in, shape, in.coin() ? count : count % 300), 0;
   const Bytes grad(width(dtype) * count);
   const std::vector<Bytes> parts = in.sections(ranks);

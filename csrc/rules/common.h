@@ -9,6 +9,10 @@
 #define HVC_RULE inline __attribute__((always_inline))
 #endif
 
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "what is sent is little-endian, and so are the numbers of every processor that this is written for"
+#endif
+
 namespace hvc {
 
 // Element types, numbered as the Python side numbers them.

@@ -45,11 +45,13 @@ HVC_RULE Gamma gamma_of(uint32_t k) {
   return {1u << low | (k ^ 1u << low) << (low + 1), 2 * low + 1};
 }
 
-// One stream. Reads nothing outside it, whatever the bytes are.
+// One stream. Reads nothing outside it, whatever the bytes are. It may go on behind a faster reader, which has read
+// `at` bits, up to element `next`.
 class EliasReader {
  public:
-  HVC_RULE EliasReader(const uint8_t* data, int64_t bytes, int64_t elements, int32_t levels)
-      : data_(data), bits_(8 * bytes), elements_(elements), levels_(levels) {}
+  HVC_RULE EliasReader(const uint8_t* data, int64_t bytes, int64_t elements, int32_t levels, int64_t at = 0,
+                       int64_t next = 0)
+      : data_(data), bits_(8 * bytes), elements_(elements), levels_(levels), at_(at), next_(next) {}
 
   // Finds the next level that is not 0; false at the end.
   HVC_RULE bool next(int64_t& position, int32_t& level) {
@@ -67,9 +69,6 @@ class EliasReader {
     level = negative ? -magnitude : magnitude;
     return true;
   }
-
-  // What a faster reader has read already: `at` bits, up to element `next`.
-  HVC_RULE void resume(int64_t at, int64_t next) { at_ = at, next_ = next; }
 
   HVC_RULE bool malformed() const { return malformed_; }
 
@@ -102,8 +101,9 @@ class EliasReader {
   }
 
   const uint8_t* data_;
-  int64_t bits_, at_ = 0, next_ = 0, elements_;
+  int64_t bits_, elements_;
   int32_t levels_;
+  int64_t at_, next_;
   bool malformed_ = false;
 };
 

@@ -2,7 +2,7 @@
 // cpu/foreach_isa.h in the namespace of each instruction set: X is either, and Bit is a bool or 32 of them.
 //
 // No #pragma once, and no namespace: both have choose(), at_least(), below(), larger(), limited(), magnitude() and
-// constant() for their X.
+// constant() for their X, and root() for its parts.
 
 // V is a number, or a vector of them that is part of 32 lanes. NaN stays NaN where it comes first.
 template <class V> HVC_RULE V larger_part(const V& a, const V& b) { return b > a ? b : a; }
@@ -72,7 +72,9 @@ HVC_RULE X adam_held(const X& first, const X& grad, const X& square, const X& fl
 // vector, and every operation is rounded by itself, in the order of torch's fused step.
 template <class V, class W> HVC_RULE AdamMoved<V> adam_moved(const V& weight, const V& first, const V& given,
                                                              const V& square, const V& floor, const AdamStep<W>& s) {
-  const V grad = s.by * given + s.coupled * weight, change = s.share * (grad - first);
+  V grad = s.by * given;
+  if (s.coupled != 0) grad = grad + s.coupled * weight;  // 0 times a weight that has overflown is no number
+  const V change = s.share * (grad - first);
   const V moment = (s.from_grad ? grad : first) + change, least = s.least * moment, coming = s.coming * (grad * grad);
   const V d = larger_part(larger_part(larger_part(square, floor), V(least * least)), coming);
   const V step = s.rate * moment / (root(d) + s.eps);

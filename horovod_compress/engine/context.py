@@ -21,7 +21,7 @@ from ..errors import ExchangeError
 from ..exchange import device
 from ..exchange.collective import Exchange, FramePool
 from ..exchange.device import Deadline, Device
-from ..exchange.hosts import Group, Host
+from ..exchange.hosts import Group, LocalHost
 from ..exchange.transports.transport import Transport
 from ..exchange.wire import NonFiniteCount, codec_id
 from ..observe.metrics import FlightRecorder, Metrics, Overlap
@@ -243,7 +243,7 @@ class Context:
         between: the ranks that methods exchange among: all of them, or those of one place on every host.
     """
 
-    def __init__(self, transport: Transport, options: Options, devices: Devices, host: Host | None = None) -> None:
+    def __init__(self, transport: Transport, options: Options, devices: Devices, host: LocalHost | None = None) -> None:
         self.transport, self.options, self.devices, self.host = transport, options, devices, host
         self.rank, self.world = transport.rank, transport.size
         self.between: Transport | Group = host.between if host else transport

@@ -24,7 +24,7 @@ from ..codecs.base import Codec
 from ..errors import ConfigError, ExchangeError, MismatchError
 from ..exchange.choose import Choose
 from ..exchange.device import Device
-from ..exchange.hosts import Host
+from ..exchange.hosts import LocalHost
 from ..exchange.transports.transport import Transport
 from ..observe.metrics import Metrics
 from ..options import Options
@@ -74,7 +74,7 @@ class Reducer:
         options: Options,
         devices: Callable[[str], Device] | None = None,
         hooks: Hooks | None = None,
-        host: Host | None = None,
+        host: LocalHost | None = None,
     ) -> None:
         self.rank, self.world, self.options = transport.rank, transport.size, options
         self._hooks, self.result_scale = (hooks := hooks or Hooks()), 1.0
@@ -161,8 +161,9 @@ class Reducer:
             ConfigError: some tensor of the plan was not offered, so that nothing can come.
         """
         state, position = self.buckets.where(index)
-        if state.finished < step or self.failure.error:
-            with self.context.metrics.timed("wait", where=(step, state.bucket)):
+        where = (step, state.bucket) if state.finished < step else ()
+        with self.context.metrics.timed("wait", where=where):
+            if where or self.failure.error:
                 self._await(lambda: state.finished >= step, step)
         turn = self._turns[state.bucket.index]
         if turn.error:

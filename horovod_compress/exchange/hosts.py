@@ -58,27 +58,27 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Host:
+class LocalHost:
     """The host of one rank, as that rank sees it.
 
     Attributes:
         within: the ranks of this host; the place of a rank among them says which share of each tensor it owns.
-        apart: likewise, for messages of the thread that decodes.
+        for_decoding: likewise, for messages of the thread that decodes.
         between: the ranks with this place on all hosts.
         memories: what the ranks of this host share, one array of bytes of each.
     """
 
     within: Group
-    apart: Group
+    for_decoding: Group
     between: Group
     memories: Sequence[Tensor]
 
 
-def groups(whole: Messages, apart: Messages, hosts: Sequence[Sequence[int]]) -> tuple[Group, Group, Group]:
-    """Return the groups of this rank as a :class:`Host` has them."""
+def groups(whole: Messages, for_decoding: Messages, hosts: Sequence[Sequence[int]]) -> tuple[Group, Group, Group]:
+    """Return the groups of this rank as a :class:`LocalHost` has them."""
     mine = next(ranks for ranks in hosts if whole.rank in ranks)
     place = mine.index(whole.rank)
-    return Group(whole, mine), Group(apart, mine), Group(whole, [ranks[place] for ranks in hosts])
+    return Group(whole, mine), Group(for_decoding, mine), Group(whole, [ranks[place] for ranks in hosts])
 
 
 # ---- shared memory -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from ..engine.bucket.shares import nbytes_of, share_of
 from ..engine.job import Job
 from ..engine.methods import Methods
 from ..errors import ConfigError
-from ..exchange.hosts import Host, Shared, groups, of_ranks, opened
+from ..exchange.hosts import LocalHost, Shared, groups, of_ranks, opened
 from ..exchange.transports.transport import Transport
 from ..options import Options
 from ..schedule.plan import Plan, TensorSpec
@@ -46,13 +46,13 @@ def groups_of(options: Options, methods: Methods, plan: Plan, machines: Sequence
 
 def share_memory(
     hosts: Sequence[Sequence[int]], transport: Transport, tensors: Sequence[TensorSpec], job: Job, seconds: float
-) -> Host:
+) -> LocalHost:
     """Share memory with the ranks of this host.
 
     Raises:
         ConfigError: some rank could not; every rank says which.
     """
-    within, apart, between = groups(transport, transport.apart, hosts)
+    within, for_decoding, between = groups(transport, transport.for_decoding, hosts)
     own: Shared | None = None
     problem: str | None = None
     try:
@@ -72,4 +72,4 @@ def share_memory(
     finally:
         if own:
             own.close()
-    return Host(within, apart, between, memories)
+    return LocalHost(within, for_decoding, between, memories)

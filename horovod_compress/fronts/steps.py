@@ -139,9 +139,9 @@ class Steps:
             if self.tuner:
                 self.tuner.wait_for(self.held.warmup)
 
-    def prepare(self, in_closure: bool = False) -> None:
+    def prepare(self) -> None:
         """Before the optimizer's own step, let gradients and state be what its formula is to have, or move weights."""
-        here = self.held.moved_here(in_closure) if self.held else frozenset()
+        here = self.held.moved_here() if self.held else frozenset()
         ratios = self._matching.take_out(here) if self._matching else {}
         if self.held:
             self.held.prepare(here, ratios)

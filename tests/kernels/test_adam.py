@@ -119,6 +119,12 @@ def test_a_whole_step_is_that_of_torch_with_a_second_moment_that_was_set(floor: 
         assert torch.allclose(ours[1][0], state["exp_avg"], rtol=1e-13, atol=1e-12)
 
 
+def test_a_weight_that_has_overflown_spoils_no_moment_without_decay() -> None:
+    weight, first = torch.tensor([float("inf"), 1.0]), torch.ones(2)
+    adam_step_all([weight], [first], [torch.ones(2)], [torch.ones(2)], None, **STEP)
+    assert weight[0] == float("inf") and torch.equal(first, torch.ones(2))
+
+
 def test_torch_s_own_step_divides_by_the_root() -> None:
     """With a second moment that was set, Adam moves by lr m / (1 - b1^t) / (root + eps)."""
     parameter = torch.nn.Parameter(tame(1000, torch.float64, 1))

@@ -313,7 +313,7 @@ def test_a_scaler_that_leaves_its_scale_to_a_fused_step_is_torch_s() -> None:
         assert moved(team) == len(TENSORS)
 
 
-def test_a_closure_is_torch_s() -> None:
+def test_a_closure_may_make_the_gradients() -> None:
     with ranks("auto") as team:
         for number in range(4):
             team.step(given(number))
@@ -328,7 +328,8 @@ def test_a_closure_is_torch_s() -> None:
             return 1.0
 
         assert team.optimizers[0].step(closure) == 1.0
-        assert not moved(team)
+        assert moved(team) == len(TENSORS)
+        assert all(p.grad is not None for p in team.models[0].values())
 
 
 def test_what_the_option_may_be() -> None:

@@ -16,7 +16,7 @@ from horovod_compress.engine.methods import Methods, parse
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.device import Device
-from horovod_compress.exchange.hosts import Host, groups
+from horovod_compress.exchange.hosts import LocalHost, groups
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.exchange.transports.transport import Transport
 from horovod_compress.schedule.by_name import make_plan
@@ -112,7 +112,7 @@ class Fleet:
             reducer.resume(step)
 
 
-def _hosts(transports: Sequence[Transport], number: int, tensors: Sequence[TensorSpec]) -> list[Host]:
+def _hosts(transports: Sequence[Transport], number: int, tensors: Sequence[TensorSpec]) -> list[LocalHost]:
     """Return the hosts of ranks that are threads, as each rank sees its own."""
     ranks = len(transports) // number
     of_hosts = [list(range(first, first + ranks)) for first in range(0, len(transports), ranks)]
@@ -120,7 +120,7 @@ def _hosts(transports: Sequence[Transport], number: int, tensors: Sequence[Tenso
         [torch.zeros(nbytes_of(tensors, place, ranks), dtype=torch.uint8) for place in range(ranks)] for _ in of_hosts
     ]
     return [
-        Host(*groups(transport, transport.apart, of_hosts), memories[transport.rank // ranks])
+        LocalHost(*groups(transport, transport.for_decoding, of_hosts), memories[transport.rank // ranks])
         for transport in transports
     ]
 

@@ -42,7 +42,7 @@ def test_noise_is_said_to_be_noise() -> None:
 
 
 def test_what_seems_slower_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hiccup in one pass fails nothing; what is slower twice does."""
+    """An hiccup in one pass fails nothing."""
     before = {name: measured(seed=99) for name in ("hiccup", "slower", "fine")}
     asked: list[list[str]] = []
 
@@ -54,6 +54,13 @@ def test_what_seems_slower_is_measured_again(monkeypatch: pytest.MonkeyPatch) ->
     found, verdicts = check.compare(measure, before)
     assert asked == [[], ["hiccup", "slower"]] and set(found) == {"hiccup", "slower", "fine", "new"}
     assert [verdict.name for verdict in verdicts if verdict.slower] == ["slower"]
+
+
+@pytest.mark.parametrize(("ratio", "slower"), [(1.0, False), (1.4, True)])
+def test_a_second_measurement_decides_where_the_first_could_not(ratio: float, slower: bool) -> None:
+    passes = iter([measured(noise=0.6), measured(ratio, noise=0.01)])
+    _, (verdict,) = check.compare(lambda names: {"x": next(passes)}, {"x": measured(seed=99)})
+    assert verdict.slower == slower and not verdict.unclear
 
 
 def test_records_are_kept_by_processor(tmp_path: Path) -> None:

@@ -358,7 +358,7 @@ def test_kernels_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> N
 class Tokens:
     """A rank's transport for tokens, none of which are sent."""
 
-    send = receive = aside = apart = questions = notes = on_abort = say = said = None
+    send = receive = aside = for_decoding = questions = notes = on_abort = say = said = None
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.closed = rank, size, False

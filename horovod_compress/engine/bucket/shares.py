@@ -34,7 +34,7 @@ from ...codecs.shared.signs import MIN_STEP_GROUP
 from ...exchange import everywhere
 from ...exchange.collective import Exchange, FramePool
 from ...exchange.device import Deadline
-from ...exchange.hosts import Group, Host
+from ...exchange.hosts import Group, LocalHost
 from ...exchange.wire import NonFiniteCount
 from ...schedule.plan import Bucket, TensorSpec
 
@@ -91,7 +91,7 @@ def nbytes_of(tensors: Iterable[TensorSpec], place: int, ranks: int) -> int:
 class HostMemory:
     """What the ranks of a host share, by tensor; laid out alike whatever the buckets are."""
 
-    def __init__(self, host: Host, tensors: Sequence[TensorSpec]) -> None:
+    def __init__(self, host: LocalHost, tensors: Sequence[TensorSpec]) -> None:
         #: By name, the gradients of all ranks of the host, flat.
         self.given: dict[str, list[Tensor]] = {tensor.name: [] for tensor in tensors}
         #: By name, the shares of all of them: their means over the host, and then results.
@@ -125,7 +125,7 @@ class HostBucket:
         alone: there is no other host, so that the mean over this one is the result.
     """
 
-    def __init__(self, host: Host, memory: HostMemory, bucket: Bucket, begin: Begin) -> None:
+    def __init__(self, host: LocalHost, memory: HostMemory, bucket: Bucket, begin: Begin) -> None:
         self._host, self._memory, self._bucket, self._begin = host, memory, bucket, begin
         self._place, ranks = self._host.within.rank, self._host.within.size
         self._cuts = [cut(tensor, ranks) for tensor in bucket.tensors]
@@ -200,7 +200,7 @@ class HostBucket:
         Raises:
             PeerError: a rank of this host is gone or late.
         """
-        exchange = self._begin(self._bucket.index, "host delivers", NonFiniteCount(), deadline, self._host.apart)
+        exchange = self._begin(self._bucket.index, "host delivers", NonFiniteCount(), deadline, self._host.for_decoding)
         exchange.pool, exchange.digest, exchange.step = self._pool, 0, step  # the exchange thread may be in another one
         everywhere.all_gather(exchange, _NO_DATA)
         for position, grad in enumerate(self.grads):

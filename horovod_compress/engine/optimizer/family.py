@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -81,13 +81,8 @@ def uncompiled(hook: Wrapped) -> Wrapped:
 Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
 
 
-def before_step(prepare: Callable[[], None], in_closure: Callable[[], None] | None = None) -> Hook:
-    """Return a hook that prepares a step, once its gradients are there.
-
-    Args:
-        in_closure: does so where a closure makes them inside of the step; None for the same.
-    """
-    prepare_inside = in_closure or prepare
+def before_step(prepare: Callable[[], None]) -> Hook:
+    """Return a hook that prepares a step, once its gradients are there: a closure makes them inside of the step."""
 
     def hook(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any] | None:
         closure = options.get("closure", given[1] if len(given) > 1 else None)
@@ -97,7 +92,7 @@ def before_step(prepare: Callable[[], None], in_closure: Callable[[], None] | No
 
         def then_prepare() -> Any:
             loss = closure()
-            prepare_inside()
+            prepare()
             return loss
 
         if "closure" in options:
@@ -107,20 +102,17 @@ def before_step(prepare: Callable[[], None], in_closure: Callable[[], None] | No
     return uncompiled(hook)
 
 
-def prepare_last(optimizer: Any, prepare: Callable[..., None]) -> None:
+def prepare_last(optimizer: Any, prepare: Callable[[], None]) -> None:
     """Let a hook prepare the steps of an optimizer, behind all others that it has: they may change gradients.
 
     A second call moves the hook to the end again.
-
-    Args:
-        prepare: takes ``in_closure=True`` where a closure makes gradients inside of the step.
     """
     hooks = optimizer._optimizer_step_pre_hooks
     for number, hook in hooks.items():
         if getattr(hook, "prepares", None) == prepare:
             hooks.move_to_end(number)
             return
-    made: Any = before_step(prepare, partial(prepare, in_closure=True))
+    made: Any = before_step(prepare)
     made.prepares = prepare
     optimizer.register_step_pre_hook(made)
 

@@ -255,17 +255,13 @@ class HeldSecondMoment:
             self.stepping.end()
             self.stepping = None
 
-    def moved_here(self, in_closure: bool = False) -> frozenset[str]:
-        """Return the parameters that :meth:`prepare` moves itself in the coming step; the others are torch's.
-
-        Args:
-            in_closure: the step is under way already.
-        """
+    def moved_here(self) -> frozenset[str]:
+        """Return the parameters that :meth:`prepare` moves itself in the coming step; the others are torch's."""
         stepping, step = self.stepping, self._reducer.next_step() - 1
         if stepping is None or stepping.hides:
             return frozenset()  # Horovod's optimizer calls torch's: a hook comes twice
         if family.ready(self._optimizer, step, self._prepared, self._reducer.settled):
-            return stepping.chosen(() if in_closure else self._held)
+            return stepping.chosen(self._held)
         if step <= self._prepared:
             stepping.hand_over()
         return frozenset()

@@ -193,7 +193,7 @@ class Stepping:
         for parameter, grad, by in hidden:
             if parameter.grad is None:
                 parameter.grad = grad
-                self._used.append((parameter, _mark(grad), by))
+                self._used.append((parameter, _version_of(grad), by))
 
     @torch.no_grad()
     def pay(self, names: Collection[str] | None = None) -> None:
@@ -209,8 +209,8 @@ class Stepping:
     def hand_over(self) -> None:
         """Let torch do a step for which nothing was exchanged."""
         self.pay()
-        for parameter, mark, by in self._used:
-            if by != 1.0 and parameter.grad is not None and _mark(parameter.grad) == mark:
+        for parameter, version, by in self._used:
+            if by != 1.0 and parameter.grad is not None and _version_of(parameter.grad) == version:
                 parameter.grad.mul_(by)
         self._used = []
 
@@ -222,7 +222,7 @@ class Stepping:
         self._optimizer.__dict__.pop("__getstate__", None)
 
 
-def _mark(grad: Tensor) -> tuple[int, int]:
+def _version_of(grad: Tensor) -> tuple[int, int]:
     """Return what changes when a gradient does; nothing keeps its memory for that."""
     return grad.data_ptr(), grad._version
 

@@ -124,7 +124,7 @@ class GlooTransport:
         return _Aside(self, _ASIDE_TAG)
 
     @property
-    def apart(self) -> _Aside:
+    def for_decoding(self) -> _Aside:
         return _Aside(self, _APART_TAG)
 
     def watch(self, peer: int) -> Broken:

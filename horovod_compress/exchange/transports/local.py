@@ -23,7 +23,7 @@ class Hub:
     def __init__(self, size: int) -> None:
         self.size = size
         self.links, self.sums = _links(size), _links(size)  # messages, and what is added up
-        self.beside, self.apart = _links(size), _links(size)  # messages with an order to themselves
+        self.beside, self.for_decoding = _links(size), _links(size)  # messages with an order to themselves
         self.notes: dict[int, dict[str, Any]] = {}
         self.words: dict[tuple[str, int], str] = {}
         self.listeners: dict[int, Callable[[], None]] = {}
@@ -55,8 +55,8 @@ class LocalTransport:
         return LocalTransport(self._hub, self.rank, self._hub.beside)
 
     @property
-    def apart(self) -> LocalTransport:
-        return LocalTransport(self._hub, self.rank, self._hub.apart)
+    def for_decoding(self) -> LocalTransport:
+        return LocalTransport(self._hub, self.rank, self._hub.for_decoding)
 
     def send(self, data: Tensor, to: int) -> _Sent:
         self._links[self.rank, to].put(data.clone())

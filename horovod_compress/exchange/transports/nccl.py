@@ -51,7 +51,7 @@ class NcclTransport:
     def __init__(self, tokens: Transport, link: NcclLink) -> None:
         self._tokens, self.link = tokens, link
         self.rank, self.size, self.questions = tokens.rank, tokens.size, tokens.questions
-        self.aside, self.apart = tokens.aside, tokens.apart
+        self.aside, self.for_decoding = tokens.aside, tokens.for_decoding
         self.send, self.receive = tokens.send, tokens.receive
         self.notes, self.on_abort, self.say, self.said = tokens.notes, tokens.on_abort, tokens.say, tokens.said
 

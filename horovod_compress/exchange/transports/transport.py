@@ -263,7 +263,7 @@ class Transport(Messages, Protocol):
         """The same connections for messages with an order to themselves, which never meet the others."""
 
     @property
-    def apart(self) -> Messages:
+    def for_decoding(self) -> Messages:
         """Likewise, for the thread that decodes."""
 
     def add_up(self, data: Tensor, deadline: Deadline) -> Pending:

@@ -81,7 +81,9 @@ def adam_step(
     weight = weight.detach()
     p, m, d = load(weight), load(first), _at_least(square, floors, row_length).reshape(weight.shape)
     number = d.dtype.type
-    g = number(by) * load(grad) + number(0 if decoupled else weight_decay) * p
+    g = number(by) * load(grad)
+    if weight_decay and not decoupled:
+        g = g + number(weight_decay) * p
     m = m + number(1 - beta1) * (g - m) if 1 - beta1 < 0.5 else g + number(-beta1) * (g - m)
     least, coming = number(1 / (unbiased * bound)) * m, number((1 - beta2) / (1 - beta2**step)) * (g * g)
     for other in (least * least, coming):
