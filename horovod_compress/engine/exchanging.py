@@ -81,11 +81,11 @@ class Offering:
         """Take in what has come, on the thread for it."""
         self._asked = False
         while self._come and not self._failure.closing:
-            by_bucket: dict[int, list[Offered]] = {}
+            by_turn: dict[int, list[Offered]] = {}
             for _ in range(len(self._come)):
                 offered = self._come.popleft()
-                by_bucket.setdefault(offered.turn.key.bucket, []).append(offered)
-            for group in by_bucket.values():
+                by_turn.setdefault(id(offered.turn), []).append(offered)
+            for group in by_turn.values():
                 self._take_in_later(group)
 
     def _take_in_later(self, offered: Sequence[Offered]) -> None:

@@ -123,9 +123,10 @@ class Kept:
         return self._context.between.size
 
     @property
-    def hosts(self) -> int | None:
-        """Return between how many hosts that is, where ranks share them."""
-        return self.ranks if self._context.host else None
+    def hosts(self) -> list[int] | None:
+        """Return, where ranks share hosts, how many these are, the number of this one, and this rank's place on it."""
+        host = self._context.host
+        return [host.between.size, host.between.rank, host.within.rank] if host else None
 
     def shares(self, plan: Plan) -> Plan:
         """Return the buckets of a plan as this rank keeps them: its shares, where ranks share hosts."""

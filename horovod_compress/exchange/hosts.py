@@ -104,9 +104,9 @@ class Shared:
             os.posix_fallocate(self._file, 0, nbytes + _TOKEN_BYTES)
             self.data = _mapped(self._file, nbytes)
             os.pwrite(self._file, self._token, nbytes)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch's own is the latter
             self.close()
-            raise ConfigError(f"{nbytes} bytes of shared memory cannot be had: {error.strerror}") from None
+            raise ConfigError(f"{nbytes} bytes of shared memory cannot be had: {_said(error)}") from None
 
     def shown(self) -> dict[str, Any]:
         """Return what other ranks find it by."""
@@ -134,12 +134,16 @@ def opened(shown: Mapping[str, Any]) -> Tensor:
         finally:
             os.close(file)
         reason = "it is that of another process"
-    except OSError as error:
-        reason = str(error.strerror)
+    except (OSError, RuntimeError) as error:
+        reason = _said(error)
     raise ConfigError(
         f'exchange="hierarchical" needs memory that the ranks of a host share, and {path} cannot be used: {reason}; '
         'start the ranks of a host as one user in one container, or use exchange="auto"'
     )
+
+
+def _said(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _mapped(file: int, nbytes: int) -> Tensor:

@@ -334,9 +334,12 @@ class BaseCompression(metaclass=_Listed):
     def close(self) -> None:
         """Stop the exchange thread and close the connections; safe to call twice. In a fork it does nothing."""
         if self._session:
-            self._session.steps.leave()
-            self._closing.close()
-            self._counters.end()
+            try:
+                self._closing.close()
+                self._counters.end()
+            finally:
+                if not self._job.forked():
+                    self._session.steps.leave()
         _open.discard(self)
 
 

@@ -50,6 +50,16 @@ def test_the_kernel_does_what_torch_s_step_does(found) -> None:
         assert case["apart"] < 1e-4 and case["auto state"] == case["torch state"] == ["exp_avg", "exp_avg_sq", "step"]
 
 
+def test_each_way_of_horovod_s_is_one_step(found) -> None:
+    for report in found:
+        case = report["ways to step"]
+        for front in ("attached", "stock"):
+            one, *others = [case[f"{path}, {front}"] for path in ("step", "synchronize", "synchronize twice")]
+            assert one[1] and others == [one, one]
+        assert all(counts == [36.0] for name, counts in case.items() if name.endswith("counts"))
+        assert not any(number for name, number in case.items() if name.endswith("pays"))
+
+
 def test_a_second_moment_that_differs_is_noticed(found) -> None:
     assert all(report["planted"].startswith("MismatchError") for report in found)
 

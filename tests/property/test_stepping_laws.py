@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from horovod_compress.engine.optimizer.second_moment import BOUND
+from horovod_compress.engine.optimizer.stepping import Stepping
 from horovod_compress.errors import ConfigError
 from tests.golden.play import TENSORS, grads
 from tests.golden.trained import HELD, Ranks, adamw
@@ -243,6 +244,72 @@ def test_a_step_that_raises_leaves_no_gradient_hidden() -> None:
         optimizer.state[extra]["exp_avg"] = torch.zeros(3)
         optimizer.state_dict()
         assert all(p.grad is not None for p in model.values())
+
+
+def test_after_a_step_that_raised_the_next_one_is_whole() -> None:
+    with ranks("auto") as team:
+        for number in range(4):
+            team.step(given(number))
+        optimizer = team.optimizers[1]  # the last one that steps
+        raising = optimizer.register_step_post_hook(lambda *_: 1 / 0)
+        optimizer._optimizer_step_post_hooks.move_to_end(raising.id, last=False)  # before gradients are shown again
+        with pytest.raises(ZeroDivisionError):
+            team.step(given(4))
+        raising.remove()
+        team.step(given(5))
+        assert len(team.steps[1].held.stepping._owed) == len(TENSORS)  # type: ignore[union-attr]
+        assert {float(kept["step"]) for each in team.optimizers for kept in each.state.values()} == {6.0}
+
+
+def test_an_error_while_a_step_is_prepared_moves_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ranks("auto") as team:
+        for number in range(3):  # the next two rounds are coded
+            team.step(given(number))
+        calls, add = [], Stepping.add
+
+        def fails(*given: Any, **options: Any) -> None:
+            calls.append(1)
+            if len(calls) == len(TENSORS) + 3:  # on the last rank
+                raise MemoryError
+            add(*given, **options)
+
+        monkeypatch.setattr(Stepping, "add", fails)
+        with pytest.raises(MemoryError):
+            team.step(given(3))
+        for steps in team.steps:
+            steps.begin()
+        results = team.fleet.step(given(4))
+        for name, parameter in team.models[1].items():
+            parameter.grad = results[1][name].clone()
+        team.optimizers[1].step()
+        assert {float(kept["step"]) for kept in team.optimizers[1].state.values()} == {4.0}
+
+
+def test_a_state_that_somebody_has_reset_is_not_overwritten() -> None:
+    with ranks("auto") as team:
+        for number in range(4):
+            team.step(given(number))
+        for optimizer in team.optimizers:
+            for state in optimizer.state.values():
+                for value in state.values():
+                    value.zero_()
+        for number in range(4, 8):
+            team.step(given(number))
+        for optimizer in team.optimizers:
+            assert all(bool(value.isfinite().all()) for state in optimizer.state.values() for value in state.values())
+
+
+def test_a_later_compression_takes_over_from_one_that_was_not_closed() -> None:
+    with ranks("auto") as team:
+        for number in range(4):
+            team.step(given(number))
+        assert team.steps[0].held is not None
+        optimizer, earlier = team.optimizers[0], team.steps[0].held.stepping
+        assert earlier is not None and earlier._owed
+        later = Stepping(optimizer, earlier._places)
+        assert not earlier._owed
+        earlier.end()
+        assert optimizer.__getstate__ == later._pickled
 
 
 # ---- what is torch's ---------------------------------------------------------------------------

@@ -448,3 +448,21 @@ def test_a_compiled_module(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", COMPILED, str(tmp_path / "store2")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
     assert ended.returncode == 0 and ended.stdout == "1\n", ended.stderr
+
+
+def test_gradients_of_gradients_are_refused(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    with pytest.raises(hvc.ConfigError, match="create_graph=False"):
+        net(torch.ones(2, 4)).sum().backward(create_graph=True)
+
+
+def test_an_error_at_the_end_of_a_pass_is_told_to_all(
+    net: Net, compression: hvc.Compression, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compression.register(net)
+    session = compression._session
+    assert session is not None
+    monkeypatch.setattr("horovod_compress.fronts.torch_dist.unwrapped.gradient_of", lambda parameter: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        net(torch.ones(2, 4), whole=False).sum().backward()
+    assert session.failure.broken is not None

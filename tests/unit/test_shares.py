@@ -120,6 +120,9 @@ def test_a_state_goes_on_with_the_same_bits_and_only_where_hosts_are_the_same() 
         assert all_same([*first.step(later), *second.step(later)])
         with pytest.raises(StateError, match="hierarchical"):
             checkpoint.load(flat.reducers[0], flat.methods, states[0], "restore")
+        with pytest.raises(StateError, match="the same ranks on each host"):
+            moved = states[1] | {"hosts": [2, 1, 0]}  # a launcher that counts by hosts, after one that counts by slots
+            checkpoint.load(second.reducers[1], second.methods, moved, "restore")
         checkpoint.load(flat.reducers[0], flat.methods, states[0], "reset")
         with pytest.raises(StateError, match="hierarchical"):
             redistributed(states, 0, 2, ())

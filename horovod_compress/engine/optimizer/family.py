@@ -120,15 +120,22 @@ def prepare_last(optimizer: Any, prepare: Callable[[], None]) -> None:
 def ready(optimizer: Any, step: int, done: int, settled: Callable[[], bool]) -> bool:
     """Return whether an optimizer is about to use the results of a step for the first time.
 
-    A hook comes twice in a step, as Horovod's optimizer calls torch's; once the results are there.
+    A hook comes twice in a step, as Horovod's optimizer calls torch's; once the results are there. It is the second
+    time where Horovod has yet to fetch results, or will give the same ones once more: ``step()`` after
+    ``synchronize()`` does so.
 
     Args:
         done: the last step whose results it has used.
         settled: waits for the end of the step: nobody else waits for a bucket of sparse gradients only, which ends at
             another time on each rank.
     """
-    awaited = getattr(optimizer, "_handles", None)  # gradients whose results Horovod has not fetched yet
-    return step > done and not awaited and settled()
+    return step > done and not synchronizes(optimizer) and settled()
+
+
+def synchronizes(optimizer: Any) -> bool:
+    """Return whether Horovod will fetch results in this step, before it calls torch's."""
+    again = getattr(optimizer, "_synchronized", False) and getattr(optimizer, "_should_synchronize", False)
+    return bool(getattr(optimizer, "_handles", None) or again)
 
 
 # ---- the second moment ---------------------------------------------------------------------------

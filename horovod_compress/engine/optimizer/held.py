@@ -258,11 +258,11 @@ class HeldSecondMoment:
     def moved_here(self) -> frozenset[str]:
         """Return the parameters that :meth:`prepare` moves itself in the coming step; the others are torch's."""
         stepping, step = self.stepping, self._reducer.next_step() - 1
-        if stepping is None or stepping.hides:
+        if stepping is None or stepping.hides(step):
             return frozenset()  # Horovod's optimizer calls torch's: a hook comes twice
         if family.ready(self._optimizer, step, self._prepared, self._reducer.settled):
             return stepping.chosen(self._held)
-        if step <= self._prepared:
+        if step <= self._prepared and not family.synchronizes(self._optimizer):
             stepping.hand_over()
         return frozenset()
 
@@ -301,7 +301,7 @@ class HeldSecondMoment:
                 self._form.write(group, state, grad, held, now, exact=exact)
         self.due = self.due and not self.exact
         if self.stepping:
-            self.stepping.step()
+            self.stepping.step(step)
         self._kept.convert(factors)
 
 

@@ -10,6 +10,8 @@ before ``state_dict()``, and before torch moves a parameter again.
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -44,18 +46,22 @@ class _Owed:
 
     Attributes:
         state: where it is to be; after a load, the optimizer has another.
-        exact: the last step divided by V as it is.
+        now: the number of the last step; where the optimizer has another, somebody else has set its state.
+        exact: that step divided by V as it is.
     """
 
     group: Group
     parameter: nn.Parameter
     state: dict[str, Any]
     held: Moment
+    now: float
     exact: bool
 
     def pay(self) -> None:
         """Leave what torch's own step would have left, but for what the last gradient adds."""
-        now, (beta1, beta2) = ADAM.steps(self.group, self.state), ADAM.betas(self.group)
+        now, (beta1, beta2) = self.now, ADAM.betas(self.group)
+        if ADAM.steps(self.group, self.state) != now:
+            return
         least = (wide(self.state[ADAM.first]) / ((1 - beta1**now) * BOUND)).square_()
         wanted = self.held.moment if self.exact else self.held.squares()
         self.state[ADAM.second].copy_(torch.maximum(wanted, least).mul_(1 - beta2**now))
@@ -114,10 +120,14 @@ class Stepping:
 
     def __init__(self, optimizer: Any, places: Callable[[], Iterator[Slot]]) -> None:
         self._optimizer, self._places = optimizer, places
+        self._hidden_in = -1
         self._owed: dict[str, _Owed] = {}
         self._batches: dict[tuple[object, ...], _Batch] = {}
         self._hidden: list[tuple[nn.Parameter, Tensor, float]] = []
-        self._used: list[tuple[nn.Parameter, tuple[int, int], float]] = []  # gradients that were shown again
+        self._used: list[tuple[nn.Parameter, _Version, float]] = []  # gradients that were shown again
+        self._process = os.getpid()
+        if isinstance(other := getattr(vars(optimizer).get("__getstate__"), "__self__", None), Stepping):
+            other.end()  # that of another compression, which was not closed
         self._spans: tuple[list[tuple[int, int]], bool] = [], True
         show, pay = uncompiled(lambda *given: self.show()), uncompiled(lambda *given: self.pay())
         self._handles = [optimizer.register_step_post_hook(show), optimizer.register_state_dict_pre_hook(pay)]
@@ -129,10 +139,9 @@ class Stepping:
         self.pay()
         return type(self._optimizer).__getstate__(self._optimizer)
 
-    @property
-    def hides(self) -> bool:
-        """Whether gradients are hidden: a step is under way, or has raised."""
-        return bool(self._hidden)
+    def hides(self, number: int) -> bool:
+        """Return whether the gradients of a step are hidden: it is under way, or has raised."""
+        return bool(self._hidden) and self._hidden_in == number
 
     # ---- before a step ----
 
@@ -142,7 +151,7 @@ class Stepping:
         Args:
             names: those whose second moment is held.
         """
-        self._hidden, self._used = [], []  # what a step that raised has left
+        self._hidden, self._used, self._batches = [], [], {}  # what a step that raised has left
         fit: set[str] = set()
         spans = []
         scaled = [getattr(self._optimizer, name, None) for name in ("grad_scale", "found_inf")]  # left to a fused step
@@ -174,11 +183,16 @@ class Stepping:
         batch.grads.append(grad)
         batch.held.append(held)
         batch.counts.append(state["step"])
-        self._owed[name] = _Owed(group, parameter, state, held, exact)
+        self._owed[name] = _Owed(group, parameter, state, held, now, exact)
 
-    def step(self) -> None:
-        """Move what was added, and hide its gradients."""
+    def step(self, number: int) -> None:
+        """Move what was added, and hide its gradients.
+
+        Args:
+            number: of the step whose results these are.
+        """
         batches, self._batches = self._batches, {}
+        self._hidden_in = number
         for batch in batches.values():
             batch.move(decoupled=isinstance(self._optimizer, torch.optim.AdamW))
             for parameter, grad in zip(batch.weights, batch.grads, strict=True):
@@ -200,6 +214,8 @@ class Stepping:
         """Make the optimizer's own second moments of these parameters, where it lacks them; by default of all."""
         if names is None:
             self.show()  # a step may have raised
+        if os.getpid() != self._process:
+            torch.set_num_threads(1)  # of several, all but this one are missing in a fork, and would be waited for
         for name in list(self._owed) if names is None else names:
             owed = self._owed.pop(name, None)
             if owed is not None and self._optimizer.state.get(owed.parameter) is owed.state:
@@ -210,7 +226,7 @@ class Stepping:
         """Let torch do a step for which nothing was exchanged."""
         self.pay()
         for parameter, version, by in self._used:
-            if by != 1.0 and parameter.grad is not None and _version_of(parameter.grad) == version:
+            if by != 1.0 and parameter.grad is not None and version == _version_of(parameter.grad):
                 parameter.grad.mul_(by)
         self._used = []
 
@@ -219,12 +235,16 @@ class Stepping:
         self.pay()
         for handle in self._handles:
             handle.remove()
-        self._optimizer.__dict__.pop("__getstate__", None)
+        if vars(self._optimizer).get("__getstate__") == self._pickled:
+            del self._optimizer.__getstate__
 
 
-def _version_of(grad: Tensor) -> tuple[int, int]:
-    """Return what changes when a gradient does; nothing keeps its memory for that."""
-    return grad.data_ptr(), grad._version
+#: A tensor, which nothing keeps alive for that, and what changes when its values do.
+_Version = tuple["weakref.ref[Tensor]", int]
+
+
+def _version_of(grad: Tensor) -> _Version:
+    return weakref.ref(grad), grad._version
 
 
 def _fits(group: Group, parameter: nn.Parameter, state: Mapping[str, Any]) -> bool:

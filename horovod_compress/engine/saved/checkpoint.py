@@ -121,10 +121,12 @@ def _check_seals(state: Mapping[str, Any]) -> None:
         checksums.check(state)
 
 
-def _check_hosts(mine: int | None, saved: object) -> None:
+def _check_hosts(mine: list[int] | None, saved: object) -> None:
     """Refuse what waits for shares of hosts, where a rank now has other shares, or whole tensors."""
-    again = 'resume with the same exchange= and as many hosts, or pass residuals="reset"'
-    _expect('number of hosts for exchange="hierarchical"', mine, saved, again)
+    again = 'resume with the same exchange= and the same ranks on each host, or pass residuals="reset"'
+    _expect(
+        'hosts for exchange="hierarchical", in number, with this one\'s number and the place on it,', mine, saved, again
+    )
 
 
 def _check_waiting(plan: Plan, waiting: Mapping[str, Tensor]) -> None:

@@ -59,8 +59,8 @@ def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, ow
     for state in states:
         if "hosts" in state:
             raise StateError(
-                f'the checkpoint was saved with exchange="hierarchical" on {state["hosts"]} hosts, and what waits '
-                'belongs to their shares: resume on as many hosts with as many ranks, or pass residuals="reset"'
+                'the checkpoint was saved with exchange="hierarchical", and what waits belongs to shares of its hosts: '
+                'resume on as many hosts with as many ranks, or pass residuals="reset"'
             )
         found = {part: _mapped(checksums.kind_of, state.get(part)) for part in _PARTS}
         if not number:

@@ -137,6 +137,11 @@ class Unwrapped:
                 raise ConfigError(
                     f"{self._called(index)} is sparse, and no embedding with sparse=True has it as weight"
                 )
+            if grad.requires_grad:
+                raise ConfigError(
+                    f"{self._called(index)} has a graph of its own, as backward(create_graph=True) makes it; only the "
+                    "gradients of one rank are its outputs: write create_graph=False"
+                )
             if index in under_way.steps:
                 raise ConfigError(
                     f"{self._called(index)} has come twice in one backward pass: a module that runs in several "
@@ -199,9 +204,14 @@ class Unwrapped:
         missing = ended.missing(len(session.steps.parameters))
         if missing and torch._C._current_autograd_node() is not None:
             return  # another pass runs this one, and brings more
-        for index in missing:
-            ended.steps[index] = session.offer(index, gradient_of(session.steps.parameters[index]))
-        self._reduce_sparse(ended)
+        try:
+            for index in missing:
+                ended.steps[index] = session.offer(index, gradient_of(session.steps.parameters[index]))
+            self._reduce_sparse(ended)
+        except Exception as error:
+            self._pass = None
+            session.failure.report("a backward pass", error)
+            raise
         ended.end_with(torch._C._current_graph_task_id(), partial(self._fetch, ended))
 
     def _fetch(self, ended: Pass) -> None:
@@ -313,6 +323,8 @@ def begin_alike(module: nn.Module, session: Session, group: Any) -> None:
     named = [*module.named_parameters(), *module.named_buffers()]
     mine = [[name, f"{tensor.dtype}".removeprefix("torch."), list(tensor.shape)] for name, tensor in named]
     for rank, theirs in enumerate(session.gather(mine, "hvc.register", by_name=True)):
+        if theirs == mine:
+            continue
         here, there = (next((o for o in a if o not in b), None) for a, b in ((mine, theirs), (theirs, mine)))
         if here or there:
             raise MismatchError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import horovod_compress.torch as hvc
+from horovod_compress.engine.optimizer.stepping import _Owed
 from tests.support.rank import check
 from tests.support.states import unsealed
 from tests.support.training import digest, farthest, gathered, loss_of, net, train
@@ -164,6 +166,35 @@ def who_steps() -> dict[str, Any]:
     return found | {"apart": farthest(*ends), "tensors": len(ends[0])}
 
 
+def ways_to_step() -> dict[str, Any]:
+    """Each way of Horovod's from gradients to weights is one step of Adam, and none makes what nobody asks for."""
+    found: dict[str, Any] = {}
+    made_for_torch = []
+    stock = _Owed.pay
+    _Owed.pay = lambda self: made_for_torch.append(1) or stock(self)  # type: ignore[method-assign]
+    for path in ("step", "synchronize", "synchronize twice"):
+        for attach in (FEW, None):
+            model = net()
+            optimizer, compression = made(model, attach=attach)
+            made_for_torch.clear()
+            for number in range(36):
+                optimizer.zero_grad()
+                loss_of(model, number).backward()
+                if path != "step":
+                    optimizer.synchronize()
+                with optimizer.skip_synchronize() if path == "synchronize" else contextlib.nullcontext():
+                    optimizer.step()
+            name = f"{path}, {'stock' if attach is None else 'attached'}"
+            found[f"{name}, pays"] = len(made_for_torch)
+            grads = [p.grad for p in model.parameters()]
+            found[name] = digest(model.parameters()), all(bool(grad.any()) for grad in grads)
+            compression.close()
+            counts = {float(kept["step"]) for kept in optimizer.state_dict()["state"].values()}
+            found[f"{name}, counts"] = sorted(counts)
+    _Owed.pay = stock  # type: ignore[method-assign]
+    return found
+
+
 def planted() -> str:
     """One rank's second moment is another one."""
     model = net()
@@ -211,5 +242,6 @@ check(
     "other optimizers", lambda: different({"second_moment": "auto"}, torch.optim.Adam if RANK else torch.optim.Adadelta)
 )
 check("who steps", who_steps)
+check("ways to step", ways_to_step)
 check("other steps", lambda: different(FEW | {"step": "torch" if RANK else "auto"}))
 check("not for it", lambda: refused(lambda: made(net(), attach={"second_moment": "shared"}, adam=torch.optim.Adadelta)))
