@@ -212,7 +212,14 @@ def test_options_written_as_code_exist(page: Path) -> None:
     # Not options of a method: of attach, Horovod, optimizers, load_state_dict, torch, the walk-through and trace.
     known |= {"second_moment", "rebuild_every", "match_norm", "step"}
     known |= {"process_group", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view"}
-    known |= {"static_graph", "use_reentrant", "mixed_precision", "skip_all_reduce_unused_params", "strategy"}
+    known |= {
+        "static_graph",
+        "create_graph",
+        "use_reentrant",
+        "mixed_precision",
+        "skip_all_reduce_unused_params",
+        "strategy",
+    }
     known |= {"op", "groups", "backward_passes_per_step", "sparse_as_dense", "sparse", "residuals"}
     known |= {"weights_only", "hop", "purpose", "period", "steps", "drop_last", "name", "root_rank"}
     known |= {"every", "labels", "callbacks", "ddp_comm_hook", "comm_hook"}  # of publish(), Lightning and Accelerate
