@@ -93,6 +93,9 @@ def arguments(argv: Sequence[str] | None, program: str = PROGRAM) -> argparse.Na
         "--methods", nargs="+", default=[METHODS], help=f"contestants, also separated by commas (default {METHODS})"
     )
     parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with more contestants")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where the gradients are; ranks share a host's GPUs"
+    )
     parser.add_argument("--repeat", type=int, default=7, help="measurements of each contestant (default 7)")
     parser.add_argument("--memory", type=float, default=4.5, metavar="GB", help="memory of a rank (default 4.5)")
     parser.add_argument("--limit", type=float, help="seconds for the job (default: three times the expected time)")
@@ -153,7 +156,7 @@ def measure(launcher: Launcher, chosen: argparse.Namespace, records: list[Record
 def job_arguments(chosen: argparse.Namespace) -> list[str]:
     model = str(Path(chosen.model).resolve()) if chosen.model.endswith(".csv") else chosen.model
     found = ["-m", "benchmarks.jobs.step", "--model", model, "--compute-ms", str(chosen.compute_ms)]
-    found += ["--repeat", str(chosen.repeat), "--memory", str(chosen.memory)]
+    found += ["--repeat", str(chosen.repeat), "--memory", str(chosen.memory), "--device", chosen.device]
     for method in chosen.methods:
         found += ["--method", method]
     for path in chosen.peer:

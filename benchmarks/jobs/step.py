@@ -47,11 +47,12 @@ COPIES = 2.2  # of the gradients, that a contestant keeps at most: residual or b
 class Bench:
     """What the contestants share: the table, the gradients, the clock, memory for the parameters."""
 
-    def __init__(self, table: Table, seconds: float) -> None:
-        self.table, self.pace = table, ComputeClock(seconds)
+    def __init__(self, table: Table, seconds: float, where: torch.device) -> None:
+        self.table, self.pace, self.where = table, ComputeClock(seconds), where
         tile = torch.empty(min(TILE, table.count))
-        self.gradients = Gradients(table, fill_block(tile, hvd.rank(), 0))
-        self.memory = untouched_memory(table.count)
+        self.gradients = Gradients(table, fill_block(tile, hvd.rank(), 0).to(where))
+        on_cpu = where.type == "cpu"
+        self.memory = untouched_memory(table.count) if on_cpu else torch.zeros(table.count, device=where)
         self.judge = Judge(len(tile))
 
     def model(self) -> SyntheticModel:
@@ -69,19 +70,23 @@ class Contestant:
         self.sent = 0
         self._plain = bench.model()
         self._model, self._optimizer = adapter.wrap(self._plain, NullOptimizer(self._plain.parameters()))
-        self._input = torch.zeros(1)
+        self._input = torch.zeros(1, device=bench.where)
 
     def step(self, compute: bool) -> float:
         """Take a step from a barrier on, and return its seconds on this rank."""
         self.forget()
         self._bench.gradients.refill()
         self._bench.pace.on = compute
+        if self._input.is_cuda:
+            torch.cuda.synchronize()
         return timed(self._turn)
 
     def _turn(self) -> None:
         loss = self._model(self._input)
         loss.backward()
         self._optimizer.step()
+        if self._input.is_cuda:  # so far the result may be queued only
+            torch.cuda.synchronize()
 
     def settle(self) -> None:
         """Take steps until the contestant has found what it looks for.
@@ -121,7 +126,7 @@ class Contestant:
         """Return how many elements of the last results are wrong on any rank; unequal ranks count as one more."""
         check, results = base.check_of(self.adapter), self.results()
         missing = len(self._bench.table.tensors) - len(results)
-        mine = missing + sum(self._bench.judge.wrong(values, start, check) for start, values in results)
+        mine = missing + sum(self._bench.judge.wrong(values.cpu(), start, check) for start, values in results)
         found = gathered((mine, digest(values for _, values in results)), "bench.judged")
         unequal = check != "none" and len({hash_ for _, hash_ in found}) > 1
         return max(count for count, _ in found) + int(unequal)
@@ -227,6 +232,7 @@ def record_of(contestant: Contestant, bench: Bench, group: int) -> Record:
         "parameters": bench.table.count,
         "tensors": len(bench.table.tensors),
         "ranks": hvd.size(),
+        "device": torch.cuda.get_device_name(bench.where) if bench.where.type == "cuda" else "cpu",
         "compute_seconds": bench.pace.seconds,
         "group": group,
         "repeats": steps,
@@ -249,6 +255,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "--model", default="resnet50", help=f"{', '.join(shapes.models())}, or a CSV file of the same form"
     )
     parser.add_argument("--compute-ms", type=float, default=300.0, help="compute time of a step, forward and backward")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the gradients are")
     parser.add_argument("--method", action="append", default=[], help="a contestant; may be given several times")
     parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with more contestants")
     parser.add_argument("--repeat", type=int, default=7)
@@ -262,13 +269,22 @@ def main(argv: list[str] | None = None) -> int:
     return run_job(lambda: measure(chosen))
 
 
+def place(device: str) -> torch.device:
+    """Return where this rank's gradients are: ranks of a host share its GPUs."""
+    if device == "cpu":
+        return torch.device("cpu")
+    where = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(where)
+    return where
+
+
 def measure(chosen: argparse.Namespace) -> int:
     """Measure all contestants, group by group, and return the wrong elements."""
     try:
         table = shapes.load(chosen.model)
     except ValueError as error:
         raise PeerError(str(error)) from error
-    bench = Bench(table, chosen.compute_ms / 1000)
+    bench = Bench(table, chosen.compute_ms / 1000, place(chosen.device))
     adapters = peers.adapters([name for name in chosen.method if name != "headroom"], chosen.peer)
     waiting, number, wrong = groups(adapters, table.nbytes, 1e9 * chosen.memory), 0, 0
     adapters.clear()  # an adapter that is done must not keep its buffers

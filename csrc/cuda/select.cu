@@ -1,32 +1,13 @@
-// Exact selection of the largest elements: the cut of each side digit by digit, then what passes it, in order.
-#include "rules/select.h"
-
-#include "rules/tree.h"
-#include "rows.h"
+// Exact selection of the largest elements: the cut of each side digit by digit, then what passes it, in order. Where a
+// sample says about where the cuts will be, one pass takes what may pass, and the cuts are searched among these.
+#include "cuts.h"
 #include "scan.h"
-#include "select_operands.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
 
-// A zero stands for NaN: neither is ever kept.
-template <class W> __device__ W less_nan(W x) { return x > 0 || x < 0 ? x : W(0); }
-template <class T> __device__ Work<T> value_at(const Input<T>& in, int64_t i) {
-  return less_nan(offered(in.grad, in.residual, i));
-}
-
-constexpr int kDigitBits = 8;
-constexpr int kBins = 1 << kDigitBits;
 constexpr int64_t kChunk = 1024;  // elements that a warp compacts
-
-// What is known of the k-th largest key of a side: its digits so far, and which of the keys with these digits it is.
-// `whole` says that all keys are kept.
-template <class K> struct Search {
-  K key;
-  int64_t rank;
-  bool whole;
-};
 
 // What remains on one side, in index order.
 template <class W> struct Kept {
@@ -36,103 +17,67 @@ template <class W> struct Kept {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class K> __global__ void begin_kernel(Search<K>* searches, int64_t k) {
-  searches[threadIdx.x] = {0, k, false};
-}
-
-// Counts the next digit of keys that agree with the search so far, and, where that is asked for, what is not finite.
-template <int kSides, class T> __global__ void digits_kernel(Input<T> in, const Search<Key<Work<T>>>* searches,
-                                                             int shift, int64_t* counts, int64_t* nonfinite) {
-  using K = Key<Work<T>>;
-  __shared__ unsigned found[kSides * kBins];
-  for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) found[i] = 0;
-  __syncthreads();
-  int64_t bad = 0;
-  for (int64_t i = first_item(); i < in.count; i += item_stride()) {
-    const Work<T> given = offered(in.grad, in.residual, i), x = less_nan(given);
-    bad += !is_finite(given);
-    const K key = key_of(x);
-    const int side = side_of<kSides>(x);
-    const K above = K(~uint64_t(0) << shift << kDigitBits);
-    if (key != 0 && (key & above) == (searches[side].key & above))
-      atomicAdd(&found[side * kBins + int(key >> shift & (kBins - 1))], 1u);
-  }
-  __syncthreads();
-  for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) add_count(counts + i, found[i]);
-  if (nonfinite) add_count(nonfinite, bad);
-}
-
-template <class K> __global__ void choose_kernel(Search<K>* searches, int shift, const int64_t* counts) {
-  Search<K>& s = searches[threadIdx.x];
-  const int64_t* mine = counts + int64_t(threadIdx.x) * kBins;
-  if (s.whole) return;
-  int64_t total = 0;
-  for (int digit = 0; digit < kBins; ++digit) total += mine[digit];
-  if (total <= s.rank && shift + kDigitBits == int(8 * sizeof(K))) {
-    s = {0, 0, true};
-    return;
-  }
-  int digit = kBins - 1;
-  for (; digit > 0 && s.rank > mine[digit]; --digit) s.rank -= mine[digit];
-  s.key |= K(K(digit) << shift);
-}
-
 // Counts, in every chunk, the keys above the cut of each side, then those that equal it.
-template <int kSides, class T>
-__global__ void tally_kernel(Input<T> in, const Search<Key<Work<T>>>* searches, int64_t chunks, int64_t* tallies) {
+template <int kSides, class Source, class K>
+__global__ void tally_kernel(Source source, const Search<K>* searches, int64_t chunks, int64_t* tallies) {
   for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
     int64_t counts[2 * kSides] = {};
-    for (int64_t i = chunk * kChunk + lane_index(); i < (chunk + 1) * kChunk; i += kWarp) {
-      const Work<T> x = i < in.count ? value_at(in, i) : Work<T>(0);
-      const auto key = key_of(x);
+    const int64_t end = min((chunk + 1) * kChunk, source.size());
+    for (int64_t first = chunk * kChunk; first < end; first += kWarp) {
+      const int64_t i = first + lane_index();
+      const auto x = i < end ? less_nan(source.value(i)) : typename Source::W(0);
+      const K key = key_of(x);
       for (int side = 0; side < kSides; ++side) {
         const bool mine = key != 0 && side_of<kSides>(x) == side;
         counts[2 * side] += __popc(__ballot_sync(kAllLanes, mine && key > searches[side].key));
         counts[2 * side + 1] += __popc(__ballot_sync(kAllLanes, mine && key == searches[side].key));
       }
     }
-    if (lane_index() == 0)
-      for (int kind = 0; kind < 2 * kSides; ++kind) tallies[kind * chunks + chunk] = counts[kind];
+    if (lane_index() != 0) continue;
+    for (int kind = 0; kind < 2 * kSides; ++kind) tallies[kind * chunks + chunk] = counts[kind];
+    if (chunk == 0) tallies[2 * kSides * chunks] = 0;  // what is added up ends with the sum of all
   }
 }
 
-// `before` holds the tallies of all chunks before each, one kind after the other.
-template <int kSides, class T> __global__ void compact_kernel(Input<T> in, const Search<Key<Work<T>>>* searches,
-                                                              int64_t chunks, const int64_t* before,
-                                                              Kept<Work<T>> first_side, Kept<Work<T>> second_side) {
+// How many a side keeps. `before` holds the tallies of all chunks before each, one kind after the other.
+template <class K>
+__device__ int64_t size_of(const Search<K>* searches, int side, int64_t chunks, const int64_t* before) {
+  const int64_t *larger = before + 2 * side * chunks, *equal = larger + chunks;
+  return equal[0] - larger[0] + min(equal[chunks] - equal[0], searches[side].rank);
+}
+
+template <int kSides, class Source, class K>
+__global__ void compact_kernel(Source source, const Search<K>* searches, int64_t chunks, const int64_t* before,
+                               Kept<typename Source::W> first_side, Kept<typename Source::W> second_side,
+                               int64_t* sizes) {
+  using W = typename Source::W;
   const unsigned lower = (1u << lane_index()) - 1;
+  if (first_item() < kSides) sizes[first_item()] = size_of(searches, int(first_item()), chunks, before);
   for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
+    const int64_t end = min((chunk + 1) * kChunk, source.size());
     for (int side = 0; side < kSides; ++side) {
       int32_t* const positions = side == 0 ? first_side.positions : second_side.positions;
-      Work<T>* const values = side == 0 ? first_side.values : second_side.values;
+      W* const values = side == 0 ? first_side.values : second_side.values;
       const int64_t *larger = before + 2 * side * chunks, *equal = larger + chunks;
       const auto cut = searches[side];
       int64_t above = larger[chunk] - larger[0], ties = equal[chunk] - equal[0];
-      for (int64_t i = chunk * kChunk + lane_index(); i < (chunk + 1) * kChunk; i += kWarp) {
-        const Work<T> x = i < in.count ? value_at(in, i) : Work<T>(0);
-        const auto key = key_of(x);
+      for (int64_t first = chunk * kChunk; first < end; first += kWarp) {
+        const int64_t i = first + lane_index();
+        const W x = i < end ? less_nan(source.value(i)) : W(0);
+        const K key = key_of(x);
         const bool mine = key != 0 && side_of<kSides>(x) == side;
         const unsigned is_above = __ballot_sync(kAllLanes, mine && key > cut.key);
         const unsigned is_tie = __ballot_sync(kAllLanes, mine && key == cut.key);
         const int64_t tie = ties + __popc(is_tie & lower);
         const int64_t place = above + __popc(is_above & lower) + min(tie, cut.rank);
         if (mine && (key > cut.key || (key == cut.key && tie < cut.rank))) {
-          positions[place] = int32_t(i);
+          positions[place] = source.position(i);
           values[place] = x;
         }
         above += __popc(is_above);
         ties += __popc(is_tie);
       }
     }
-  }
-}
-
-// How many each side keeps: `before` ends with the sum over all kinds.
-template <class K> __global__ void sizes_kernel(const Search<K>* searches, int sides, int64_t chunks,
-                                                const int64_t* before, int64_t* sizes) {
-  for (int side = 0; side < sides; ++side) {
-    const int64_t *larger = before + 2 * side * chunks, *equal = larger + chunks;
-    sizes[side] = equal[0] - larger[0] + min(equal[chunks] - equal[0], searches[side].rank);
   }
 }
 
@@ -162,92 +107,125 @@ __device__ inline double sum_of_blocks(const double* sums, int64_t size) {
   return total;
 }
 
-// found[0] is what the winner keeps, found[2] which side that is; found[1] is the count of what is not finite.
+// Afterwards sizes[0] is what the winner keeps, sizes[1] which side that is.
 template <class W>
-__global__ void winner_kernel(const double* sums, int64_t blocks, const int64_t* sizes, W* mean, int64_t* found) {
+__global__ void winner_kernel(const double* sums, int64_t blocks, int64_t* sizes, W* mean) {
   const double positive = sum_of_blocks(sums, sizes[0]), negative = sum_of_blocks(sums + blocks, sizes[1]);
   const int side = negatives_win(positive, sizes[0], -negative, sizes[1]);
   const double sum = side ? negative : positive;
   *mean = sizes[side] == 0 ? W(0) : W(sum / double(sizes[side]));
-  found[0] = sizes[side];
-  found[2] = side;
+  sizes[0] = sizes[side];
+  sizes[1] = side;
 }
 
-__global__ void copy_kernel(const int32_t* positive, const int32_t* negative, const int64_t* found, int32_t* out) {
-  const int32_t* winner = found[2] ? negative : positive;
-  for (int64_t i = first_item(); i < found[0]; i += item_stride()) out[i] = winner[i];
+__global__ void copy_kernel(const int32_t* positive, const int32_t* negative, const int64_t* sizes, int32_t* out) {
+  const int32_t* winner = sizes[1] ? negative : positive;
+  for (int64_t i = first_item(); i < sizes[0]; i += item_stride()) out[i] = winner[i];
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-template <int kSides, class T>
-void find_cuts(const Input<T>& in, Search<Key<Work<T>>>* searches, int64_t* nonfinite, Launch launch) {
-  using K = Key<Work<T>>;
-  const Scratch<int64_t> counts(kSides * kBins, launch);
-  start_blocks(begin_kernel<K>, 1, kSides, launch, searches, in.k);
-  for (int shift = int(8 * sizeof(K)) - kDigitBits; shift >= 0; shift -= kDigitBits) {
-    clear(counts.get(), kSides * kBins * int64_t(sizeof(int64_t)), launch);
-    start(digits_kernel<kSides, T>, std::min<int64_t>(in.count, 1 << 20), launch, in, searches, shift, counts.get(),
-          shift + kDigitBits == int(8 * sizeof(K)) ? nonfinite : nullptr);
-    start_blocks(choose_kernel<K>, 1, kSides, launch, searches, shift, counts.get());
-  }
-}
-
-// Writes what each side keeps, and how many: sizes[side]. Adds to what is not finite.
-template <int kSides, class T> void select_largest(const Input<T>& in, Kept<Work<T>> first_side,
-                                                   Kept<Work<T>> second_side, int64_t* sizes, int64_t* nonfinite,
-                                                   Launch launch) {
-  using K = Key<Work<T>>;
-  const int64_t chunks = ceil_div(in.count, kChunk), kinds = 2 * kSides * chunks;
+// Writes what each side keeps of a source with at most `size` keys, and how many: sizes[side].
+template <int kSides, class Source>
+void select_from(const Source& source, int64_t size, int64_t k, const Noted<Key<typename Source::W>>& noted,
+                 Kept<typename Source::W> first_side, Kept<typename Source::W> second_side, int64_t* sizes,
+                 Launch launch) {
+  using K = Key<typename Source::W>;
+  const int64_t chunks = ceil_div(size, kChunk), kinds = 2 * kSides * chunks;
   const Scratch<Search<K>> searches(kSides, launch);
   const Scratch<int64_t> tallies(kinds + 1, launch), before(kinds + 1, launch);
-  find_cuts<kSides>(in, searches.get(), nonfinite, launch);
-  clear(tallies.get() + kinds, sizeof(int64_t), launch);
-  start(tally_kernel<kSides, T>, chunks * kWarp, launch, in, searches.get(), chunks, tallies.get());
+  find_digits<kSides>(source, size, k, kDigits<K>, searches.get(), noted, launch);
+  start(tally_kernel<kSides, Source, K>, chunks * kWarp, launch, source, searches.get(), chunks, tallies.get());
   prefix_sums(tallies.get(), before.get(), kinds + 1, launch);
-  start(compact_kernel<kSides, T>, chunks * kWarp, launch, in, searches.get(), chunks, before.get(), first_side,
-        second_side);
-  start_blocks(sizes_kernel<K>, 1, 1, launch, searches.get(), kSides, chunks, before.get(), sizes);
+  start(compact_kernel<kSides, Source, K>, chunks * kWarp, launch, source, searches.get(), chunks, before.get(),
+        first_side, second_side, sizes);
+}
+
+// Where a sample pays, and how many candidates there is room for on both sides: a bin of a digit spans an eighth of a
+// power of two at most, so about twice as many as are kept, of most gradients.
+constexpr int64_t kSample = 1 << 16;
+bool is_sampled(int64_t count, int64_t k) { return count >= 4 * kSample && k <= count / 16 && count <= INT32_MAX; }
+template <int kSides> int64_t room_for(int64_t k) { return kSides * (3 * k + 4096); }
+
+// The rank in a sample that the k-th largest of all has, and some more: it falls short once in 30,000 times.
+int64_t rank_in_sample(int64_t count, int64_t k) {
+  const double expected = double(k) * double(kSample) / double(count);
+  return int64_t(expected + 4 * std::sqrt(expected) + 8);
+}
+
+// What a selection finds out: counts for the host, and whether a sample did not do.
+struct Results {
+  int64_t *nonfinite, *wanting, *sizes;
+};
+
+// Writes what each side keeps, and how many; notes if the candidates were not enough.
+template <int kSides, class T> void select_sampled(const Input<T>& in, Kept<Work<T>> first_side,
+                                                   Kept<Work<T>> second_side, const Results& results, Launch launch) {
+  using W = Work<T>;
+  using K = Key<W>;
+  const int64_t room = room_for<kSides>(in.k);
+  const Scratch<Search<K>> floors(kSides, launch);
+  const Scratch<Candidate<W>> list(room, launch);
+  const Scratch<int64_t> found(1, launch);
+  const Sampled<T> sample{in, in.count / kSample};
+  find_digits<kSides>(sample, kSample, rank_in_sample(in.count, in.k), 1, floors.get(), Noted<K>{}, launch);
+  const Few<W> few{list.get(), found.get(), room};
+  find_candidates<kSides>(in, floors.get(), few, found.get(), launch);
+  const Noted<K> noted{results.nonfinite, floors.get(), found.get(), room, results.wanting};
+  select_from<kSides>(few, room, in.k, noted, first_side, second_side, results.sizes, launch);
+}
+
+template <int kSides, class T>
+void select_largest(const Input<T>& in, bool sampled, Kept<Work<T>> first_side, Kept<Work<T>> second_side,
+                    const Results& results, Launch launch) {
+  if (sampled) return select_sampled<kSides>(in, first_side, second_side, results, launch);
+  const Noted<Key<Work<T>>> noted{results.nonfinite};
+  select_from<kSides>(Whole<T>{in}, in.count, in.k, noted, first_side, second_side, results.sizes, launch);
+}
+
+// Calls attempt(sampled, results) once, or once more without the sample if that was not enough: results are cleared
+// before, and the host has them afterwards. A kernel may change the first size, which is what was found.
+template <class Attempt> Found selected(int64_t count, int64_t k, Launch launch, const Attempt& attempt) {
+  const Scratch<int64_t> memory(4, launch);
+  for (bool sampled = is_sampled(count, k);; sampled = false) {
+    clear(memory.get(), 4 * sizeof(int64_t), launch);
+    attempt(sampled, Results{memory.get(), memory.get() + 1, memory.get() + 2});
+    int64_t found[3];
+    fetch(found, static_cast<const int64_t*>(memory.get()), 3, launch);
+    if (found[1] == 0) return {found[2], found[0]};
+  }
 }
 
 }  // namespace
 
 Found top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
                  void* values, Launch launch) {
-  const Scratch<int64_t> results(2, launch);
-  clear(results.get(), 2 * sizeof(int64_t), launch);
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    const auto in = input<T>(grad, residual, count, k);
-    const Kept<Work<T>> kept{positions, static_cast<Work<T>*>(values)};
-    select_largest<kTogether>(in, kept, kept, results.get(), results.get() + 1, launch);
+  return selected(count, k, launch, [&](bool sampled, const Results& results) {
+    visit(dtype, [&](auto type) {
+      using T = typename decltype(type)::type;
+      const Kept<Work<T>> kept{positions, static_cast<Work<T>*>(values)};
+      select_largest<kTogether>(input<T>(grad, residual, count, k), sampled, kept, kept, results, launch);
+    });
   });
-  int64_t found[2];
-  fetch(found, static_cast<const int64_t*>(results.get()), 2, launch);
-  return {found[0], found[1]};
 }
 
 Found binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
                     void* mean, Launch launch) {
   const int64_t blocks = ceil_div(k, kBlock);
-  const Scratch<int64_t> results(3, launch), sizes(2, launch);
   const Scratch<int32_t> chosen(2 * k, launch);
   const Scratch<double> sums(2 * blocks, launch);
-  clear(results.get(), 3 * sizeof(int64_t), launch);
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    using W = Work<T>;
-    const Scratch<W> values(2 * k, launch);
-    const auto in = input<T>(grad, residual, count, k);
-    const Kept<W> positive{chosen.get(), values.get()}, negative{chosen.get() + k, values.get() + k};
-    select_largest<kApart>(in, positive, negative, sizes.get(), results.get() + 1, launch);
-    start(sums_kernel<W>, 2 * blocks * kWarp, launch, positive, negative, sizes.get(), blocks, sums.get());
-    start_blocks(winner_kernel<W>, 1, 1, launch, sums.get(), blocks, sizes.get(), static_cast<W*>(mean), results.get());
-    start(copy_kernel, k, launch, positive.positions, negative.positions, results.get(), positions);
+  return selected(count, k, launch, [&](bool sampled, const Results& results) {
+    visit(dtype, [&](auto type) {
+      using T = typename decltype(type)::type;
+      using W = Work<T>;
+      const Scratch<W> values(2 * k, launch);
+      const Kept<W> positive{chosen.get(), values.get()}, negative{chosen.get() + k, values.get() + k};
+      select_largest<kApart>(input<T>(grad, residual, count, k), sampled, positive, negative, results, launch);
+      start(sums_kernel<W>, 2 * blocks * kWarp, launch, positive, negative, results.sizes, blocks, sums.get());
+      start_blocks(winner_kernel<W>, 1, 1, launch, sums.get(), blocks, results.sizes, static_cast<W*>(mean));
+      start(copy_kernel, k, launch, positive.positions, negative.positions, results.sizes, positions);
+    });
   });
-  int64_t found[2];
-  fetch(found, static_cast<const int64_t*>(results.get()), 2, launch);
-  return {found[0], found[1]};
 }
 
 }  // namespace hvc

@@ -116,6 +116,10 @@ template <class V> V __shfl_xor_sync(unsigned, V value, int mask, int line = __b
   return emulator::fetch_lane({"__shfl_xor_sync", line}, value, emulator::lane() ^ unsigned(mask));
 }
 
+// Nothing runs at the same time, so all memory is up to date.
+inline void __threadfence() {}
+template <class V> V __ldcg(const V* at) { return *at; }
+
 // ---- arithmetic ---------------------------------------------------------------------------------------------
 
 template <class I> I atomicAdd(I* at, I value) { return std::exchange(*at, I(*at + value)); }
