@@ -76,16 +76,15 @@ template <class K> struct Digit {
 
 // What to note at the first digit, where it is asked for.
 template <class K> struct Noted {
-  int64_t* nonfinite;
-  const Search<K>* floors;  // of the candidates
-  const int64_t* found;     // how many these are
-  int64_t room;
-  int64_t* wanting;  // becomes 1 if the k largest are not among them
+  int64_t* nonfinite = nullptr;
+  const Search<K>* floors = nullptr;  // of the candidates
+  const int64_t* found = nullptr;     // how many these are
+  int64_t room = 0;
+  int64_t* wanting = nullptr;  // becomes 1 if the k largest are not among them
 };
 
 // Of a side whose candidates begin at a key there have to be k; 0 lets all pass.
-template <class K>
-__device__ void note_want(const Noted<K>& noted, const Digit<K>& digit, int side, int64_t total) {
+template <class K> __device__ void note_want(const Noted<K>& noted, const Digit<K>& digit, int side, int64_t total) {
   if (!noted.wanting) return;
   const bool enough = noted.floors[side].key == 0 || total >= digit.k;
   if (!enough || *noted.found > noted.room) *noted.wanting = 1;
@@ -107,7 +106,8 @@ template <int kSides, class K> __device__ void choose(const Digit<K>& digit, con
 }
 
 // Counts a digit of the keys that agree with the search so far.
-template <int kSides, class Source, class K> __global__ void digits_kernel(Source source, Digit<K> digit, Noted<K> noted) {
+template <int kSides, class Source, class K>
+__global__ void digits_kernel(Source source, Digit<K> digit, Noted<K> noted) {
   __shared__ unsigned counts[kSides * kBins];
   for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) counts[i] = 0;
   __syncthreads();
@@ -172,13 +172,12 @@ template <class T> struct Offers {
   using reference = value_type;
   using iterator_category = std::random_access_iterator_tag;
 
-  Input<T> in;
-  int64_t at;
-  __host__ __device__ Offers operator+(difference_type n) const { return {in, at + n}; }
-  __device__ value_type operator[](difference_type n) const {
-    return {offered(in.grad, in.residual, at + n), int32_t(at + n)};
-  }
-  __device__ value_type operator*() const { return (*this)[0]; }
+  const T* grad;
+  const Work<T>* residual;
+  int32_t at;
+  __host__ __device__ Offers operator+(difference_type n) const { return {grad, residual, int32_t(at + n)}; }
+  __device__ value_type operator*() const { return {offered(grad, residual, at), at}; }
+  __device__ value_type operator[](difference_type n) const { return *(*this + n); }
 };
 
 // Where CUB writes candidates: what finds no room is dropped.
@@ -196,10 +195,10 @@ template <class W> struct Room {
     }
   };
   Candidate<W>* list;
-  int64_t room, at;
-  __host__ __device__ Room operator+(difference_type n) const { return {list, room, at + n}; }
-  __device__ Slot operator[](difference_type n) const { return {at + n < room ? list + at + n : nullptr}; }
-  __device__ Slot operator*() const { return (*this)[0]; }
+  int32_t room, at;
+  __host__ __device__ Room operator+(difference_type n) const { return {list, room, int32_t(at + n)}; }
+  __device__ Slot operator*() const { return {at < room ? list + at : nullptr}; }
+  __device__ Slot operator[](difference_type n) const { return *(*this + n); }
 };
 
 // NaN pass, to be counted.
@@ -215,8 +214,8 @@ template <int kSides, class W> struct MayBeKept {
 template <int kSides, class T> void find_candidates(const Input<T>& in, const Search<Key<Work<T>>>* floors,
                                                     const Few<Work<T>>& few, int64_t* found, Launch launch) {
   using W = Work<T>;
-  const Offers<T> from{in, 0};
-  const Room<W> into{few.list, few.room, 0};
+  const Offers<T> from{in.grad, in.residual, 0};
+  const Room<W> into{few.list, int32_t(few.room), 0};
   const MayBeKept<kSides, W> choose{floors};
   size_t bytes = 0;
   check(cub::DeviceSelect::If(nullptr, bytes, from, into, found, int(in.count), choose, stream_of(launch)), "Select");

@@ -1,87 +1,112 @@
 // The norm of every block of a gradient, and how many values are not finite, in one pass.
 #include "rules/norm.h"
 #include "rows.h"
+#include "trees.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
 
-template <class T> struct Offered {
-  const T* grad;
-  int64_t count, row_length;
+// What a pass finds of a block, and of a row.
+struct LargestOnly {
+  double largest;
+  __device__ void take(const LargestOnly& other) { largest = max(largest, other.largest); }
+};
+struct Moments {
+  double largest, sum;
+  __device__ void take(const Moments& other) {
+    largest = max(largest, other.largest);
+    sum += other.sum;
+  }
 };
 
-// What a pass finds of every block; absent where it is not wanted.
-struct Found {
-  double *largest, *sums;
-  int64_t* nonfinite;
+template <class Of, class T> struct Offered {
+  const T* grad;
+  Tree<Of> tree;
+  Work<T>* largest;
+  double* sums;
 };
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-__device__ inline double largest_of_warp(double lane) {
-  for (int half = kWarp / 2; half > 0; half /= 2) lane = max(lane, __shfl_down_sync(kAllLanes, lane, half));
+// The largest needs no order, and bits of magnitudes are ordered like these.
+template <class T> __device__ Bits<T> largest_of_warp(Bits<T> lane) {
+  for (int half = kWarp / 2; half > 0; half /= 2) {
+    const Bits<T> other = Bits<T>(__shfl_down_sync(kAllLanes, lane, half));
+    lane = other > lane ? other : lane;
+  }
   return lane;
 }
 
-// A warp takes a block of 1024 elements of a row, lane by lane as rules/tree.h says; a maximum needs no order.
-template <Power kPower, bool kLargest, class T, class Table>
-__global__ void blocks_kernel(const __grid_constant__ Table table, Found found) {
+// What a lane finds of the elements of a block.
+template <class T> struct OfLane {
+  double sum = 0;
+  Bits<T> largest = 0;
+  int bad = 0;
+};
+
+constexpr int kGroups = 8;  // of 32 elements are loaded at once
+
+template <Power kPower, bool kLargest, bool kWhole, class T>
+__device__ void take_groups(const T* grad, int left, OfLane<T>& found) {
+  T values[kGroups];
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) values[k] = kWhole || k * kWarp < left ? grad[k * kWarp] : T{};
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    const Bits<T> size = magnitude_bits(values[k]);
+    const bool finite = size < kInfinityBits<T>;
+    found.bad += !finite;
+    if (kPower != kMaximum) found.sum += power_of<kPower>(double(to_work(values[k])));
+    if (kLargest) found.largest = finite && size > found.largest ? size : found.largest;
+  }
+}
+
+// A warp takes a block of 1024 elements of a row, lane by lane as rules/tree.h says.
+template <Power kPower, bool kLargest, class Of, class T, class Table>
+__global__ void blocks_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
-    const Offered<T>& o = table.items[item];
-    const auto [row, begin, end] = block_of_row(unit - table.begins[item], o.count, o.row_length);
-    double largest = 0, sum = 0;
-    int64_t bad = 0;
-#pragma unroll kInFlight
-    for (int64_t i = begin + lane_index(); i < end; i += kWarp) {
-      const T value = o.grad[i];
-      const bool finite = is_finite(value);
-      bad += !finite;
-      if (kPower != kMaximum) sum += power_of<kPower>(double(to_work(value)));
-      if (kLargest && finite) largest = max(largest, double(to_work(bit_cast<T>(magnitude_bits(value)))));
+    const Offered<Of, T>& o = table.items[item];
+    const int64_t block = unit - table.begins[item];
+    const auto [row, begin, count] = block_of(o.tree, block);
+    OfLane<T> lane;
+    for (int first = 0; first < count; first += kGroups * kWarp) {
+      const T* grad = o.grad + begin + first + lane_index();
+      if (count == kBlock)
+        take_groups<kPower, kLargest, true>(grad, 0, lane);
+      else
+        take_groups<kPower, kLargest, false>(grad, count - first - lane_index(), lane);
     }
-    if (kPower != kMaximum) sum = combine_warp(sum);
-    if (kLargest) largest = largest_of_warp(largest);
-    add_count(found.nonfinite + item, bad);
-    if (lane_index() != 0) continue;
-    if (kPower != kMaximum) found.sums[unit] = sum;
-    if (kLargest) found.largest[unit] = largest;
+    add_count(nonfinite + item, lane.bad);
+    Of found{};
+    if constexpr (kPower != kMaximum) found.sum = combine_warp(lane.sum);
+    if constexpr (kLargest) found.largest = double(to_work(bit_cast<T>(largest_of_warp<T>(lane.largest))));
+    add_up(o.tree, block, row, found, [&](int64_t at, const Of& of_row) {
+      if constexpr (kPower != kMaximum) o.sums[at] = canonical(of_row.sum);
+      if constexpr (kLargest) o.largest[at] = Work<T>(of_row.largest);
+    });
   }
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
 // One pass for the largest |x| and for the sum of a power, or for one of them: `tensor` says where of each.
-template <Power kPower, bool kLargest, class T, class TensorOf>
+template <Power kPower, bool kLargest, class Of, class T, class TensorOf>
 void run(int64_t tensor_count, TensorOf tensor, int64_t* nonfinite, Launch launch) {
   clear_counts(nonfinite, tensor_count, launch);
-  const auto units = [&](int64_t i) { return units_of(tensor(i).count, tensor(i).row_length); };
-  const auto blocks = [&](int64_t i) { return blocks_of(tensor(i).count, tensor(i).row_length).total; };
-  std::vector<int64_t> first_block(size_t(tensor_count) + 1);
-  for (int64_t i = 0; i < tensor_count; ++i) first_block[size_t(i) + 1] = first_block[size_t(i)] + blocks(i);
-  const Scratch<double> largest(kLargest ? first_block.back() : 0, launch);
-  const Scratch<double> sums(kPower != kMaximum ? first_block.back() : 0, launch);
+  const auto shape = [&](int64_t i) { return std::pair(tensor(i).count, tensor(i).row_length); };
+  const auto blocks = [&](int64_t i) { return blocks_in(tensor(i).count, tensor(i).row_length); };
+  const Trees<Of> trees(tensor_count, shape, true, launch);
   const auto item = [&](int64_t i) {
-    return Offered<T>{static_cast<const T*>(tensor(i).grad), tensor(i).count, tensor(i).row_length};
+    const MomentsOffered& t = tensor(i);
+    return Offered<Of, T>{static_cast<const T*>(t.grad), trees.of(i, t.count, t.row_length),
+                          static_cast<Work<T>*>(t.largest), t.squares};
   };
-  in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
-    const int64_t at = first_block[size_t(first)];
-    const Found found{kLargest ? largest.get() + at : nullptr, kPower != kMaximum ? sums.get() + at : nullptr,
-                      nonfinite + first};
-    start(blocks_kernel<kPower, kLargest, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-          found);
+  in_tables<Offered<Of, T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
+    start(blocks_kernel<kPower, kLargest, Of, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
+          nonfinite + first);
   });
-  const auto begin = [&](int64_t i) { return first_block[size_t(i)]; };
-  using Largest = Plain<Work<T>>;
-  using Sum = Plain<double>;
-  if (kLargest)
-    add_blocks<true, Largest>(
-        tensor_count, units, largest.get(), begin,
-        [&](int64_t i) { return Largest{static_cast<Work<T>*>(tensor(i).largest)}; }, launch);
-  if (kPower != kMaximum)
-    add_blocks<false, Sum>(
-        tensor_count, units, sums.get(), begin, [&](int64_t i) { return Sum{tensor(i).squares}; }, launch);
 }
 
 }  // namespace
@@ -96,13 +121,13 @@ void norm_offer(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, P
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     if (power == kMaximum)
-      run<kMaximum, true, T>(tensor_count, tensor, nonfinite, launch);
+      run<kMaximum, true, LargestOnly, T>(tensor_count, tensor, nonfinite, launch);
     else if (power == kPower1)
-      run<kPower1, false, T>(tensor_count, tensor, nonfinite, launch);
+      run<kPower1, false, Sum, T>(tensor_count, tensor, nonfinite, launch);
     else if (power == kPower2)
-      run<kPower2, false, T>(tensor_count, tensor, nonfinite, launch);
+      run<kPower2, false, Sum, T>(tensor_count, tensor, nonfinite, launch);
     else
-      run<kPower4, false, T>(tensor_count, tensor, nonfinite, launch);
+      run<kPower4, false, Sum, T>(tensor_count, tensor, nonfinite, launch);
   });
 }
 
@@ -111,7 +136,7 @@ void moments_offer(const MomentsOffered* tensors, int64_t tensor_count, Dtype dt
   const auto tensor = [&](int64_t i) { return tensors[i]; };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    run<kPower2, true, T>(tensor_count, tensor, nonfinite, launch);
+    run<kPower2, true, Moments, T>(tensor_count, tensor, nonfinite, launch);
   });
 }
 

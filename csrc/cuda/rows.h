@@ -1,7 +1,5 @@
-// Rows of elements on CUDA: the tree of rules/tree.h in blocks that warps sum, and bits that warps vote on.
+// Rows of elements on CUDA: the parts that warps take, and the bits that they vote on.
 #pragma once
-#include <vector>
-
 #include "rules/tree.h"
 #include "launch.h"
 #include "table.h"
@@ -18,25 +16,6 @@ template <class T> __device__ Work<T> offered(const T* grad, const Work<T>* resi
 __device__ inline int64_t row_of(int64_t i, int64_t row_length, int64_t count) {
   if (row_length >= count) return 0;
   return count <= 0xffffffff ? int64_t(uint32_t(i) / uint32_t(row_length)) : i / row_length;
-}
-
-// Blocks of all rows, in order; rules/tree.h says what a block is.
-struct Blocks {
-  int64_t per_row, total;
-};
-__host__ __device__ inline Blocks blocks_of(int64_t count, int64_t row_length) {
-  const int64_t per_row = ceil_div(row_length, kBlock);
-  return {per_row, count / row_length * per_row + ceil_div(count % row_length, kBlock)};
-}
-
-// One of them: its row, and its elements.
-struct BlockOfRow {
-  int64_t row, begin, end;
-};
-__device__ inline BlockOfRow block_of_row(int64_t block, int64_t count, int64_t row_length) {
-  const int64_t per_row = ceil_div(row_length, kBlock), row = block / per_row;
-  const int64_t begin = row * row_length + block % per_row * kBlock;
-  return {row, begin, min(min(begin + kBlock, (row + 1) * row_length), count)};
 }
 
 // A warp's part of consecutive elements: lane by lane, as the sums and the votes want them, with this many loads of
@@ -110,7 +89,7 @@ template <class T> __device__ Loaded<T> load_groups(const T* grad, const Work<T>
 }
 
 // Rows that end with whole halves share none with the next one.
-__device__ inline bool has_whole_halves(int64_t count, int64_t row_length) {
+__host__ __device__ inline bool has_whole_halves(int64_t count, int64_t row_length) {
   return row_length % kWarp == 0 || row_length >= count;
 }
 
@@ -128,91 +107,6 @@ __device__ inline void put_bits(uint32_t* halves, int64_t begin, uint32_t bits, 
 template <class W> __device__ W combine_warp(W lane) {
   for (int half = kWarp / 2; half > 0; half /= 2) lane += __shfl_down_sync(kAllLanes, lane, half);
   return lane;
-}
-
-// A warp adds values in index order, from 0, or finds the largest: 32 are loaded at once, every lane gets the result.
-template <bool kLargest> __device__ double in_order(const double* values, int64_t begin, int64_t end) {
-  double total = 0;
-  for (int64_t first = begin; first < end; first += kWarp) {
-    const double mine = first + lane_index() < end ? values[first + lane_index()] : 0.0;
-#pragma unroll
-    for (int lane = 0; lane < kWarp; ++lane) {
-      const double value = __shfl_sync(kAllLanes, mine, lane);
-      total = kLargest ? max(total, value) : total + value;
-    }
-  }
-  return total;
-}
-
-// What is added up of a tensor, or searched for the largest: of every row `parts_per_row` parts, so many at a time.
-template <class Put> struct Adding {
-  const double* parts;
-  int64_t parts_per_row, parts_total, at_a_time, groups_per_row;
-  Put put;  // takes what was found of each group
-};
-
-template <bool kLargest, class Table> __global__ void add_kernel(const __grid_constant__ Table table) {
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const auto& a = table.items[item];
-    const int64_t group = unit - table.begins[item], row = group / a.groups_per_row * a.parts_per_row;
-    const int64_t begin = row + group % a.groups_per_row * a.at_a_time;
-    const int64_t end = min(min(begin + a.at_a_time, row + a.parts_per_row), a.parts_total);
-    const double found = in_order<kLargest>(a.parts, begin, end);
-    if (lane_index() == 0) a.put(group, canonical(found));
-  }
-}
-
-// A number for each row, as it is found.
-template <class Out> struct Plain {
-  Out* out;
-  __device__ void operator()(int64_t row, double found) const { out[row] = Out(found); }
-};
-
-template <bool kLargest, class Put, class ItemOf, class UnitsOf>
-void add_all(int64_t count, ItemOf item, UnitsOf units, Launch launch) {
-  in_tables<Adding<Put>>(count, item, units, [&](const auto& table, int64_t) {
-    start(add_kernel<kLargest, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table);
-  });
-}
-
-// Sums of rows, or the largest, from those of their blocks, in the order of the tree: for all tensors at once.
-// `units` is the shape of a tensor, `first_block` says where its blocks are among those of all, `put` takes its sums.
-template <bool kLargest, class Put, class UnitsOf, class FirstBlock, class PutOf>
-void add_blocks(int64_t count, UnitsOf units, const double* of_blocks, FirstBlock first_block, PutOf put,
-                Launch launch) {
-  constexpr int64_t kBlocks = kSuperblock / kBlock;
-  std::vector<int64_t> first_unit(size_t(count) + 1);
-  bool long_rows = false;
-  for (int64_t i = 0; i < count; ++i) {
-    first_unit[size_t(i) + 1] = first_unit[size_t(i)] + units(i).total;
-    long_rows |= units(i).per_row > 1;
-  }
-  const Scratch<double> of_units(long_rows ? first_unit[size_t(count)] : 0, launch);
-  const auto blocks = [&](int64_t i) { return blocks_of(units(i).count, units(i).row_length); };
-  const auto rows = [&](int64_t i) { return ceil_div(units(i).count, units(i).row_length); };
-  if (long_rows) {
-    const auto item = [&](int64_t i) {
-      return Adding<Plain<double>>{of_blocks + first_block(i),
-                                   blocks(i).per_row,
-                                   blocks(i).total,
-                                   kBlocks,
-                                   units(i).per_row,
-                                   {of_units.get() + first_unit[size_t(i)]}};
-    };
-    add_all<kLargest, Plain<double>>(count, item, [&](int64_t i) { return units(i).total; }, launch);
-  }
-  // A row of one superblock has its sum with that of the superblock.
-  const auto item = [&](int64_t i) {
-    const int64_t per_row = long_rows ? units(i).per_row : blocks(i).per_row;
-    return Adding<Put>{long_rows ? of_units.get() + first_unit[size_t(i)] : of_blocks + first_block(i),
-                       per_row,
-                       long_rows ? units(i).total : blocks(i).total,
-                       per_row,
-                       1,
-                       put(i)};
-  };
-  add_all<kLargest, Put>(count, item, rows, launch);
 }
 
 }  // namespace

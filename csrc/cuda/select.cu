@@ -108,8 +108,7 @@ __device__ inline double sum_of_blocks(const double* sums, int64_t size) {
 }
 
 // Afterwards sizes[0] is what the winner keeps, sizes[1] which side that is.
-template <class W>
-__global__ void winner_kernel(const double* sums, int64_t blocks, int64_t* sizes, W* mean) {
+template <class W> __global__ void winner_kernel(const double* sums, int64_t blocks, int64_t* sizes, W* mean) {
   const double positive = sum_of_blocks(sums, sizes[0]), negative = sum_of_blocks(sums + blocks, sizes[1]);
   const int side = negatives_win(positive, sizes[0], -negative, sizes[1]);
   const double sum = side ? negative : positive;
@@ -141,11 +140,16 @@ void select_from(const Source& source, int64_t size, int64_t k, const Noted<Key<
         first_side, second_side, sizes);
 }
 
-// Where a sample pays, and how many candidates there is room for on both sides: a bin of a digit spans an eighth of a
-// power of two at most, so about twice as many as are kept, of most gradients.
-constexpr int64_t kSample = 1 << 16;
+// Elements of a sample. The tests make it small, so that short tensors are sampled.
+#ifndef HVC_SAMPLE
+#define HVC_SAMPLE (1 << 16)
+#endif
+constexpr int64_t kSample = HVC_SAMPLE;
+
+// Where a sample pays, and how many candidates there is room for: a bin of a digit spans an eighth of a power of two at
+// most, so of most gradients no more than twice as many as are kept.
 bool is_sampled(int64_t count, int64_t k) { return count >= 4 * kSample && k <= count / 16 && count <= INT32_MAX; }
-template <int kSides> int64_t room_for(int64_t k) { return kSides * (3 * k + 4096); }
+template <int kSides> int64_t room_for(int64_t k) { return kSides * (3 * k + kSample / 16); }
 
 // The rank in a sample that the k-th largest of all has, and some more: it falls short once in 30,000 times.
 int64_t rank_in_sample(int64_t count, int64_t k) {
@@ -175,9 +179,8 @@ template <int kSides, class T> void select_sampled(const Input<T>& in, Kept<Work
   select_from<kSides>(few, room, in.k, noted, first_side, second_side, results.sizes, launch);
 }
 
-template <int kSides, class T>
-void select_largest(const Input<T>& in, bool sampled, Kept<Work<T>> first_side, Kept<Work<T>> second_side,
-                    const Results& results, Launch launch) {
+template <int kSides, class T> void select_largest(const Input<T>& in, bool sampled, Kept<Work<T>> first_side,
+                                                   Kept<Work<T>> second_side, const Results& results, Launch launch) {
   if (sampled) return select_sampled<kSides>(in, first_side, second_side, results, launch);
   const Noted<Key<Work<T>>> noted{results.nonfinite};
   select_from<kSides>(Whole<T>{in}, in.count, in.k, noted, first_side, second_side, results.sizes, launch);

@@ -1,8 +1,8 @@
 // One bit per element: packing, the fused offer, the fused decode.
 #include "rules/kept.h"
-#include "rules/tree.h"
-#include "launch.h"
+#include "rules/sign.h"
 #include "rows.h"
+#include "trees.h"
 #include "visit.h"
 
 namespace hvc {
@@ -21,8 +21,11 @@ struct Coins {
 template <class T> struct Offered {
   const T* grad;
   const Work<T>*residual, *divisor;
-  int64_t count, row_length, word_offset;
+  int64_t word_offset;
   uint32_t* halves;  // the bits, 32 at a time: what a warp votes on
+  Tree<Sum> tree;
+  double* sums;
+  float* steps;
 };
 
 template <class T> struct Decoded {
@@ -34,9 +37,8 @@ template <class T> struct Decoded {
   Work<T>* residual;
 };
 
-struct Rule {
-  Feedback feedback;
-  double decay, scale;
+template <class W> struct Rule {
+  W decay, scale;
   Coins coins;
 };
 
@@ -47,129 +49,222 @@ template <class W> __device__ bool own_bit(W x, const Coins& coins, int64_t word
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
+// So many groups of 32 elements are loaded at once.
+constexpr int kGroups = 8;
+
 // A warp votes on several halves of words, and as many lanes write them.
 template <class T> __global__ void pack_kernel(const T* x, int64_t count, uint32_t* halves) {
   const int64_t all = 2 * words_for(count);
-  for (int64_t half = first_warp() * kInFlight; half < all; half += warp_stride() * kInFlight) {
-    const Loaded<T> loaded = load_groups<T>(x, nullptr, half * kWarp, count);
+  for (int64_t half = first_warp() * kGroups; half < all; half += warp_stride() * kGroups) {
+    const int64_t at = half * kWarp + lane_index(), left = count - at;
+    T values[kGroups];
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) values[k] = k * kWarp < left ? (x + at)[k * kWarp] : T{};
     uint32_t mine = 0;
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) {
-      const int64_t i = (half + k) * kWarp + lane_index();
-      const uint32_t bits = __ballot_sync(kAllLanes, i < count && sign_bit(loaded.x[k]));
+    for (int k = 0; k < kGroups; ++k) {
+      const uint32_t bits = __ballot_sync(kAllLanes, k * kWarp < left && sign_bit(to_work(values[k])));
       mine = lane_index() == k ? bits : mine;
     }
-    if (lane_index() < kInFlight && half + lane_index() < all) halves[half + lane_index()] = mine;
+    if (lane_index() < kGroups && half + lane_index() < all) halves[half + lane_index()] = mine;
   }
 }
 
-// A warp sums a block of 1024 elements, lane by lane, as the tree says.
+// What a warp finds of a block of 1024 elements: every lane the bits of its group, those that coins decide apart, and a
+// part of the sum.
+template <class W> struct OfBlock {
+  W sum = 0;
+  int bad = 0;
+  uint32_t bits = 0, zeros = 0;
+};
+
+// Takes the groups of a block from `first` on: lane by lane, as the tree says. Behind the end x is 0, and the bit too.
+template <bool kWhole, class T> __device__ void take_groups(const Offered<T>& o, bool coins, int64_t begin, int count,
+                                                            int first, OfBlock<Work<T>>& found) {
+  using W = Work<T>;
+  const int64_t at = begin + first * kWarp + lane_index();
+  const int left = count - first * kWarp - lane_index();
+  T given[kGroups];
+  W x[kGroups];
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    const bool inside = kWhole || k * kWarp < left;
+    given[k] = inside ? (o.grad + at)[k * kWarp] : T{};
+    x[k] = o.residual && inside ? (o.residual + at)[k * kWarp] : W(0);
+  }
+  if (o.divisor) {
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k)
+      if (kWhole || k * kWarp < left) x[k] += to_work(given[k]) / (o.divisor + at)[k * kWarp];
+  } else {
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) x[k] += to_work(given[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    const bool inside = kWhole || k * kWarp < left;
+    const uint32_t bits = __ballot_sync(kAllLanes, inside && sign_bit(x[k]));
+    const uint32_t zeros = coins ? __ballot_sync(kAllLanes, inside && x[k] == 0) : 0;
+    found.bits = lane_index() == first + k ? bits : found.bits;
+    found.zeros = lane_index() == first + k ? zeros : found.zeros;
+    found.sum += magnitude(x[k]);
+    found.bad += !can_be_kept(x[k]);
+  }
+}
+
+// The coins of 32 elements from i on, as own_bit() takes one.
+__device__ inline uint32_t coins_of_group(const Stream& stream, int64_t word_offset, int64_t i) {
+  const int64_t word = word_offset + i / kWordBits;
+  const int shift = int(i % kWordBits);
+  const uint64_t low = random_word(stream, word, 0) >> shift;
+  return uint32_t(shift <= kWarp ? low : low | random_word(stream, word + 1, 0) << (kWordBits - shift));
+}
+
 template <class T, class Table>
-__global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, double* block_sums, int64_t* nonfinite) {
+__global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, int64_t ranks, int64_t* nonfinite) {
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<T>& o = table.items[item];
-    const auto [row, begin, end] = block_of_row(unit - table.begins[item], o.count, o.row_length);
-    const bool whole_halves = has_whole_halves(o.count, o.row_length);
-    Work<T> sum = 0;
-    int64_t bad = 0;
-    for (int64_t groups = begin; groups < end; groups += kInFlight * kWarp) {
-      const Loaded<T> loaded = load_groups(o.grad, o.residual, groups, end, o.divisor);
-#pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        const int64_t group = groups + k * kWarp, i = group + lane_index();
-        if (group >= end) break;
-        const Work<T> x = loaded.x[k];
-        const uint32_t bits = __ballot_sync(kAllLanes, i < end && own_bit(x, coins, o.word_offset, i));
-        if (lane_index() == 0) put_bits(o.halves, group, bits, whole_halves);
-        sum += magnitude(x);
-        bad += !can_be_kept(x);
-      }
+    const int64_t block = unit - table.begins[item];
+    const auto [row, begin, count] = block_of(o.tree, block);
+    OfBlock<Work<T>> found;
+    for (int first = 0; first * kWarp < count; first += kGroups) {
+      if (count == kBlock)
+        take_groups<true>(o, coins.present, begin, count, first, found);
+      else
+        take_groups<false>(o, coins.present, begin, count, first, found);
     }
-    sum = combine_warp(sum);
-    if (block_sums && lane_index() == 0) block_sums[unit] = double(sum);
-    add_count(nonfinite + item, bad);
+    if (found.zeros != 0) {
+      const uint32_t flips = coins_of_group(coins.stream, o.word_offset, begin + lane_index() * kWarp);
+      found.bits = (found.bits & ~found.zeros) | (flips & found.zeros);
+    }
+    put_block(o.halves, o.tree, begin, count, found.bits);
+    add_count(nonfinite + item, found.bad);
+    if (!o.tree.of_blocks) continue;
+    const Sum sum{double(combine_warp(found.sum))};
+    add_up(o.tree, block, row, sum, [&](int64_t at, const Sum& of_row) {
+      const double total = canonical(of_row.sum);
+      if (o.sums) o.sums[at] = total;
+      const int64_t elements = min(o.tree.row_length, o.tree.count - at * o.tree.row_length);
+      if (o.steps) o.steps[at] = step_of(total, elements, ranks);
+    });
   }
 }
 
-// The sum of each row, the step that it makes, or both.
-struct Step {
-  double* sums;
-  float* steps;
-  int64_t count, row_length, ranks;
-  __device__ void operator()(int64_t row, double sum) const {
-    if (sums) sums[row] = sum;
-    if (steps) steps[row] = step_of(sum, min(row_length, count - row * row_length), ranks);
-  }
+template <Feedback kFeedback, class T> __device__ Work<T> left_of(const Decoded<T>& d, const Rule<Work<T>>& rule,
+                                                                  Work<T> x, Work<T> result, Work<T> step, int64_t i) {
+  using W = Work<T>;
+  if (kFeedback == kFeedbackMomentum) return x * rule.decay;
+  constexpr bool kOfOthers = kFeedback == kFeedbackGlobal;
+  const W value = kOfOthers ? result : signed_step(own_bit(x, rule.coins, d.word_offset, i), step);
+  return less_value(x, value, kOfOthers) * rule.decay;
+}
+
+// What a warp decodes in one go: `step` is that of all these elements, if they share one.
+template <class W> struct Stretch {
+  int64_t first, last;
+  bool shared;
+  W step;
 };
 
-template <class T>
-__device__ Work<T> left_of(const Decoded<T>& d, const Rule& rule, Work<T> x, Work<T> result, Work<T> step, int64_t i) {
-  using W = Work<T>;
-  const bool of_others = rule.feedback == kFeedbackGlobal;
-  if (rule.feedback == kFeedbackMomentum) return x * W(rule.decay);
-  const W value = of_others ? result : signed_step(own_bit(x, rule.coins, d.word_offset, i), step);
-  return less_value(x, value, of_others) * W(rule.decay);
+// The bits of the groups from element `begin` on, and behind them those of their zeros: a half of a word for a lane.
+template <class T> __device__ uint32_t halves_of_lane(const Decoded<T>& d, int64_t begin, int64_t last) {
+  const int lane = lane_index(), group = lane % kInFlight;
+  const uint32_t* from = lane < kInFlight ? d.halves : d.zeros;
+  return lane < 2 * kInFlight && from && begin + group * kWarp < last ? from[begin / kWarp + group] : 0;
 }
 
-// A warp takes several halves of words, each read by all its lanes at once.
-template <class T, class Table> __global__ void decode_kernel(const __grid_constant__ Table table, Rule rule) {
+// A warp takes several groups of 32 elements.
+template <Feedback kFeedback, bool kWhole, class T>
+__device__ void decode_groups(const Decoded<T>& d, const Rule<Work<T>>& rule, const Stretch<Work<T>>& stretch,
+                              int64_t begin) {
   using W = Work<T>;
-  constexpr int64_t kElements = kInFlight * kWarp, kMost = in_one_go(Table::room > 1);
-  const bool keeps = rule.feedback != kFeedbackNone;
+  constexpr bool kKeeps = kFeedback != kFeedbackNone;
+  const int64_t at = begin + lane_index();
+  const int left = int(min(stretch.last - at, int64_t(kInFlight * kWarp)));
+  T given[kInFlight];
+  W kept[kInFlight], by[kInFlight];
+  const uint32_t halves = halves_of_lane(d, begin, stretch.last);
+#pragma unroll
+  for (int k = 0; k < kInFlight; ++k) {
+    const bool inside = kWhole || k * kWarp < left;
+    given[k] = kKeeps && inside ? (d.grad + at)[k * kWarp] : T{};
+    kept[k] = kKeeps && inside && d.residual ? (d.residual + at)[k * kWarp] : W(0);
+    by[k] = d.divisor && inside ? (d.divisor + at)[k * kWarp] : W(1);
+  }
+#pragma unroll
+  for (int k = 0; k < kInFlight; ++k) {
+    const bool bit = __shfl_sync(kAllLanes, halves, k) >> lane_index() & 1;
+    const bool zero = __shfl_sync(kAllLanes, halves, kInFlight + k) >> lane_index() & 1;
+    if (!kWhole && k * kWarp >= left) continue;
+    const int64_t i = at + k * kWarp;
+    const W step = stretch.shared ? stretch.step : W(d.steps[row_of(i, d.row_length, d.count)]);
+    if (kKeeps) {
+      const W mine = d.divisor ? to_work(given[k]) / by[k] : to_work(given[k]), x = mine + kept[k];
+      const W result = signed_step_or_zero(zero, bit, step);
+      (d.residual + at)[k * kWarp] = left_of<kFeedback>(d, rule, x, result, step, i);
+    }
+    const W decoded = signed_step_or_zero(zero, bit, step * rule.scale);
+    (d.grad + at)[k * kWarp] = from_work<T>(d.divisor ? decoded * by[k] : decoded);
+  }
+}
+
+template <Feedback kFeedback, class T, class Table>
+__global__ void decode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule<Work<T>> rule) {
+  constexpr int64_t kMost = in_one_go(true), kElements = kInFlight * kWarp;
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Decoded<T>& d = table.items[item];
     const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, d.count);
+    const int64_t row = row_of(first, d.row_length, d.count);
+    const bool shared = row == row_of(last - 1, d.row_length, d.count);
+    const Stretch<Work<T>> stretch{first, last, shared, Work<T>(d.steps[row])};
     for (int64_t begin = first; begin < last; begin += kElements) {
-      const Loaded<T> loaded = load_groups<T>(d.grad, d.residual, begin, keeps ? last : begin, d.divisor);
-      uint32_t bits[kInFlight], zeros[kInFlight];
-#pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        const bool inside = begin + k * kWarp < last;
-        bits[k] = inside ? d.halves[begin / kWarp + k] : 0;
-        zeros[k] = inside && d.zeros ? d.zeros[begin / kWarp + k] : 0;
-      }
-#pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        const int64_t i = begin + k * kWarp + lane_index();
-        if (i >= last) break;
-        const bool bit = bits[k] >> lane_index() & 1, zero = zeros[k] >> lane_index() & 1;
-        const W step = d.steps[row_of(i, d.row_length, d.count)];
-        if (keeps) d.residual[i] = left_of(d, rule, loaded.x[k], signed_step_or_zero(zero, bit, step), step, i);
-        const W decoded = signed_step_or_zero(zero, bit, step * W(rule.scale));
-        d.grad[i] = from_work<T>(d.divisor ? decoded * d.divisor[i] : decoded);
-      }
-      if (kMost == kElements) break;  // told to the compiler, which would keep registers for another round
+      if (begin + kElements <= last)
+        decode_groups<kFeedback, true>(d, rule, stretch, begin);
+      else
+        decode_groups<kFeedback, false>(d, rule, stretch, begin);
     }
   }
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-// Writes bits and counts of all tensors, and the sums of their blocks where somebody wants them.
-template <class T> void run_offer(const SignOffered* tensors, int64_t tensor_count, const Stream* key,
-                                  double* block_sums, const std::vector<int64_t>& first_block, int64_t* nonfinite,
-                                  Launch launch) {
-  const auto words = [&](int64_t i) { return words_for(tensors[i].count) * int64_t(sizeof(uint64_t)); };
-  clear_counts(nonfinite, tensor_count, launch);
-  clear_all(tensor_count, [&](int64_t i) { return tensors[i].bits; }, words, launch);
-  const auto item = [&](int64_t i) {
-    const SignOffered& t = tensors[i];
-    return Offered<T>{static_cast<const T*>(t.grad),
-                      static_cast<const Work<T>*>(t.residual),
-                      static_cast<const Work<T>*>(t.divisor),
-                      t.count,
-                      t.row_length,
-                      t.word_offset,
-                      reinterpret_cast<uint32_t*>(t.bits)};
-  };
-  const auto blocks = [&](int64_t i) { return first_block[size_t(i) + 1] - first_block[size_t(i)]; };
-  in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
-    double* sums = block_sums ? block_sums + first_block[size_t(first)] : nullptr;
-    start(offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, Coins(key), sums,
-          nonfinite + first);
-  });
+template <class T> Offered<T> offered_of(const SignOffered& t, const Tree<Sum>& tree) {
+  return {static_cast<const T*>(t.grad),
+          static_cast<const Work<T>*>(t.residual),
+          static_cast<const Work<T>*>(t.divisor),
+          t.word_offset,
+          reinterpret_cast<uint32_t*>(t.bits),
+          tree,
+          t.sums,
+          t.steps};
+}
+
+template <class T> Decoded<T> decoded_of(const SignDecoded& t) {
+  return {reinterpret_cast<const uint32_t*>(t.bits),
+          reinterpret_cast<const uint32_t*>(t.zeros),
+          t.steps,
+          static_cast<const Work<T>*>(t.divisor),
+          t.count,
+          t.row_length,
+          t.word_offset,
+          static_cast<T*>(t.grad),
+          static_cast<Work<T>*>(t.residual)};
+}
+
+// Calls body with a feedback that the compiler knows.
+template <class Body> void visit_feedback(Feedback feedback, const Body& body) {
+  switch (feedback) {
+    case kFeedbackNone:
+      return body(std::integral_constant<Feedback, kFeedbackNone>());
+    case kFeedbackGlobal:
+      return body(std::integral_constant<Feedback, kFeedbackGlobal>());
+    case kFeedbackOwn:
+      return body(std::integral_constant<Feedback, kFeedbackOwn>());
+    case kFeedbackMomentum:
+      return body(std::integral_constant<Feedback, kFeedbackMomentum>());
+  }
 }
 
 }  // namespace
@@ -177,54 +272,46 @@ template <class T> void run_offer(const SignOffered* tensors, int64_t tensor_cou
 void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    start(pack_kernel<T>, ceil_div(2 * words_for(count), kInFlight) * kWarp, launch, static_cast<const T*>(x), count,
+    start(pack_kernel<T>, ceil_div(2 * words_for(count), kGroups) * kWarp, launch, static_cast<const T*>(x), count,
           reinterpret_cast<uint32_t*>(bits));
   });
 }
 
 void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
                 int64_t* nonfinite, Launch launch) {
-  const auto units = [&](int64_t i) { return units_of(tensors[i].count, tensors[i].row_length); };
-  std::vector<int64_t> first_block(size_t(tensor_count) + 1);
-  for (int64_t i = 0; i < tensor_count; ++i)
-    first_block[size_t(i) + 1] = first_block[size_t(i)] + blocks_of(tensors[i].count, tensors[i].row_length).total;
+  const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
+  const auto blocks = [&](int64_t i) { return blocks_in(tensors[i].count, tensors[i].row_length); };
+  const auto added = [&](int64_t i) { return bytes_to_clear(tensors[i].count, tensors[i].row_length); };
+  clear_counts(nonfinite, tensor_count, launch);
+  clear_all(tensor_count, [&](int64_t i) { return tensors[i].bits; }, added, launch);
   // An array without elements may have no address.
   const bool adds =
       std::any_of(tensors, tensors + tensor_count, [](const SignOffered& t) { return t.steps || t.sums; });
-  const Scratch<double> block_sums(adds ? first_block.back() : 0, launch);
+  const Trees<Sum> trees(tensor_count, shape, adds, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    run_offer<T>(tensors, tensor_count, key, block_sums.get(), first_block, nonfinite, launch);
+    const auto item = [&](int64_t i) {
+      return offered_of<T>(tensors[i], trees.of(i, tensors[i].count, tensors[i].row_length));
+    };
+    in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
+      start(offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, Coins(key), ranks,
+            nonfinite + first);
+    });
   });
-  if (!adds) return;
-  add_blocks<false, Step>(
-      tensor_count, units, block_sums.get(), [&](int64_t i) { return first_block[size_t(i)]; },
-      [&](int64_t i) {
-        const SignOffered& t = tensors[i];
-        return Step{t.sums, t.steps, t.count, t.row_length, ranks};
-      },
-      launch);
 }
 
 void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
                  double scale, const Stream* key, Launch launch) {
-  const Rule rule{feedback, decay, scale, Coins(key)};
+  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(true)); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto item = [&](int64_t i) {
-      const SignDecoded& t = tensors[i];
-      return Decoded<T>{reinterpret_cast<const uint32_t*>(t.bits),
-                        reinterpret_cast<const uint32_t*>(t.zeros),
-                        t.steps,
-                        static_cast<const Work<T>*>(t.divisor),
-                        t.count,
-                        t.row_length,
-                        t.word_offset,
-                        static_cast<T*>(t.grad),
-                        static_cast<Work<T>*>(t.residual)};
-    };
-    in_tables<Decoded<T>>(tensor_count, item, units_in_one_go(tensors, tensor_count), [&](const auto& table, int64_t) {
-      start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, rule);
+    const Rule<Work<T>> rule{Work<T>(decay), Work<T>(scale), Coins(key)};
+    const auto item = [&](int64_t i) { return decoded_of<T>(tensors[i]); };
+    visit_feedback(feedback, [&](auto kind) {
+      in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+        using Table = std::decay_t<decltype(table)>;
+        start(decode_kernel<decltype(kind)::value, T, Table>, table.units() * kWarp, launch, table, rule);
+      });
     });
   });
 }

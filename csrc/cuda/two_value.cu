@@ -3,16 +3,28 @@
 #include "rules/sign.h"
 #include "parts.h"
 #include "rows.h"
+#include "trees.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
 
+// What is added up of a row; the number of ones is exact in float64.
+struct Sides {
+  double high, low, ones;
+  __device__ void take(const Sides& other) {
+    high += other.high;
+    low += other.low;
+    ones += other.ones;
+  }
+};
+
 template <class T> struct Offered {
   const T* grad;
   const Work<T>* residual;
-  int64_t count, row_length;
   uint32_t* halves;  // the bits, 32 at a time: what a warp votes on
+  Tree<Sides> tree;
+  double *highs, *lows;
   int64_t* ones;
 };
 
@@ -24,79 +36,107 @@ template <class T> struct Decoded {
 
 // What the ranks sent, of the whole bucket.
 struct Sent {
-  PartList<uint64_t> bits;
+  PartList<uint32_t> halves;
   PartList<float> highs, lows;
   bool has_lows;
   int64_t ranks, own;
 };
 
-// How many elements a warp decodes in one go: more where it looks for their tensor first.
-__host__ __device__ constexpr int64_t elements_in_one_go(bool several) { return (several ? 8 : 1) * kWarp; }
-
 // ---- kernels ----------------------------------------------------------------------------------------------
 
 // A warp sums both sides of a block of 1024 elements, lane by lane, as the tree says.
-template <class T, class Table> __global__ void two_value_offer_kernel(const __grid_constant__ Table table,
-                                                                       double* block_highs, double* block_lows,
-                                                                       int64_t* nonfinite) {
+template <class T, class Table>
+__global__ void two_value_offer_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
   using W = Work<T>;
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<T>& o = table.items[item];
-    const auto [row, begin, end] = block_of_row(unit - table.begins[item], o.count, o.row_length);
-    const bool whole_halves = has_whole_halves(o.count, o.row_length);
+    const int64_t block = unit - table.begins[item];
+    const auto [row, begin, count] = block_of(o.tree, block);
     W high = 0, low = 0;
-    int64_t ones = 0, bad = 0;
-    for (int64_t groups = begin; groups < end; groups += kInFlight * kWarp) {
-      const Loaded<T> loaded = load_groups(o.grad, o.residual, groups, end);
+    int ones = 0, bad = 0;
+    uint32_t mine = 0;
+    for (int first = 0; first * kWarp < count; first += kInFlight) {
+      const Loaded<T> loaded = load_groups(o.grad, o.residual, begin + first * kWarp, begin + count);
 #pragma unroll
       for (int k = 0; k < kInFlight; ++k) {
-        const int64_t group = groups + k * kWarp;
-        if (group >= end) break;
         const W x = loaded.x[k];
-        const bool bit = group + lane_index() < end && sign_bit(x);
+        const bool bit = (first + k) * kWarp + lane_index() < count && sign_bit(x);
         const uint32_t bits = __ballot_sync(kAllLanes, bit);
-        if (lane_index() == 0) put_bits(o.halves, group, bits, whole_halves);
+        mine = lane_index() == first + k ? bits : mine;
         high += bit ? magnitude(x) : W(0);
         low += bit ? W(0) : magnitude(x);
         ones += __popc(bits);
         bad += !can_be_kept(x);
       }
     }
-    high = combine_warp(high);
-    low = combine_warp(low);
+    put_block(o.halves, o.tree, begin, count, mine);
     add_count(nonfinite + item, bad);
-    if (lane_index() != 0) continue;
-    block_highs[unit] = double(high);
-    block_lows[unit] = double(low);
-    add_count(o.ones + row, ones);
+    const Sides sides{double(combine_warp(high)), double(combine_warp(low)), double(ones)};
+    add_up(o.tree, block, row, sides, [&](int64_t at, const Sides& of_row) {
+      o.highs[at] = canonical(of_row.high);
+      o.lows[at] = canonical(of_row.low);
+      o.ones[at] = int64_t(of_row.ones);
+    });
+  }
+}
+
+// What the ranks' values add up to, of a lane's elements, and what its own rank sent.
+template <class W> struct Totals {
+  W total[kInFlight], own[kInFlight];
+};
+
+// Adds what a rank sent of several groups, whose bits begin at a half: `row(k)` is the row of a lane's element.
+template <class W, class RowOf> __device__ void add_rank(const Sent& sent, int64_t rank, int64_t first_half, int groups,
+                                                         const RowOf& row, Totals<W>& found) {
+  const uint32_t halves = lane_index() < groups ? sent.halves[rank][first_half + lane_index()] : 0;
+#pragma unroll
+  for (int k = 0; k < kInFlight; ++k) {
+    const bool bit = __shfl_sync(kAllLanes, halves, k) >> lane_index() & 1;
+    const W high = sent.highs[rank][row(k)], low = sent.has_lows ? W(sent.lows[rank][row(k)]) : -high;
+    const W value = bit ? high : low;
+    found.total[k] = rank == 0 ? value : found.total[k] + value;
+    if (rank == sent.own) found.own[k] = value;
   }
 }
 
 template <class T>
-__device__ Work<T> sent_by(const Sent& sent, int64_t rank, const Decoded<T>& d, int64_t row, int64_t i) {
-  using W = Work<T>;
-  const W high = sent.highs[rank][d.first_row + row];
-  const bool bit = sent.bits[rank][d.first_word + i / kWordBits] >> (i % kWordBits) & 1;
-  return bit ? high : sent.has_lows ? W(sent.lows[rank][d.first_row + row]) : -high;
+__device__ void decode_groups(const Decoded<T>& d, const Sent& sent, Work<T> scale, int64_t begin, int64_t last) {
+  const Loaded<T> loaded = load_groups<T>(d.grad, d.residual, begin, last);
+  const int groups = int(ceil_div(min(last - begin, int64_t(kInFlight * kWarp)), kWarp));
+  const int64_t first_half = 2 * d.first_word + begin / kWarp;
+  const int64_t row = row_of(begin, d.row_length, d.count);
+  const bool shared = row == row_of(min(begin + kInFlight * kWarp, last) - 1, d.row_length, d.count);
+  Totals<Work<T>> found{};
+  for (int64_t rank = 0; rank < sent.ranks; ++rank) {
+    if (shared)
+      add_rank(sent, rank, first_half, groups, [&](int) { return d.first_row + row; }, found);
+    else
+      add_rank(
+          sent, rank, first_half, groups,
+          [&](int k) {
+            return d.first_row + row_of(min(begin + k * kWarp + lane_index(), last - 1), d.row_length, d.count);
+          },
+          found);
+  }
+#pragma unroll
+  for (int k = 0; k < kInFlight; ++k) {
+    const int64_t i = begin + k * kWarp + lane_index();
+    if (i >= last) break;
+    d.residual[i] = loaded.x[k] - found.own[k];
+    d.grad[i] = from_work<T>(found.total[k] * scale);
+  }
 }
 
 template <class T, class Table> __global__ void two_value_decode_kernel(const __grid_constant__ Table table,
                                                                         const __grid_constant__ Sent sent,
-                                                                        double scale) {
-  using W = Work<T>;
-  constexpr int64_t kMost = elements_in_one_go(Table::room > 1);
+                                                                        Work<T> scale) {
+  constexpr int64_t kMost = in_one_go(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Decoded<T>& d = table.items[item];
     const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, d.count);
-    for (int64_t i = first + lane_index(); i < last; i += kWarp) {
-      const int64_t row = row_of(i, d.row_length, d.count);
-      d.residual[i] = offered(d.grad, d.residual, i) - sent_by(sent, sent.own, d, row, i);
-      W total = sent_by(sent, 0, d, row, i);
-      for (int64_t rank = 1; rank < sent.ranks; ++rank) total += sent_by(sent, rank, d, row, i);
-      d.grad[i] = from_work<T>(total * W(scale));
-    }
+    for (int64_t begin = first; begin < last; begin += kInFlight * kWarp) decode_groups(d, sent, scale, begin, last);
   }
 }
 
@@ -106,50 +146,38 @@ template <class T, class Table> __global__ void two_value_decode_kernel(const __
 
 void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
                      Launch launch) {
-  const auto words = [&](int64_t i) { return words_for(tensors[i].count) * int64_t(sizeof(uint64_t)); };
-  const auto rows = [&](int64_t i) { return ceil_div(tensors[i].count, tensors[i].row_length); };
+  const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
+  const auto blocks = [&](int64_t i) { return blocks_in(tensors[i].count, tensors[i].row_length); };
+  const auto added = [&](int64_t i) { return bytes_to_clear(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
-  clear_all(tensor_count, [&](int64_t i) { return tensors[i].bits; }, words, launch);
-  clear_all(
-      tensor_count, [&](int64_t i) { return tensors[i].ones; },
-      [&](int64_t i) { return rows(i) * int64_t(sizeof(int64_t)); }, launch);
-  const auto blocks = [&](int64_t i) { return blocks_of(tensors[i].count, tensors[i].row_length).total; };
-  std::vector<int64_t> first_block(size_t(tensor_count) + 1);
-  for (int64_t i = 0; i < tensor_count; ++i) first_block[size_t(i) + 1] = first_block[size_t(i)] + blocks(i);
-  const Scratch<double> of_blocks(2 * first_block.back(), launch);  // of the high sides, then of the low ones
-  double *highs = of_blocks.get(), *lows = highs + first_block.back();
+  clear_all(tensor_count, [&](int64_t i) { return tensors[i].bits; }, added, launch);
+  const Trees<Sides> trees(tensor_count, shape, true, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
       const TwoValueOffered& t = tensors[i];
       return Offered<T>{static_cast<const T*>(t.grad),
                         static_cast<const Work<T>*>(t.residual),
-                        t.count,
-                        t.row_length,
                         reinterpret_cast<uint32_t*>(t.bits),
+                        trees.of(i, t.count, t.row_length),
+                        t.highs,
+                        t.lows,
                         t.ones};
     };
     in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
-      const int64_t at = first_block[size_t(first)];
-      start(two_value_offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, highs + at,
-            lows + at, nonfinite + first);
+      start(two_value_offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
+            nonfinite + first);
     });
   });
-  // Both sides of all tensors are added up together.
-  const auto tensor = [&](int64_t i) -> const TwoValueOffered& { return tensors[i % tensor_count]; };
-  add_blocks<false, Plain<double>>(
-      2 * tensor_count, [&](int64_t i) { return units_of(tensor(i).count, tensor(i).row_length); }, of_blocks.get(),
-      [&](int64_t i) { return i / tensor_count * first_block.back() + first_block[size_t(i % tensor_count)]; },
-      [&](int64_t i) { return Plain<double>{i < tensor_count ? tensor(i).highs : tensor(i).lows}; }, launch);
 }
 
 void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
                       const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
                       Launch launch) {
-  const Parts<uint64_t> bits_at(bits, ranks, launch);
+  const Parts<uint32_t> halves_at(reinterpret_cast<const uint32_t* const*>(bits), ranks, launch);
   const Parts<float> highs_at(highs, ranks, launch), lows_at(lows, lows ? ranks : 0, launch);
-  const Sent sent{bits_at.list(), highs_at.list(), lows_at.list(), lows != nullptr, ranks, own};
-  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, elements_in_one_go(tensor_count > 1)); };
+  const Sent sent{halves_at.list(), highs_at.list(), lows_at.list(), lows != nullptr, ranks, own};
+  const auto units = units_in_one_go(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
@@ -159,7 +187,7 @@ void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtyp
     };
     in_tables<Decoded<T>, sizeof(Sent) + kBeside>(tensor_count, item, units, [&](const auto& table, int64_t) {
       start(two_value_decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, sent,
-            scale);
+            Work<T>(scale));
     });
   });
 }

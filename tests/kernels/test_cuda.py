@@ -276,6 +276,22 @@ class TestNumbers:
                     same("binary_select", x, left, k, poison(k, torch.int32), poison(1, kind))
             same("count_nonfinite", grad)
 
+    def test_selection_by_sample(self, dtype: torch.dtype, target: Target, same: Same) -> None:
+        """A sample that does, one that misleads, and candidates without room; all the same it is exact."""
+        count, sample = (4099, 256) if target.name == "emulated" else (300_001, 1 << 16)
+        k, kind = count // 50, work(dtype)
+        sampled = torch.arange(count) % (count // sample) == 0
+        grad = tame(count, dtype, 1)
+        high, low = (torch.where(which, grad * 64, grad) for which in (sampled, ~sampled))
+        spoilt = grad.clone()
+        spoilt[5::97] = float("nan")
+        spoilt[7::1009] = float("-inf")
+        sparse = torch.where(torch.arange(count) % 101 == 3, grad, grad * 0)
+        for x in (grad, high, low, torch.full_like(grad, -2), torch.sign(grad), spoilt, sparse):
+            for residual in (None, tame(count, kind, 2)):
+                same("top_select", x, residual, k, poison(k, torch.int32), poison(k, kind))
+                same("binary_select", x, residual, k, poison(k, torch.int32), poison(1, kind))
+
     def test_sections(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
         for count in lengths:

@@ -20,8 +20,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "emulated"
-#: Grids have three blocks at most: so every kernel's loop goes round in tensors of some thousand elements.
-GRID = ("-DHVC_MOST_BLOCKS=3",)
+#: Grids have three blocks at most: so every kernel's loop goes round in tensors of some thousand elements. Selections
+#: look at samples of these, too.
+GRID = ("-DHVC_MOST_BLOCKS=3", "-DHVC_SAMPLE=256")
 LANGUAGE = ("-std=c++17", "-x", "c++")
 FLAGS = ("-O1", *LANGUAGE, "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-U_FORTIFY_SOURCE", *GRID)
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function")

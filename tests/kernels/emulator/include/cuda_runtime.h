@@ -21,7 +21,7 @@
 #define __host__
 #define __shared__ static
 #define __grid_constant__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 // ---- where a thread is --------------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@
 namespace cub {
 
 struct DeviceSelect {
-  template <class In, class Out, class Found, class Count, class Choose> static cudaError_t If(
-      void* memory, size_t& bytes, In from, Out into, Found found, Count count, Choose choose, cudaStream_t) {
+  template <class In, class Out, class Found, class Count, class Choose>
+  static cudaError_t If(void* memory, size_t& bytes, In from, Out into, Found found, Count count, Choose choose,
+                        cudaStream_t) {
     bytes = 1;
     if (!memory) return cudaSuccess;
     Count kept = 0;
