@@ -1,12 +1,9 @@
 // The k-th largest magnitude of each side, digit by digit; and what may be among the k largest, found in one pass.
 #pragma once
-#include <cub/device/device_select.cuh>
-
-#include <iterator>
-
 #include "rules/select.h"
 #include "grid.h"
 #include "rows.h"
+#include "scan.h"
 #include "select_operands.h"
 
 namespace hvc {
@@ -146,7 +143,7 @@ template <int kSides> class Counters {
 };
 
 // Blocks enough to keep a GPU busy, and few enough that adding up their bins takes no time.
-inline int64_t items_for(int64_t count) { return std::min<int64_t>(count, 1 << 19); }
+inline int64_t items_for(int64_t count) { return std::min<int64_t>(ceil_div(count, 4), 1 << 18); }
 
 // Finds the first `digits` digits of the k-th largest key of each side, in at most `size` keys of a source.
 template <int kSides, class Source, class K> void find_digits(const Source& source, int64_t size, int64_t k, int digits,
@@ -163,65 +160,97 @@ template <int kSides, class Source, class K> void find_digits(const Source& sour
 }
 
 // ---- candidates ---------------------------------------------------------------------------------------------
+// One pass marks them, 32 elements in a word, and counts them by chunks of 1024; the other one gathers what is marked.
 
-// The elements of an input with their positions, for CUB.
-template <class T> struct Offers {
-  using value_type = Candidate<Work<T>>;
-  using difference_type = std::ptrdiff_t;
-  using pointer = void;
-  using reference = value_type;
-  using iterator_category = std::random_access_iterator_tag;
+constexpr int64_t kChunk = 1024;  // elements that a warp marks, gathers or compacts
+constexpr int kGroups = 8;        // of 32 elements are loaded at once
 
-  const T* grad;
-  const Work<T>* residual;
-  int32_t at;
-  __host__ __device__ Offers operator+(difference_type n) const { return {grad, residual, int32_t(at + n)}; }
-  __device__ value_type operator*() const { return {offered(grad, residual, at), at}; }
-  __device__ value_type operator[](difference_type n) const { return *(*this + n); }
+// The marks of a lane's group, and what is not finite.
+struct Marks {
+  uint32_t bits = 0;
+  int bad = 0;
 };
 
-// Where CUB writes candidates: what finds no room is dropped.
-template <class W> struct Room {
-  using value_type = void;
-  using difference_type = std::ptrdiff_t;
-  using pointer = void;
-  using reference = void;
-  using iterator_category = std::random_access_iterator_tag;
-
-  struct Slot {
-    Candidate<W>* into;
-    __device__ void operator=(const Candidate<W>& candidate) const {
-      if (into) *into = candidate;
-    }
-  };
-  Candidate<W>* list;
-  int32_t room, at;
-  __host__ __device__ Room operator+(difference_type n) const { return {list, room, int32_t(at + n)}; }
-  __device__ Slot operator*() const { return {at < room ? list + at : nullptr}; }
-  __device__ Slot operator[](difference_type n) const { return *(*this + n); }
-};
-
-// NaN pass, to be counted.
-template <int kSides, class W> struct MayBeKept {
-  const Search<Key<W>>* floors;
-  __device__ bool operator()(const Candidate<W>& candidate) const {
-    const W x = candidate.value;
-    const Key<W> key = key_of(x);
-    return (key != 0 && key >= floors[side_of<kSides>(x)].key) || !(x == x);
-  }
-};
-
-template <int kSides, class T> void find_candidates(const Input<T>& in, const Search<Key<Work<T>>>* floors,
-                                                    const Few<Work<T>>& few, int64_t* found, Launch launch) {
+template <int kSides, bool kWhole, class T> __device__ void mark_groups(const Input<T>& in,
+                                                                        const Key<Work<T>> (&floors)[kSides],
+                                                                        int64_t begin, int first, Marks& marks) {
   using W = Work<T>;
-  const Offers<T> from{in.grad, in.residual, 0};
-  const Room<W> into{few.list, int32_t(few.room), 0};
-  const MayBeKept<kSides, W> choose{floors};
-  size_t bytes = 0;
-  check(cub::DeviceSelect::If(nullptr, bytes, from, into, found, int(in.count), choose, stream_of(launch)), "Select");
-  const Scratch<char> memory(int64_t(bytes), launch);
-  check(cub::DeviceSelect::If(memory.get(), bytes, from, into, found, int(in.count), choose, stream_of(launch)),
-        "Select");
+  const int64_t at = begin + first * kWarp + lane_index(), left = in.count - at;
+  T given[kGroups];
+  W x[kGroups];
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    const bool inside = kWhole || k * kWarp < left;
+    given[k] = inside ? (in.grad + at)[k * kWarp] : T{};
+    x[k] = in.residual && inside ? (in.residual + at)[k * kWarp] : W(0);
+  }
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    x[k] = to_work(given[k]) + x[k];
+    const W kept = less_nan(x[k]);
+    const Key<W> key = key_of(kept);
+    const bool passes = key != 0 && key >= (side_of<kSides>(kept) == 0 ? floors[0] : floors[kSides - 1]);
+    const uint32_t bits = __ballot_sync(kAllLanes, passes);
+    marks.bits = lane_index() == first + k ? bits : marks.bits;
+    marks.bad += !is_finite(x[k]);
+  }
+}
+
+template <int kSides, class T> __global__ void mark_kernel(Input<T> in, const Search<Key<Work<T>>>* searches,
+                                                           int64_t chunks, uint32_t* marked, int64_t* counts,
+                                                           int64_t* nonfinite) {
+  Key<Work<T>> floors[kSides];
+  for (int side = 0; side < kSides; ++side) floors[side] = searches[side].key;
+  for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
+    const int64_t begin = chunk * kChunk;
+    Marks marks;
+    for (int first = 0; first < kChunk / kWarp; first += kGroups) {
+      if (begin + kChunk <= in.count)
+        mark_groups<kSides, true>(in, floors, begin, first, marks);
+      else
+        mark_groups<kSides, false>(in, floors, begin, first, marks);
+    }
+    marked[chunk * kWarp + lane_index()] = marks.bits;
+    const int count = combine_warp(__popc(marks.bits));
+    add_count(nonfinite, marks.bad);
+    if (lane_index() != 0) continue;
+    counts[chunk] = count;
+    if (chunk == 0) counts[chunks] = 0;  // what is added up ends with the sum of all
+  }
+}
+
+// The sum over the lanes before.
+__device__ inline int sum_before(int value) {
+  int total = value;
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, total, step);
+    total += lane_index() >= step ? before : 0;
+  }
+  return total - value;
+}
+
+// `before` holds the counts of all chunks before each. What finds no room is dropped.
+template <class T> __global__ void gather_kernel(Input<T> in, int64_t chunks, const uint32_t* marked,
+                                                 const int64_t* before, Candidate<Work<T>>* list, int64_t room) {
+  for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
+    uint32_t bits = marked[chunk * kWarp + lane_index()];
+    int64_t place = before[chunk] + sum_before(__popc(bits));
+    for (; bits != 0 && place < room; bits &= bits - 1, ++place) {
+      const int64_t i = chunk * kChunk + lane_index() * kWarp + __ffs(int(bits)) - 1;
+      list[place] = {offered(in.grad, in.residual, i), int32_t(i)};
+    }
+  }
+}
+
+// The candidates of an input: what reaches the floor of its side. `before` has room for a number more than chunks.
+template <int kSides, class T> void find_candidates(const Input<T>& in, const Search<Key<Work<T>>>* floors,
+                                                    const Few<Work<T>>& few, int64_t* before, int64_t* nonfinite,
+                                                    Launch launch) {
+  const int64_t chunks = ceil_div(in.count, kChunk);
+  const Scratch<uint32_t> marked(chunks * kWarp, launch);
+  start(mark_kernel<kSides, T>, chunks * kWarp, launch, in, floors, chunks, marked.get(), before, nonfinite);
+  prefix_sums(before, before, chunks + 1, launch);
+  start(gather_kernel<T>, chunks * kWarp, launch, in, chunks, marked.get(), before, few.list, few.room);
 }
 
 }  // namespace

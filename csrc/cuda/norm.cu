@@ -7,24 +7,46 @@
 namespace hvc {
 namespace {
 
-// What a pass finds of a block, and of a row.
-struct LargestOnly {
+// What a pass finds of a block, and of a row; and where that is put.
+template <class T> struct Largest {
   double largest;
-  __device__ void take(const LargestOnly& other) { largest = max(largest, other.largest); }
+  __device__ void take(const Largest& other) { largest = max(largest, other.largest); }
+  struct Put {
+    Work<T>* norms;
+    double* sums;
+    __device__ void operator()(int64_t row, const Largest& found) const { norms[row] = Work<T>(found.largest); }
+  };
 };
-struct Moments {
+template <class T> struct PowerSum {
+  double sum;
+  __device__ void take(const PowerSum& other) { sum += other.sum; }
+  struct Put {
+    Work<T>* norms;
+    double* sums;
+    __device__ void operator()(int64_t row, const PowerSum& found) const { sums[row] = canonical(found.sum); }
+  };
+};
+template <class T> struct Moments {
   double largest, sum;
   __device__ void take(const Moments& other) {
     largest = max(largest, other.largest);
     sum += other.sum;
   }
+  struct Put {
+    Work<T>* norms;
+    double* sums;
+    __device__ void operator()(int64_t row, const Moments& found) const {
+      norms[row] = Work<T>(found.largest);
+      sums[row] = canonical(found.sum);
+    }
+  };
 };
+
+template <class Of> using AddingOf = Adding<Of, typename Of::Put>;
 
 template <class Of, class T> struct Offered {
   const T* grad;
-  Tree<Of> tree;
-  Work<T>* largest;
-  double* sums;
+  AddingOf<Of> adding;
 };
 
 // ---- kernels ----------------------------------------------------------------------------------------------
@@ -69,7 +91,7 @@ __global__ void blocks_kernel(const __grid_constant__ Table table, int64_t* nonf
     const int item = table.item_of(unit);
     const Offered<Of, T>& o = table.items[item];
     const int64_t block = unit - table.begins[item];
-    const auto [row, begin, count] = block_of(o.tree, block);
+    const auto [row, begin, count] = block_of(o.adding.tree, block);
     OfLane<T> lane;
     for (int first = 0; first < count; first += kGroups * kWarp) {
       const T* grad = o.grad + begin + first + lane_index();
@@ -82,10 +104,7 @@ __global__ void blocks_kernel(const __grid_constant__ Table table, int64_t* nonf
     Of found{};
     if constexpr (kPower != kMaximum) found.sum = combine_warp(lane.sum);
     if constexpr (kLargest) found.largest = double(to_work(bit_cast<T>(largest_of_warp<T>(lane.largest))));
-    add_up(o.tree, block, row, found, [&](int64_t at, const Of& of_row) {
-      if constexpr (kPower != kMaximum) o.sums[at] = canonical(of_row.sum);
-      if constexpr (kLargest) o.largest[at] = Work<T>(of_row.largest);
-    });
+    note_block(o.adding, block, row, found);
   }
 }
 
@@ -98,15 +117,16 @@ void run(int64_t tensor_count, TensorOf tensor, int64_t* nonfinite, Launch launc
   const auto shape = [&](int64_t i) { return std::pair(tensor(i).count, tensor(i).row_length); };
   const auto blocks = [&](int64_t i) { return blocks_in(tensor(i).count, tensor(i).row_length); };
   const Trees<Of> trees(tensor_count, shape, true, launch);
-  const auto item = [&](int64_t i) {
+  const auto adding = [&](int64_t i) {
     const MomentsOffered& t = tensor(i);
-    return Offered<Of, T>{static_cast<const T*>(t.grad), trees.of(i, t.count, t.row_length),
-                          static_cast<Work<T>*>(t.largest), t.squares};
+    return AddingOf<Of>{trees.of(i, t.count, t.row_length), {static_cast<Work<T>*>(t.largest), t.squares}};
   };
+  const auto item = [&](int64_t i) { return Offered<Of, T>{static_cast<const T*>(tensor(i).grad), adding(i)}; };
   in_tables<Offered<Of, T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
     start(blocks_kernel<kPower, kLargest, Of, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
           nonfinite + first);
   });
+  trees.add(tensor_count, adding, launch);
 }
 
 }  // namespace
@@ -121,13 +141,13 @@ void norm_offer(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, P
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     if (power == kMaximum)
-      run<kMaximum, true, LargestOnly, T>(tensor_count, tensor, nonfinite, launch);
+      run<kMaximum, true, Largest<T>, T>(tensor_count, tensor, nonfinite, launch);
     else if (power == kPower1)
-      run<kPower1, false, Sum, T>(tensor_count, tensor, nonfinite, launch);
+      run<kPower1, false, PowerSum<T>, T>(tensor_count, tensor, nonfinite, launch);
     else if (power == kPower2)
-      run<kPower2, false, Sum, T>(tensor_count, tensor, nonfinite, launch);
+      run<kPower2, false, PowerSum<T>, T>(tensor_count, tensor, nonfinite, launch);
     else
-      run<kPower4, false, Sum, T>(tensor_count, tensor, nonfinite, launch);
+      run<kPower4, false, PowerSum<T>, T>(tensor_count, tensor, nonfinite, launch);
   });
 }
 
@@ -136,7 +156,7 @@ void moments_offer(const MomentsOffered* tensors, int64_t tensor_count, Dtype dt
   const auto tensor = [&](int64_t i) { return tensors[i]; };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    run<kPower2, true, Moments, T>(tensor_count, tensor, nonfinite, launch);
+    run<kPower2, true, Moments<T>, T>(tensor_count, tensor, nonfinite, launch);
   });
 }
 

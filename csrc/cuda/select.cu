@@ -1,13 +1,10 @@
 // Exact selection of the largest elements: the cut of each side digit by digit, then what passes it, in order. Where a
 // sample says about where the cuts will be, one pass takes what may pass, and the cuts are searched among these.
 #include "cuts.h"
-#include "scan.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
-
-constexpr int64_t kChunk = 1024;  // elements that a warp compacts
 
 // What remains on one side, in index order.
 template <class W> struct Kept {
@@ -167,15 +164,16 @@ template <int kSides, class T> void select_sampled(const Input<T>& in, Kept<Work
                                                    Kept<Work<T>> second_side, const Results& results, Launch launch) {
   using W = Work<T>;
   using K = Key<W>;
-  const int64_t room = room_for<kSides>(in.k);
+  const int64_t room = room_for<kSides>(in.k), chunks = ceil_div(in.count, kChunk);
   const Scratch<Search<K>> floors(kSides, launch);
   const Scratch<Candidate<W>> list(room, launch);
-  const Scratch<int64_t> found(1, launch);
+  const Scratch<int64_t> before(chunks + 1, launch);  // ends with how many were found
   const Sampled<T> sample{in, in.count / kSample};
   find_digits<kSides>(sample, kSample, rank_in_sample(in.count, in.k), 1, floors.get(), Noted<K>{}, launch);
-  const Few<W> few{list.get(), found.get(), room};
-  find_candidates<kSides>(in, floors.get(), few, found.get(), launch);
-  const Noted<K> noted{results.nonfinite, floors.get(), found.get(), room, results.wanting};
+  const int64_t* const found = before.get() + chunks;
+  const Few<W> few{list.get(), found, room};
+  find_candidates<kSides>(in, floors.get(), few, before.get(), results.nonfinite, launch);
+  const Noted<K> noted{nullptr, floors.get(), found, room, results.wanting};
   select_from<kSides>(few, room, in.k, noted, first_side, second_side, results.sizes, launch);
 }
 

@@ -18,14 +18,24 @@ struct Coins {
 };
 
 // What differs between the tensors of a bucket, at an offer and in decoding, and what all have in common.
+// The sum of each row, the step that it makes, or both.
+struct Step {
+  double* sums;
+  float* steps;
+  int64_t count, row_length, ranks;
+  __device__ void operator()(int64_t row, const Sum& found) const {
+    const double sum = canonical(found.sum);
+    if (sums) sums[row] = sum;
+    if (steps) steps[row] = step_of(sum, min(row_length, count - row * row_length), ranks);
+  }
+};
+
 template <class T> struct Offered {
   const T* grad;
   const Work<T>*residual, *divisor;
   int64_t word_offset;
   uint32_t* halves;  // the bits, 32 at a time: what a warp votes on
-  Tree<Sum> tree;
-  double* sums;
-  float* steps;
+  Adding<Sum, Step> adding;
 };
 
 template <class T> struct Decoded {
@@ -121,12 +131,13 @@ __device__ inline uint32_t coins_of_group(const Stream& stream, int64_t word_off
 }
 
 template <class T, class Table>
-__global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, int64_t ranks, int64_t* nonfinite) {
+__global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, int64_t* nonfinite) {
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<T>& o = table.items[item];
+    const Tree<Sum>& tree = o.adding.tree;
     const int64_t block = unit - table.begins[item];
-    const auto [row, begin, count] = block_of(o.tree, block);
+    const auto [row, begin, count] = block_of(tree, block);
     OfBlock<Work<T>> found;
     for (int first = 0; first * kWarp < count; first += kGroups) {
       if (count == kBlock)
@@ -138,16 +149,9 @@ __global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, i
       const uint32_t flips = coins_of_group(coins.stream, o.word_offset, begin + lane_index() * kWarp);
       found.bits = (found.bits & ~found.zeros) | (flips & found.zeros);
     }
-    put_block(o.halves, o.tree, begin, count, found.bits);
+    put_block(o.halves, tree, begin, count, found.bits);
     add_count(nonfinite + item, found.bad);
-    if (!o.tree.of_blocks) continue;
-    const Sum sum{double(combine_warp(found.sum))};
-    add_up(o.tree, block, row, sum, [&](int64_t at, const Sum& of_row) {
-      const double total = canonical(of_row.sum);
-      if (o.sums) o.sums[at] = total;
-      const int64_t elements = min(o.tree.row_length, o.tree.count - at * o.tree.row_length);
-      if (o.steps) o.steps[at] = step_of(total, elements, ranks);
-    });
+    if (tree.of_blocks) note_block(o.adding, block, row, Sum{double(combine_warp(found.sum))});
   }
 }
 
@@ -230,15 +234,10 @@ __global__ void decode_kernel(const __grid_constant__ Table table, const __grid_
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-template <class T> Offered<T> offered_of(const SignOffered& t, const Tree<Sum>& tree) {
-  return {static_cast<const T*>(t.grad),
-          static_cast<const Work<T>*>(t.residual),
-          static_cast<const Work<T>*>(t.divisor),
-          t.word_offset,
-          reinterpret_cast<uint32_t*>(t.bits),
-          tree,
-          t.sums,
-          t.steps};
+template <class T> Offered<T> offered_of(const SignOffered& t, const Adding<Sum, Step>& adding) {
+  return {static_cast<const T*>(t.grad),          static_cast<const Work<T>*>(t.residual),
+          static_cast<const Work<T>*>(t.divisor), t.word_offset,
+          reinterpret_cast<uint32_t*>(t.bits),    adding};
 }
 
 template <class T> Decoded<T> decoded_of(const SignDecoded& t) {
@@ -281,23 +280,25 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, i
                 int64_t* nonfinite, Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
   const auto blocks = [&](int64_t i) { return blocks_in(tensors[i].count, tensors[i].row_length); };
-  const auto added = [&](int64_t i) { return bytes_to_clear(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
-  clear_all(tensor_count, [&](int64_t i) { return tensors[i].bits; }, added, launch);
+  clear_bits(tensors, tensor_count, launch);
   // An array without elements may have no address.
   const bool adds =
       std::any_of(tensors, tensors + tensor_count, [](const SignOffered& t) { return t.steps || t.sums; });
   const Trees<Sum> trees(tensor_count, shape, adds, launch);
+  const auto adding = [&](int64_t i) {
+    const SignOffered& t = tensors[i];
+    return Adding<Sum, Step>{trees.of(i, t.count, t.row_length), {t.sums, t.steps, t.count, t.row_length, ranks}};
+  };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto item = [&](int64_t i) {
-      return offered_of<T>(tensors[i], trees.of(i, tensors[i].count, tensors[i].row_length));
-    };
+    const auto item = [&](int64_t i) { return offered_of<T>(tensors[i], adding(i)); };
     in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
-      start(offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, Coins(key), ranks,
+      start(offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, Coins(key),
             nonfinite + first);
     });
   });
+  trees.add(tensor_count, adding, launch);
 }
 
 void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,

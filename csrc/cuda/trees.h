@@ -1,5 +1,6 @@
-// Sums of rows in the order of rules/tree.h, or the largest, in the launch that makes those of the blocks: of the warps
-// that share a superblock the last one adds up its blocks, and of the superblocks of a row the last one adds up these.
+// Sums of rows in the order of rules/tree.h, or the largest: one launch makes those of the blocks, and a second one,
+// for all tensors, those of the superblocks, of which the last of a row adds up all. To wait for others in the first
+// launch costs more: every warp would wait for what it has written, a third of the time that its block takes.
 #pragma once
 #include <vector>
 
@@ -55,8 +56,14 @@ constexpr int64_t kBlocksOfUnit = kSuperblock / kBlock;
 // `row_length` is no longer than the tensor.
 template <class V> struct Tree {
   V *of_blocks, *of_units;  // what was found; absent where nobody wants it
-  unsigned* arrived;        // of every superblock, then of every row
+  unsigned* arrived;        // superblocks of every row
   int64_t count, row_length, blocks_per_row;
+
+  __host__ __device__ int64_t units_per_row() const { return ceil_div(blocks_per_row, kBlocksOfUnit); }
+  __host__ __device__ int64_t rows() const { return ceil_div(count, row_length); }
+  __device__ int64_t blocks_of(int64_t row) const {
+    return min(blocks_per_row, ceil_div(count - row * row_length, kBlock));
+  }
 };
 
 inline int64_t row_within(int64_t count, int64_t row_length) {
@@ -92,28 +99,43 @@ __device__ inline bool is_last_warp(unsigned* arrived, int64_t warps) {
   return before == unsigned(warps - 1);
 }
 
-// A warp brings what it has found of a block; put(row, found) is called by one lane for each row, at its end.
+// A tree, and put(row, found) for what comes out, called by one lane.
+template <class V, class Put> struct Adding {
+  Tree<V> tree;
+  Put put;
+};
+
+// A warp brings what it has found of a block, all of a row or a part.
 template <class V, class Put>
-__device__ void add_up(const Tree<V>& tree, int64_t block, int64_t row, const V& found, const Put& put) {
-  const int64_t first = row * tree.blocks_per_row;
-  const int64_t blocks = min(tree.blocks_per_row, ceil_div(tree.count - row * tree.row_length, kBlock));
-  if (blocks == 1) {
-    if (lane_index() == 0) put(row, found);
-    return;
-  }
-  const int64_t units_per_row = ceil_div(tree.blocks_per_row, kBlocksOfUnit), unit = (block - first) / kBlocksOfUnit;
-  const int64_t begin = first + unit * kBlocksOfUnit, units = ceil_div(blocks, kBlocksOfUnit);
-  if (lane_index() == 0) tree.of_blocks[block] = found;
-  const int64_t in_unit = min(kBlocksOfUnit, first + blocks - begin), number = row * units_per_row + unit;
-  if (!is_last_warp(tree.arrived + number, in_unit)) return;
-  V total = in_order(tree.of_blocks + begin, in_unit);
+__device__ void note_block(const Adding<V, Put>& adding, int64_t block, int64_t row, const V& found) {
+  if (lane_index() != 0) return;
+  if (adding.tree.blocks_of(row) == 1)
+    adding.put(row, found);
+  else
+    adding.tree.of_blocks[block] = found;
+}
+
+// A warp takes a superblock.
+template <class V, class Put> __device__ void add_unit(const Adding<V, Put>& adding, int64_t unit) {
+  const Tree<V>& tree = adding.tree;
+  const int64_t per_row = tree.units_per_row(), row = per_row == 1 ? unit : unit / per_row;
+  const int64_t blocks = tree.blocks_of(row), units = ceil_div(blocks, kBlocksOfUnit);
+  const int64_t first = (unit - row * per_row) * kBlocksOfUnit;
+  if (blocks == 1 || first >= blocks) return;
+  V total = in_order(tree.of_blocks + row * tree.blocks_per_row + first, min(kBlocksOfUnit, blocks - first));
   if (units > 1) {
-    if (lane_index() == 0) tree.of_units[number] = total;
-    const int64_t all = ceil_div(tree.count, tree.row_length) * units_per_row;
-    if (!is_last_warp(tree.arrived + all + row, units)) return;
-    total = in_order(tree.of_units + row * units_per_row, units);
+    if (lane_index() == 0) tree.of_units[unit] = total;
+    if (!is_last_warp(tree.arrived + row, units)) return;
+    total = in_order(tree.of_units + row * per_row, units);
   }
-  if (lane_index() == 0) put(row, total);
+  if (lane_index() == 0) adding.put(row, total);
+}
+
+template <class Table> __global__ void add_kernel(const __grid_constant__ Table table) {
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    add_unit(table.items[item], unit - table.begins[item]);
+  }
 }
 
 // ---- bits ---------------------------------------------------------------------------------------------------
@@ -128,22 +150,26 @@ __device__ void put_block(uint32_t* halves, const Tree<V>& tree, int64_t begin, 
   if (whole_halves && lane == 0 && end == tree.count && ceil_div(end, kWarp) % 2 != 0) halves[ceil_div(end, kWarp)] = 0;
 }
 
-// The bytes of a tensor's bits that are cleared before: where rows share words, bits are added to these.
-inline int64_t bytes_to_clear(int64_t count, int64_t row_length) {
-  return has_whole_halves(count, row_length) ? 0 : words_for(count) * int64_t(sizeof(uint64_t));
+// Clears the bits of tensors, if there is one whose rows share words: bits are added to these.
+template <class Tensor> void clear_bits(const Tensor* tensors, int64_t tensor_count, Launch launch) {
+  const auto shares = [](const Tensor& t) { return !has_whole_halves(t.count, t.row_length); };
+  if (std::none_of(tensors, tensors + tensor_count, shares)) return;
+  clear_all(
+      tensor_count, [&](int64_t i) { return tensors[i].bits; },
+      [&](int64_t i) { return words_for(tensors[i].count) * int64_t(sizeof(uint64_t)); }, launch);
 }
 
 // ---- the trees of several tensors ---------------------------------------------------------------------------
 
-// The trees of several tensors, and their memory for one launch.
+// The trees of several tensors, and their memory for one call.
 template <class V> class Trees {
  public:
   // `shape(i)` has the count and the row_length of tensor i. Without `wanted` there are none.
   template <class ShapeOf> Trees(int64_t tensors, const ShapeOf& shape, bool wanted, Launch launch)
       : places_(size_t(tensors) + 1),
         values_(wanted ? placed(tensors, shape) : 0, launch),
-        arrived_(wanted ? places_.back().arrived : 0, launch) {
-    clear(arrived_.get(), places_.back().arrived * int64_t(sizeof(unsigned)), launch);
+        arrived_(values_.get() ? places_.back().arrived : 0, launch) {
+    clear(arrived_.get(), arrived_.get() ? places_.back().arrived * int64_t(sizeof(unsigned)) : 0, launch);
   }
 
   // The tree of tensor i, of that shape.
@@ -153,6 +179,18 @@ template <class V> class Trees {
     const Place& place = places_[size_t(i)];
     V* const blocks = values_.get() + place.value;
     return {blocks, blocks + place.blocks, arrived_.get() + place.arrived, count, row, per_row};
+  }
+
+  // Adds up what the blocks have noted: `adding(i)` has the tree of tensor i. Nothing to do where they are whole rows.
+  template <class AddingOf> void add(int64_t tensors, const AddingOf& adding, Launch launch) const {
+    if (!values_.get() || !several_) return;
+    const auto units = [&](int64_t i) {
+      const auto tree = adding(i).tree;
+      return tree.blocks_per_row == 1 ? 0 : tree.rows() * tree.units_per_row();
+    };
+    in_tables<decltype(adding(0))>(tensors, adding, units, [&](const auto& table, int64_t) {
+      start_spread(add_kernel<std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table);
+    });
   }
 
  private:
@@ -166,16 +204,18 @@ template <class V> class Trees {
     for (int64_t i = 0; i < tensors; ++i) {
       const auto [count, given] = shape(i);
       const int64_t row = row_within(count, given), rows = ceil_div(count, row), per_row = ceil_div(row, kBlock);
-      const int64_t units = rows * ceil_div(per_row, kBlocksOfUnit);
+      const int64_t units = ceil_div(per_row, kBlocksOfUnit);
       next.blocks = rows * per_row;
       places_[size_t(i)] = next;
-      next.value += next.blocks + units;
-      next.arrived += per_row > 1 ? units + rows : 0;
+      next.value += next.blocks + rows * units;
+      next.arrived += units > 1 ? rows : 0;
+      several_ |= per_row > 1;
     }
     places_[size_t(tensors)] = next;
     return next.value;
   }
 
+  bool several_ = false;  // blocks in some row
   std::vector<Place> places_;
   Scratch<V> values_;
   Scratch<unsigned> arrived_;

@@ -19,13 +19,21 @@ struct Sides {
   }
 };
 
+struct Points {
+  double *highs, *lows;
+  int64_t* ones;
+  __device__ void operator()(int64_t row, const Sides& found) const {
+    highs[row] = canonical(found.high);
+    lows[row] = canonical(found.low);
+    ones[row] = int64_t(found.ones);
+  }
+};
+
 template <class T> struct Offered {
   const T* grad;
   const Work<T>* residual;
   uint32_t* halves;  // the bits, 32 at a time: what a warp votes on
-  Tree<Sides> tree;
-  double *highs, *lows;
-  int64_t* ones;
+  Adding<Sides, Points> adding;
 };
 
 template <class T> struct Decoded {
@@ -52,7 +60,7 @@ __global__ void two_value_offer_kernel(const __grid_constant__ Table table, int6
     const int item = table.item_of(unit);
     const Offered<T>& o = table.items[item];
     const int64_t block = unit - table.begins[item];
-    const auto [row, begin, count] = block_of(o.tree, block);
+    const auto [row, begin, count] = block_of(o.adding.tree, block);
     W high = 0, low = 0;
     int ones = 0, bad = 0;
     uint32_t mine = 0;
@@ -70,14 +78,10 @@ __global__ void two_value_offer_kernel(const __grid_constant__ Table table, int6
         bad += !can_be_kept(x);
       }
     }
-    put_block(o.halves, o.tree, begin, count, mine);
+    put_block(o.halves, o.adding.tree, begin, count, mine);
     add_count(nonfinite + item, bad);
     const Sides sides{double(combine_warp(high)), double(combine_warp(low)), double(ones)};
-    add_up(o.tree, block, row, sides, [&](int64_t at, const Sides& of_row) {
-      o.highs[at] = canonical(of_row.high);
-      o.lows[at] = canonical(of_row.low);
-      o.ones[at] = int64_t(of_row.ones);
-    });
+    note_block(o.adding, block, row, sides);
   }
 }
 
@@ -148,27 +152,26 @@ void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype
                      Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
   const auto blocks = [&](int64_t i) { return blocks_in(tensors[i].count, tensors[i].row_length); };
-  const auto added = [&](int64_t i) { return bytes_to_clear(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
-  clear_all(tensor_count, [&](int64_t i) { return tensors[i].bits; }, added, launch);
+  clear_bits(tensors, tensor_count, launch);
   const Trees<Sides> trees(tensor_count, shape, true, launch);
+  const auto adding = [&](int64_t i) {
+    const TwoValueOffered& t = tensors[i];
+    return Adding<Sides, Points>{trees.of(i, t.count, t.row_length), {t.highs, t.lows, t.ones}};
+  };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
       const TwoValueOffered& t = tensors[i];
-      return Offered<T>{static_cast<const T*>(t.grad),
-                        static_cast<const Work<T>*>(t.residual),
-                        reinterpret_cast<uint32_t*>(t.bits),
-                        trees.of(i, t.count, t.row_length),
-                        t.highs,
-                        t.lows,
-                        t.ones};
+      return Offered<T>{static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.residual),
+                        reinterpret_cast<uint32_t*>(t.bits), adding(i)};
     };
     in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
       start(two_value_offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
             nonfinite + first);
     });
   });
+  trees.add(tensor_count, adding, launch);
 }
 
 void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,

@@ -67,7 +67,7 @@ class Gradients:
     """
 
     def __init__(self, table: Table, tile: Tensor) -> None:
-        self._buffer, self._tile = torch.empty(table.count), tile
+        self._buffer, self._tile = torch.empty(table.count, device=tile.device), tile
         parts = self._buffer.split([tensor.count for tensor in table.tensors])
         #: By tensor.
         self.views = {one.name: part.view(one.shape) for one, part in zip(table.tensors, parts, strict=True)}

@@ -128,6 +128,7 @@ template <class I> I atomicAnd(I* at, I value) { return std::exchange(*at, I(*at
 template <class I> I atomicMax(I* at, I value) { return std::exchange(*at, *at < value ? value : *at); }
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(unsigned(bits)); }
 inline int __clzll(long long bits) { return bits == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(bits)); }
 
