@@ -216,7 +216,7 @@ def text(records: Sequence[Record]) -> str:
         [
             (
                 f"{first['model']}: {first['parameters']:,} parameters in {first['tensors']} tensors, "
-                f"{place_text(first['place'])}"
+                f"{place_text(first['place'])}{device_text(first)}"
             ),
             t1_text(records),
             table(COLUMNS, [row(record) for record in [*shown, *overlap.amortised(shown)]]),
@@ -224,6 +224,12 @@ def text(records: Sequence[Record]) -> str:
             NOTES,
         ]
     )
+
+
+def device_text(record: Record) -> str:
+    """Return where the gradients were, if that is not the CPU."""
+    device = record.get("device", "cpu")
+    return "" if device == "cpu" else f", gradients on {device}"
 
 
 def t1_text(records: Sequence[Record]) -> str:

@@ -59,8 +59,7 @@ template <class V> struct Tree {
   unsigned* arrived;        // superblocks of every row
   int64_t count, row_length, blocks_per_row;
 
-  __host__ __device__ int64_t units_per_row() const { return ceil_div(blocks_per_row, kBlocksOfUnit); }
-  __host__ __device__ int64_t rows() const { return ceil_div(count, row_length); }
+  __device__ int64_t units_per_row() const { return ceil_div(blocks_per_row, kBlocksOfUnit); }
   __device__ int64_t blocks_of(int64_t row) const {
     return min(blocks_per_row, ceil_div(count - row * row_length, kBlock));
   }
@@ -186,7 +185,7 @@ template <class V> class Trees {
     if (!values_.get() || !several_) return;
     const auto units = [&](int64_t i) {
       const auto tree = adding(i).tree;
-      return tree.blocks_per_row == 1 ? 0 : tree.rows() * tree.units_per_row();
+      return tree.blocks_per_row == 1 ? 0 : units_of(tree.count, tree.row_length).total;
     };
     in_tables<decltype(adding(0))>(tensors, adding, units, [&](const auto& table, int64_t) {
       start_spread(add_kernel<std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table);
@@ -204,11 +203,11 @@ template <class V> class Trees {
     for (int64_t i = 0; i < tensors; ++i) {
       const auto [count, given] = shape(i);
       const int64_t row = row_within(count, given), rows = ceil_div(count, row), per_row = ceil_div(row, kBlock);
-      const int64_t units = ceil_div(per_row, kBlocksOfUnit);
+      const Units units = units_of(count, row);
       next.blocks = rows * per_row;
       places_[size_t(i)] = next;
-      next.value += next.blocks + rows * units;
-      next.arrived += units > 1 ? rows : 0;
+      next.value += next.blocks + units.total;
+      next.arrived += units.per_row > 1 ? rows : 0;
       several_ |= per_row > 1;
     }
     places_[size_t(tensors)] = next;

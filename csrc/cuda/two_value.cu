@@ -90,38 +90,63 @@ template <class W> struct Totals {
   W total[kInFlight], own[kInFlight];
 };
 
-// Adds what a rank sent of several groups, whose bits begin at a half: `row(k)` is the row of a lane's element.
-template <class W, class RowOf> __device__ void add_rank(const Sent& sent, int64_t rank, int64_t first_half, int groups,
-                                                         const RowOf& row, Totals<W>& found) {
-  const uint32_t halves = lane_index() < groups ? sent.halves[rank][first_half + lane_index()] : 0;
+// What a rank sent: a lane has the bits of a group, and both values of a row.
+template <class W> struct OfRank {
+  uint32_t halves;
+  W high, low;
+};
+template <class W>
+__device__ OfRank<W> of_rank(const Sent& sent, int64_t rank, int64_t half, bool inside, int64_t row) {
+  const W high = sent.highs[rank][row], low = sent.has_lows ? W(sent.lows[rank][row]) : -high;
+  return {inside ? sent.halves[rank][half] : 0, high, low};
+}
+
+template <class W>
+__device__ void add_value(const Sent& sent, int64_t rank, int k, uint32_t halves, W high, W low, Totals<W>& found) {
+  const bool bit = __shfl_sync(kAllLanes, halves, k) >> lane_index() & 1;
+  const W value = bit ? high : low;
+  found.total[k] = rank == 0 ? value : found.total[k] + value;
+  if (rank == sent.own) found.own[k] = value;
+}
+
+// Adds what the ranks sent of elements of one row: of several ranks at once it is under way.
+template <class W>
+__device__ void add_ranks(const Sent& sent, int64_t half, bool inside, int64_t row, Totals<W>& found) {
+  constexpr int kRanks = 4;
+  for (int64_t first = 0; first < sent.ranks; first += kRanks) {
+    OfRank<W> sent_by[kRanks];
 #pragma unroll
-  for (int k = 0; k < kInFlight; ++k) {
-    const bool bit = __shfl_sync(kAllLanes, halves, k) >> lane_index() & 1;
-    const W high = sent.highs[rank][row(k)], low = sent.has_lows ? W(sent.lows[rank][row(k)]) : -high;
-    const W value = bit ? high : low;
-    found.total[k] = rank == 0 ? value : found.total[k] + value;
-    if (rank == sent.own) found.own[k] = value;
+    for (int r = 0; r < kRanks; ++r) {
+      const int64_t rank = min(first + r, sent.ranks - 1);
+      sent_by[r] = of_rank<W>(sent, rank, half, inside, row);
+    }
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) {
+      if (first + r >= sent.ranks) break;
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k)
+        add_value(sent, first + r, k, sent_by[r].halves, sent_by[r].high, sent_by[r].low, found);
+    }
   }
 }
 
 template <class T>
 __device__ void decode_groups(const Decoded<T>& d, const Sent& sent, Work<T> scale, int64_t begin, int64_t last) {
+  using W = Work<T>;
   const Loaded<T> loaded = load_groups<T>(d.grad, d.residual, begin, last);
-  const int groups = int(ceil_div(min(last - begin, int64_t(kInFlight * kWarp)), kWarp));
-  const int64_t first_half = 2 * d.first_word + begin / kWarp;
+  const int64_t half = 2 * d.first_word + begin / kWarp + lane_index(), end = min(begin + kInFlight * kWarp, last);
+  const bool inside = lane_index() < kInFlight && begin + lane_index() * kWarp < last;
   const int64_t row = row_of(begin, d.row_length, d.count);
-  const bool shared = row == row_of(min(begin + kInFlight * kWarp, last) - 1, d.row_length, d.count);
-  Totals<Work<T>> found{};
-  for (int64_t rank = 0; rank < sent.ranks; ++rank) {
-    if (shared)
-      add_rank(sent, rank, first_half, groups, [&](int) { return d.first_row + row; }, found);
-    else
-      add_rank(
-          sent, rank, first_half, groups,
-          [&](int k) {
-            return d.first_row + row_of(min(begin + k * kWarp + lane_index(), last - 1), d.row_length, d.count);
-          },
-          found);
+  Totals<W> found{};
+  if (row == row_of(end - 1, d.row_length, d.count)) {
+    add_ranks(sent, half, inside, d.first_row + row, found);
+  } else {
+    for (int64_t rank = 0; rank < sent.ranks; ++rank)
+      for (int k = 0; k < kInFlight; ++k) {
+        const int64_t i = min(begin + k * kWarp + lane_index(), last - 1);
+        const auto mine = of_rank<W>(sent, rank, half, inside, d.first_row + row_of(i, d.row_length, d.count));
+        add_value(sent, rank, k, mine.halves, mine.high, mine.low, found);
+      }
   }
 #pragma unroll
   for (int k = 0; k < kInFlight; ++k) {
