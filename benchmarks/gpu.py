@@ -224,7 +224,7 @@ def started_by(run: Callable[[], object]) -> tuple[int, int]:
 
 
 def profiled(run: Callable[[], object]) -> Counter[str]:
-    """Return how much of each kind a trace of a call holds: the names of kinds are the same in all versions of torch."""
+    """Return how much of each kind a trace of a call holds; in any version of torch, kinds have these names."""
     cuda = [torch.profiler.ProfilerActivity.CUDA]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Profiler clears events")  # of earlier cycles; there are none

@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_the_time_is_that_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 class FakeProfile:
     """A profile whose trace holds what a list says, for each run."""
 
-    found: list[list[str]] = []
+    found: ClassVar[list[list[str]]] = []
 
     def __init__(self, activities: list[object]) -> None:
         assert activities == [torch.profiler.ProfilerActivity.CUDA]
@@ -118,7 +119,7 @@ def test_what_a_call_starts_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeProfile.found = [[], ["kernel", "gpu_memset", "cuda_runtime", "kernel", "gpu_memcpy", "kernel"]]
     assert gpu.started_by(lambda: calls.append(1)) == (3, 1) and len(calls) == 2
     FakeProfile.found = [["kernel"], ["gpu_memset", "cuda_runtime"]]
-    with pytest.raises(RuntimeError, match="saw no kernel.*gpu_memset"):
+    with pytest.raises(RuntimeError, match=r"saw no kernel.*gpu_memset"):
         gpu.started_by(lambda: None)
 
 
