@@ -50,7 +50,8 @@ class Target:
         """
         shift = next(_shifts) % 9
         given, run = [*arguments, *options.values()], single.named(name)
-        results, finals = [], []
+        results: list[Any] = []
+        finals: list[Memory] = []
         for device in ("cpu", self.device):
             memory = Memory(given, device, shift)
             mine = memory.placed(given)
