@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..schedule.plan import Bucket
+
+T = TypeVar("T")
 
 # ---- what merging leaves for the next round -----------------------------------------------------
 
@@ -159,6 +161,10 @@ class Work:
         """Return the positions of the tensors that were submitted: sparse gradients are not."""
         return [position for position, grad in enumerate(self.grads) if grad is not None]
 
+    def absent(self) -> list[int]:
+        """Return those of the others."""
+        return [position for position, grad in enumerate(self.grads) if grad is None]
+
     def grad(self, position: int) -> Tensor:
         """Return the gradient of one tensor."""
         grad = self.grads[position]
@@ -177,7 +183,21 @@ class Work:
 
     def grads_of(self, parts: Sequence[Part]) -> list[Tensor]:
         """Return the gradients of some parts."""
-        return [self.grad(part.position)[part.start : part.stop] for part in parts]
+        found = []
+        for part in parts:
+            grad = self.grad(part.position)
+            found.append(grad if part.stop - part.start == grad.numel() else grad[part.start : part.stop])
+        return found
+
+    def remembered(self, what: str, given: Sequence[Any], make: Callable[[], T]) -> T:
+        """Return what follows from positions or parts, once for those that are the same in every step: tuples are."""
+        if not isinstance(given, tuple):
+            return make()
+        held: dict[int, tuple[object, T]] = self.memo.setdefault(what, {})
+        found = held.get(id(given))
+        if found is None:
+            found = held[id(given)] = given, make()  # together: while it is here, nothing else has its number
+        return found[1]
 
     def state_of(self, name: str, position: int) -> Tensor | None:
         """Return what is kept under a name for the elements of one tensor, or None."""

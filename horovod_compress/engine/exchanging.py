@@ -118,11 +118,11 @@ class Offering:
                 context.watch.offered(each.index)
         self.count_in(turn, positions, counts)
 
-    def count_in(self, turn: Turn, positions: Sequence[int], nonfinite: Counts) -> None:
+    def count_in(self, turn: Turn, positions: Sequence[int], nonfinite: Counts | None) -> None:
         """Note that tensors are in, as the last thing: another step may begin then.
 
         Args:
-            nonfinite: how many of the values of each are not finite.
+            nonfinite: how many of the values of each are not finite; None if that is not counted yet.
         """
         context = self._context
         with context.changed:

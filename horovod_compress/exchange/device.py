@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, ExchangeError
+from ..ops.legality import stream_of
 
 #: How long a thread sleeps between two looks at an event: a copy of a chunk takes about as long.
 _POLL_SECONDS = 20e-6
@@ -84,6 +85,12 @@ class Device:
     def record_in(self, events: dict[int, Event]) -> None:
         """Record what this thread has queued so far, in a table with one event for each stream."""
 
+    def note_stream(self, streams: dict[int, Any]) -> None:
+        """Note the stream that this thread queues on, in a table of streams by their addresses."""
+
+    def follow(self, streams: dict[int, Any]) -> None:
+        """Let what this thread queues from now on run after all that is queued on some streams by now."""
+
     def wait_events(self, *events: Event) -> None:
         """Let what this thread queues from now on run after some events; None stands for no event."""
 
@@ -140,7 +147,7 @@ class CudaDevice(Device):
         return self._on(self._move)
 
     def stream(self) -> int:
-        return int(self._current().cuda_stream)
+        return stream_of(self.where.index)
 
     @contextlib.contextmanager
     def _on(self, stream: Any) -> Any:
@@ -160,6 +167,18 @@ class CudaDevice(Device):
         # One event for each stream does: what comes later on a stream includes what came before.
         stream = self._current()
         events.setdefault(stream.cuda_stream, torch.cuda.Event()).record(stream)
+
+    def note_stream(self, streams: dict[int, Any]) -> None:
+        if (stream := self.stream()) not in streams:
+            streams[stream] = self._current()
+
+    def follow(self, streams: dict[int, Any]) -> None:
+        mine = self.stream()
+        for address, stream in streams.items():
+            if address != mine:
+                event = torch.cuda.Event()
+                event.record(stream)
+                self._current().wait_event(event)
 
     def wait_events(self, *events: Event) -> None:
         for event in events:

@@ -43,6 +43,13 @@ class Streams(Device):
         name = threading.current_thread().name
         events[hash(name)] = f"event of {name}"
 
+    def note_stream(self, streams: dict[int, Any]) -> None:
+        name = threading.current_thread().name
+        streams[hash(name)] = f"event of {name}"
+
+    def follow(self, streams: dict[int, Any]) -> None:
+        self.followed.extend(streams.values())
+
     def wait_events(self, *events: Any) -> None:
         self.followed.extend(events)
 
@@ -86,7 +93,7 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
 
     def watched(codec: Marsit, work: Work, positions: list[int], key: Key) -> Any:
         followed.extend(where.followed)
-        assert positions == list(range(len(TENSORS)))
+        assert list(positions) == list(range(len(TENSORS)))
         return together(codec, work, positions, key)
 
     monkeypatch.setattr(Marsit, "submit", watched)
