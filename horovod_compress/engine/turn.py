@@ -42,7 +42,7 @@ _HUGE = 2.0**95
 
 
 @dataclass
-class _Waiting:
+class _Together:
     """Gradients that wait for the last one of their bucket.
 
     Attributes:
@@ -82,7 +82,7 @@ class Turn:
         self._originals: list[Tensor | None] = [None] * number
         self._claimed = [False] * number
         self._done = 0  # tensors that are in
-        self._waiting = _Waiting()  # those that the codec is given together, when the last one is in
+        self._waiting = _Together()  # those that the codec is given together, when the last one is in
         self._offered: dict[int, Event] = {}  # how far the streams are that others were offered on
         self.nonfinite = NonFinite(state.bucket.tensors, state.device, state.fetched, context.rank)
         self.refused: BaseException | None = None
@@ -117,7 +117,7 @@ class Turn:
     def count_waiting(self, counts: Tensor) -> None:
         """Note that what waited for the last tensor was handed over."""
         self.nonfinite.add_of(self._waiting.positions, counts)
-        self._waiting = _Waiting()
+        self._waiting = _Together()
 
     @property
     def full(self) -> bool:
@@ -137,7 +137,7 @@ class Turn:
     # ---- submit ----
 
     @cached_property
-    def _together(self) -> bool:
+    def _gathers(self) -> bool:
         """Whether gradients wait for the last one of the bucket as they are."""
         memory, round_ = self.state.memory, self.round
         changed = memory.withheld.any or (round_.divided and memory.divisors) or self.state.hosted
@@ -149,7 +149,7 @@ class Turn:
         That is a tensor on a device whose streams need not be waited for yet. A codec that takes in all tensors of a
         bucket at once is given these with the last one, by :meth:`submit_waiting`: then nothing is counted yet.
         """
-        if self._together:
+        if self._gathers:
             self._let_wait(positions, grads)
             return None
         state, device = self.state, self.state.device
