@@ -171,6 +171,13 @@ class Work:
         assert grad is not None
         return grad
 
+    def grads_at(self, positions: Sequence[int]) -> list[Tensor]:
+        """Return the gradients of some tensors."""
+        grads = self.grads
+        found = [grad for position in positions if (grad := grads[position]) is not None]
+        assert len(found) == len(positions)
+        return found
+
     def span(self, position: int) -> slice:
         """Return where one tensor lies in the flat buffer."""
         start = self.bucket.offsets[position]

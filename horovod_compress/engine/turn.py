@@ -168,16 +168,22 @@ class Turn:
         They are held until their results are fetched, on a stream that follows on ours: so their memory needs no mark
         of our streams, which would be two calls for each, and as many events when it is freed.
         """
-        state = self.state
         for position, grad in zip(positions, grads, strict=True):
             self._originals[position] = grad
-            if grad.is_contiguous():
-                state.grads[position] = grad if grad.dim() == 1 else grad.view(-1)
-            else:
-                flat = state.grads[position] = grad.contiguous().view(-1)
-                state.device.keep((flat,))
         self._waiting.positions += positions
-        state.device.note_stream(self._waiting.streams)
+        self.state.device.note_stream(self._waiting.streams)
+
+    def _flatten(self, positions: Sequence[int]) -> None:
+        """Let gradients that waited be flat, in copies if they are not contiguous."""
+        grads, device = self.state.grads, self.state.device
+        for position in positions:
+            grad = self._originals[position]
+            if grad is None or grads[position] is not None:
+                continue
+            if not grad.is_contiguous():
+                grad = grad.contiguous()
+                device.keep((grad,))
+            grads[position] = grad if grad.dim() == 1 else grad.view(-1)
 
     def _put(self, hosted: HostBucket, positions: Sequence[int]) -> Counts:
         """Show gradients to the ranks of this host; the method is handed their means, in :meth:`exchange`."""
@@ -238,6 +244,7 @@ class Turn:
         device.wait_events(self.state.decoded, *self._offered.values())
         device.follow(self._waiting.streams)
         self._waiting.positions.sort()
+        self._flatten(self._waiting.positions)
         counts = self.round.submit_all(self._waiting.positions, self._coding)
         device.record_in(self._offered)
         return counts

@@ -110,12 +110,14 @@ class _Columns:
     """What goes with the gradients of a batch, but for divisors: of each, where its bits are, and what it has of them.
 
     Attributes:
+        positions: of the tensors, if all parts are whole ones.
         places: of the words.
         offsets: their first words, by which random bits are drawn.
         states: what is kept, if anything is.
         zeros: which elements are 0, if any may be.
     """
 
+    positions: tuple[int, ...]
     places: tuple[slice, ...]
     bits: tuple[Tensor, ...]
     steps: tuple[Tensor, ...]
@@ -198,7 +200,7 @@ class Signs(Codec):
     def _submit(self, work: Work, positions: Sequence[int], key: Key, divisors: Sequence[Tensor] | None) -> Counts:
         found = work.remembered("offered", positions, lambda: self._offered(work, positions))
         return ops.sign_offer_all(
-            [work.grad(position) for position in positions],
+            work.grads_at(positions),
             found.states,
             found.bits,
             found.steps if self._measured() else None,
@@ -219,8 +221,10 @@ class Signs(Codec):
         """Return what goes with the gradients of some parts."""
         places, lengths = [self._places(work, part) for part in parts], work.memo["lengths"]
         steps, states = self._steps(work), work.states_of(self.kept, [work.place(part) for part in parts])
-        zeros = work.local.get("zeros")
+        zeros, counts = work.local.get("zeros"), [tensor.count for tensor in work.bucket.tensors]
+        whole = all(part.stop - part.start == counts[part.position] for part in parts)
         return _Columns(
+            positions=tuple(part.position for part in parts) if whole else (),
             places=tuple(bits for bits, _ in places),
             bits=tuple(work.regions["bits"][bits] for bits, _ in places),
             steps=tuple(steps[own] for _, own in places),
@@ -282,7 +286,7 @@ class Signs(Codec):
             found.bits,
             found.steps,
             found.lengths,
-            work.grads_of(parts),
+            work.grads_at(found.positions) if found.positions else work.grads_of(parts),
             found.states,
             feedback=self._rule(),
             decay=self._decay(),

@@ -45,8 +45,9 @@ def nothing(parts: Sequence[Part]) -> None:
 
 def present(work: Work, parts: Sequence[Part]) -> Sequence[Part]:
     """Return the parts of gradients that were submitted: sparse ones are not. Of all, that is what was given."""
-    found = [part for part in parts if work.grads[part.position] is not None]
-    return parts if len(found) == len(parts) else found
+    if all([grad is not None for grad in work.grads]):  # noqa: C419  a list takes half the time here
+        return parts
+    return [part for part in parts if work.grads[part.position] is not None]
 
 
 @dataclass(frozen=True)
