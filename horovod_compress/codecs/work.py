@@ -119,8 +119,8 @@ class Work:
     """What a codec works on: one bucket's arrays on one rank. The reducer owns it.
 
     Attributes:
-        grads: this step's gradients, flat, one per tensor of the bucket. ``decode`` overwrites
-            them with the result.
+        grads: this step's gradients, contiguous, one per tensor of the bucket; ``grad`` returns one, flat. ``decode``
+            overwrites them with the result.
         state: what is kept from step to step for every element, flat with the bucket's gaps.
         tables: what is kept from step to step for the bucket as a whole.
         regions: the arrays of the payload; after the exchange, the consensus bytes.
@@ -166,13 +166,13 @@ class Work:
         return [position for position, grad in enumerate(self.grads) if grad is None]
 
     def grad(self, position: int) -> Tensor:
-        """Return the gradient of one tensor."""
+        """Return the gradient of one tensor, flat."""
         grad = self.grads[position]
         assert grad is not None
-        return grad
+        return grad if grad.dim() == 1 else grad.view(-1)
 
     def grads_at(self, positions: Sequence[int]) -> list[Tensor]:
-        """Return the gradients of some tensors."""
+        """Return the gradients of some tensors, of any shape: operations on batches only ask how many elements."""
         grads = self.grads
         found = [grad for position in positions if (grad := grads[position]) is not None]
         assert len(found) == len(positions)

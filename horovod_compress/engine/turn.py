@@ -43,11 +43,7 @@ _HUGE = 2.0**95
 
 @dataclass
 class _Together:
-    """Gradients that wait for the last one of their bucket.
-
-    Attributes:
-        streams: that they were offered on.
-    """
+    """Gradients that wait for the last one of their bucket, and the streams that they were offered on."""
 
     positions: list[int] = field(default_factory=list)
     streams: dict[int, Any] = field(default_factory=dict)
@@ -120,14 +116,19 @@ class Turn:
         self._waiting = _Together()
 
     @property
+    def all_in(self) -> bool:
+        """Whether every tensor is in."""
+        return self._done == len(self._claimed)
+
+    @property
     def full(self) -> bool:
         """Whether every tensor is in, and the bucket waits for its exchange."""
-        return self._done == len(self._claimed) and not self.taken and not self._waiting.positions
+        return self.all_in and not self.taken and not self._waiting.positions
 
     @property
     def waits(self) -> bool:
         """Whether every tensor is in, and the codec has not been given those that waited for the last one."""
-        return self._done == len(self._claimed) and bool(self._waiting.positions)
+        return self.all_in and bool(self._waiting.positions)
 
     def missing(self) -> list[str]:
         """Return the tensors that have not come."""
@@ -137,7 +138,7 @@ class Turn:
     # ---- submit ----
 
     @cached_property
-    def _gathers(self) -> bool:
+    def gathers(self) -> bool:
         """Whether gradients wait for the last one of the bucket as they are."""
         memory, round_ = self.state.memory, self.round
         changed = memory.withheld.any or (round_.divided and memory.divisors) or self.state.hosted
@@ -149,7 +150,7 @@ class Turn:
         That is a tensor on a device whose streams need not be waited for yet. A codec that takes in all tensors of a
         bucket at once is given these with the last one, by :meth:`submit_waiting`: then nothing is counted yet.
         """
-        if self._gathers:
+        if self.gathers:
             self._let_wait(positions, grads)
             return None
         state, device = self.state, self.state.device
@@ -173,17 +174,15 @@ class Turn:
         self._waiting.positions += positions
         self.state.device.note_stream(self._waiting.streams)
 
-    def _flatten(self, positions: Sequence[int]) -> None:
-        """Let gradients that waited be flat, in copies if they are not contiguous."""
-        grads, device = self.state.grads, self.state.device
+    def _show(self, positions: Sequence[int]) -> None:
+        """Let the codec see gradients that waited, in copies if they are not contiguous."""
+        grads, originals = self.state.grads, self._originals
         for position in positions:
-            grad = self._originals[position]
-            if grad is None or grads[position] is not None:
-                continue
-            if not grad.is_contiguous():
-                grad = grad.contiguous()
-                device.keep((grad,))
-            grads[position] = grad if grad.dim() == 1 else grad.view(-1)
+            grad = originals[position]
+            if grads[position] is None and grad is not None:
+                grads[position] = whole = grad if grad.is_contiguous() else grad.contiguous()
+                if whole is not grad:
+                    self.state.device.keep((whole,))
 
     def _put(self, hosted: HostBucket, positions: Sequence[int]) -> Counts:
         """Show gradients to the ranks of this host; the method is handed their means, in :meth:`exchange`."""
@@ -244,7 +243,7 @@ class Turn:
         device.wait_events(self.state.decoded, *self._offered.values())
         device.follow(self._waiting.streams)
         self._waiting.positions.sort()
-        self._flatten(self._waiting.positions)
+        self._show(self._waiting.positions)
         counts = self.round.submit_all(self._waiting.positions, self._coding)
         device.record_in(self._offered)
         return counts
@@ -383,9 +382,10 @@ class Turn:
 
     def write_back(self) -> None:
         """Copy results to gradients that are not contiguous; all others were overwritten."""
-        for flat, grad in zip(self.state.grads, self._originals, strict=True):
-            if flat is not None and grad is not None and flat.data_ptr() != grad.data_ptr():
-                grad.copy_(flat.view(grad.shape))
+        for taken, grad in zip(self.state.grads, self._originals, strict=True):
+            if taken is grad or taken is None or grad is None or taken.data_ptr() == grad.data_ptr():
+                continue
+            grad.copy_(taken.view(grad.shape))
 
     # ---- take ----
 

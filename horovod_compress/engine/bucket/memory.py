@@ -51,7 +51,7 @@ class Memory:
     def __init__(self, bucket: Bucket, codec: Codec, site: Site, whole: Bucket | None = None) -> None:
         self.bucket, self.site, self.whole = bucket, site, whole or bucket
         variants, own = variants_of(codec), codec.layout(bucket, site.world)
-        #: This step's gradients, flat, one per tensor.
+        #: This step's gradients, contiguous, one per tensor.
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)
         #: What is kept from step to step, for every element and for the bucket as a whole.
         folded = {name for variant in variants for name in variant.folded}  # which payloads are merged with
