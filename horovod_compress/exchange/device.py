@@ -123,6 +123,7 @@ class CudaDevice(Device):
         if self.where.index is None:
             self.where = torch.device("cuda", torch.cuda.current_device())
         self._exchange, self._decode, self._move = (torch.cuda.Stream(self.where) for _ in range(3))
+        self._followed: dict[int, Event] = {}  # the last event that each stream was let follow on, by its address
 
     def host_zeros(self, count: int, dtype: torch.dtype) -> Tensor:
         # Copies from and to other memory of the host stop the thread that queues them.
@@ -165,8 +166,7 @@ class CudaDevice(Device):
 
     def record_in(self, events: dict[int, Event]) -> None:
         # One event for each stream does: what comes later on a stream includes what came before.
-        stream = self._current()
-        events.setdefault(stream.cuda_stream, torch.cuda.Event()).record(stream)
+        events[self.stream()] = self.record_event()
 
     def note_stream(self, streams: dict[int, Any]) -> None:
         if (stream := self.stream()) not in streams:
@@ -181,9 +181,11 @@ class CudaDevice(Device):
                 self._current().wait_event(event)
 
     def wait_events(self, *events: Event) -> None:
+        # Hundreds of results are fetched after one event, on one stream. No event is recorded twice.
         for event in events:
-            if event is not None:
+            if event is not None and self._followed.get(stream := self.stream()) is not event:
                 self._current().wait_event(event)
+                self._followed[stream] = event
 
     def is_done(self, event: Event) -> bool:
         return bool(event.query())

@@ -332,6 +332,20 @@ def test_a_launch_follows_on_other_streams(cuda: FakeCuda) -> None:
     assert other.told == ["event"] and cuda.current[0].told == [("after", ("other", 1))]
 
 
+def test_a_stream_follows_on_an_event_once(cuda: FakeCuda) -> None:
+    """Each result of a bucket asks for it; another stream or event is another matter."""
+    where = device.of("cuda:0")
+    event, training = where.record_event(), cuda.current[0]
+    for _ in range(3):
+        where.wait_events(event)
+    with where.decoding():
+        where.wait_events(event)
+        assert cuda.made[1].told == [("after", ("training", 1))]
+    where.wait_events(where.record_event(), event)
+    waits = [("after", ("training", 1)), ("after", ("training", 3)), ("after", ("training", 1))]
+    assert training.told == ["event", waits[0], "event", *waits[1:]]
+
+
 def test_waiting_looks_until_the_mark_or_the_deadline(cuda: FakeCuda) -> None:
     where = device.of("cuda:0")
     event = where.record_event()

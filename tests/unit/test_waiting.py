@@ -115,15 +115,8 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
 
 def test_memory_is_marked_only_where_results_are_not_fetched() -> None:
     """What is fetched is held until then; a copy of what has gaps is ours alone."""
-    where, shapes = Streams(), ((3, 4), (5,), (2, 3))
-    state = BucketState(
-        Bucket(0, tuple(spec(n, *s) for n, s in zip("abc", shapes, strict=True))),
-        Marsit(0),
-        0,
-        1,
-        lambda *_: ring,
-        where,
-    )
+    where, tensors = Streams(), (spec("a", 3, 4), spec("b", 5), spec("c", 2, 3))
+    state = BucketState(Bucket(0, tensors), Marsit(0), 0, 1, lambda *_: ring, where)
     turn = turn_of(state, KEY)
     grads = [torch.ones(3, 4), torch.ones(5), torch.ones(3, 2).t()]
     for position, grad in enumerate(grads):
