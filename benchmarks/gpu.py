@@ -10,8 +10,12 @@ of the same run reaches. Calls that give a number to the host wait for it, and t
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
+import tempfile
+import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -204,13 +208,32 @@ def wrong_in_steps(there: Device) -> int:
 
 
 def started_by(run: Callable[[], object]) -> tuple[int, int]:
-    """Return how many kernels and memsets a call starts, torch's own among them."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run()
-        torch.cuda.synchronize()
-    names = [event.name for event in profile.events() if event.device_type is torch.autograd.DeviceType.CUDA]
-    memsets = sum(name.startswith("Memset") for name in names)
-    return len(names) - memsets - sum(name.startswith("Memcpy") for name in names), memsets
+    """Return how many kernels and memsets a call starts, torch's own among them.
+
+    Raises:
+        RuntimeError: the profiler has seen no kernel.
+    """
+    profiled(run)  # the first profile of a process may begin after what it should see
+    kinds = profiled(run)
+    if not kinds["kernel"]:
+        raise RuntimeError(
+            f"torch's profiler saw no kernel in a step, but {dict(kinds)}: launches cannot be counted; another program "
+            "may hold the GPU's counters (CUPTI), or this torch may have been built without it"
+        )
+    return kinds["kernel"], kinds["gpu_memset"]
+
+
+def profiled(run: Callable[[], object]) -> Counter[str]:
+    """Return how much of each kind a trace of a call holds; in any version of torch, kinds have these names."""
+    cuda = [torch.profiler.ProfilerActivity.CUDA]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Profiler clears events")  # of earlier cycles; there are none
+        with torch.profiler.profile(activities=cuda) as profile:
+            run()
+            torch.cuda.synchronize()
+        profile.export_chrome_trace(str(file := Path(folder) / "trace.json"))
+        events = json.loads(file.read_text())["traceEvents"]
+    return Counter(event["cat"] for event in events if "cat" in event)
 
 
 def whole_step(repeat: int) -> Timed:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..schedule.plan import Bucket
+
+T = TypeVar("T")
 
 # ---- what merging leaves for the next round -----------------------------------------------------
 
@@ -117,8 +119,8 @@ class Work:
     """What a codec works on: one bucket's arrays on one rank. The reducer owns it.
 
     Attributes:
-        grads: this step's gradients, flat, one per tensor of the bucket. ``decode`` overwrites
-            them with the result.
+        grads: this step's gradients, contiguous, one per tensor of the bucket; ``grad`` returns one, flat. ``decode``
+            overwrites them with the result.
         state: what is kept from step to step for every element, flat with the bucket's gaps.
         tables: what is kept from step to step for the bucket as a whole.
         regions: the arrays of the payload; after the exchange, the consensus bytes.
@@ -159,11 +161,22 @@ class Work:
         """Return the positions of the tensors that were submitted: sparse gradients are not."""
         return [position for position, grad in enumerate(self.grads) if grad is not None]
 
+    def absent(self) -> list[int]:
+        """Return those of the others."""
+        return [position for position, grad in enumerate(self.grads) if grad is None]
+
     def grad(self, position: int) -> Tensor:
-        """Return the gradient of one tensor."""
+        """Return the gradient of one tensor, flat."""
         grad = self.grads[position]
         assert grad is not None
-        return grad
+        return grad if grad.dim() == 1 else grad.view(-1)
+
+    def grads_at(self, positions: Sequence[int]) -> list[Tensor]:
+        """Return the gradients of some tensors, of any shape: operations on batches only ask how many elements."""
+        grads = self.grads
+        found = [grad for position in positions if (grad := grads[position]) is not None]
+        assert len(found) == len(positions)
+        return found
 
     def span(self, position: int) -> slice:
         """Return where one tensor lies in the flat buffer."""
@@ -177,7 +190,21 @@ class Work:
 
     def grads_of(self, parts: Sequence[Part]) -> list[Tensor]:
         """Return the gradients of some parts."""
-        return [self.grad(part.position)[part.start : part.stop] for part in parts]
+        found = []
+        for part in parts:
+            grad = self.grad(part.position)
+            found.append(grad if part.stop - part.start == grad.numel() else grad[part.start : part.stop])
+        return found
+
+    def remembered(self, what: str, given: Sequence[Any], make: Callable[[], T]) -> T:
+        """Return what follows from positions or parts, once for those that are the same in every step: tuples are."""
+        if not isinstance(given, tuple):
+            return make()
+        held: dict[int, tuple[object, T]] = self.memo.setdefault(what, {})
+        found = held.get(id(given))
+        if found is None:
+            found = held[id(given)] = given, make()  # together: while it is here, nothing else has its number
+        return found[1]
 
     def state_of(self, name: str, position: int) -> Tensor | None:
         """Return what is kept under a name for the elements of one tensor, or None."""

@@ -41,7 +41,7 @@ class BucketState:
             its share.
 
     Attributes:
-        grads: this step's gradients, flat, one per tensor; results are written over them.
+        grads: this step's gradients, contiguous, one per tensor; results are written over them.
         finished: the last step whose result is ready.
         decoded: how far that is on a device, for whoever goes on with it.
         dropped: how many kept values were dropped so far as they were not finite, by tensor.

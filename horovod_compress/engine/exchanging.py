@@ -17,8 +17,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,17 +39,16 @@ _LOOK_SECONDS = 1.0
 _log = logging.getLogger("horovod_compress")
 
 
-@dataclass(frozen=True)
-class Offered:
+class Offered(NamedTuple):
     """A gradient on its way to the codec.
 
     Attributes:
-        index: of its tensor in the plan.
+        place: of its tensor in the plan.
         position: in its bucket.
     """
 
     turn: Turn
-    index: int
+    place: int
     position: int
     grad: Tensor
 
@@ -69,7 +68,11 @@ class Offering:
 
     def take(self, offered: Offered) -> None:
         """Take one gradient in, or have it taken in."""
-        if offered.turn.state.device.is_accelerator:  # queued on the stream that the gradient comes from
+        turn = offered.turn
+        if turn.gathers and not self._context.metrics.trace:
+            self._let_wait(offered)
+            return
+        if turn.state.device.is_accelerator:  # queued on the stream that the gradient comes from
             self._take_in([offered])
             return
         self._come.append(offered)
@@ -103,6 +106,16 @@ class Offering:
                 f"be processed: {type(error).__name__}: {error}; restart the job from a checkpoint"
             ) from error
 
+    def _let_wait(self, offered: Offered) -> None:
+        """Let a gradient wait for the last one of its bucket: nothing is done yet that would take time to note."""
+        context, (turn, place, position, grad) = self._context, offered
+        context.recorder.note(turn.key.step, turn.key.bucket, "offer")
+        self._norms.fold(turn, position, grad)
+        turn.submit([position], [grad])
+        if context.watch:
+            context.watch.offered(place)
+        self.count_in(turn, [position], None)
+
     def _take_in(self, offered: Sequence[Offered]) -> None:
         """Take gradients of one turn in."""
         context, turn = self._context, offered[0].turn
@@ -115,18 +128,20 @@ class Offering:
             counts = turn.submit(positions, [each.grad for each in offered])
         if context.watch:
             for each in offered:
-                context.watch.offered(each.index)
+                context.watch.offered(each.place)
         self.count_in(turn, positions, counts)
 
-    def count_in(self, turn: Turn, positions: Sequence[int], nonfinite: Counts) -> None:
+    def count_in(self, turn: Turn, positions: Sequence[int], nonfinite: Counts | None) -> None:
         """Note that tensors are in, as the last thing: another step may begin then.
 
         Args:
-            nonfinite: how many of the values of each are not finite.
+            nonfinite: how many of the values of each are not finite; None if that is not counted yet.
         """
         context = self._context
         with context.changed:
             turn.count_in(positions, nonfinite)
+            if not turn.all_in:
+                return
             is_last = turn.waits
             if turn.full:
                 context.changed.notify_all()

@@ -256,9 +256,12 @@ class Norms:
 
     def fold(self, turn: Turn, position: int, grad: Tensor) -> None:
         """Fold a gradient into the counters, before anything is done to it."""
+        if self._now.measures and turn.key.bucket in self._now.coded:
+            with torch.no_grad():
+                self._fold(turn, position, grad)
+
+    def _fold(self, turn: Turn, position: int, grad: Tensor) -> None:
         bucket = turn.state.bucket
-        if not self._now.measures or bucket.index not in self._now.coded:
-            return
         table = torch.zeros(self._columns(), dtype=work_dtype(bucket), device=grad.device)
         key = turn.key.at(rank=0, purpose=NORM)
         flat, masked = grad.contiguous().view(-1), turn.state.memory.withheld.masked(position)

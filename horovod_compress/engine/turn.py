@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +39,14 @@ from .context import Context, NonFinite
 
 #: Gradients below are never refused for being too large: half of what rules/kept.h allows with a residual.
 _HUGE = 2.0**95
+
+
+@dataclass
+class _Together:
+    """Gradients that wait for the last one of their bucket, and the streams that they were offered on."""
+
+    positions: list[int] = field(default_factory=list)
+    streams: dict[int, Any] = field(default_factory=dict)
 
 
 class Turn:
@@ -62,12 +72,14 @@ class Turn:
         self.round = state.rounds.at(self.key.step)
         self.result_scale, self._factor = result_scale, factor
         number = len(state.bucket.tensors)
+        if state.device.is_accelerator:  # our streams may not have come so far yet
+            state.device.keep([grad for grad in state.grads if grad is not None])
         state.memory.grads[:] = state.grads[:] = [None] * number  # what was not fetched of the last step goes
         self._originals: list[Tensor | None] = [None] * number
         self._claimed = [False] * number
         self._done = 0  # tensors that are in
-        self._waiting: list[int] = []  # those that the codec is given together, when the last one is in
-        self._offered: dict[int, Event] = {}  # how far the streams are that gradients were offered on
+        self._waiting = _Together()  # those that the codec is given together, when the last one is in
+        self._offered: dict[int, Event] = {}  # how far the streams are that others were offered on
         self.nonfinite = NonFinite(state.bucket.tensors, state.device, state.fetched, context.rank)
         self.refused: BaseException | None = None
         self.error: HorovodCompressError | None = None
@@ -88,29 +100,35 @@ class Turn:
         self._claimed[position] = True
         return first
 
-    def count_in(self, positions: Sequence[int], nonfinite: Counts) -> None:
+    def count_in(self, positions: Sequence[int], nonfinite: Counts | None) -> None:
         """Note that tensors are in.
 
         Args:
-            nonfinite: how many values of each are not finite.
+            nonfinite: how many values of each are not finite; None if that is not counted yet.
         """
         self._done += len(positions)
-        self.nonfinite.add_of(positions, nonfinite)
+        if nonfinite is not None:
+            self.nonfinite.add_of(positions, nonfinite)
 
     def count_waiting(self, counts: Tensor) -> None:
         """Note that what waited for the last tensor was handed over."""
-        self.nonfinite.add_of(self._waiting, counts)
-        self._waiting = []
+        self.nonfinite.add_of(self._waiting.positions, counts)
+        self._waiting = _Together()
+
+    @property
+    def all_in(self) -> bool:
+        """Whether every tensor is in."""
+        return self._done == len(self._claimed)
 
     @property
     def full(self) -> bool:
         """Whether every tensor is in, and the bucket waits for its exchange."""
-        return self._done == len(self._claimed) and not self.taken and not self._waiting
+        return self.all_in and not self.taken and not self._waiting.positions
 
     @property
     def waits(self) -> bool:
         """Whether every tensor is in, and the codec has not been given those that waited for the last one."""
-        return self._done == len(self._claimed) and bool(self._waiting)
+        return self.all_in and bool(self._waiting.positions)
 
     def missing(self) -> list[str]:
         """Return the tensors that have not come."""
@@ -119,12 +137,22 @@ class Turn:
 
     # ---- submit ----
 
-    def submit(self, positions: Sequence[int], grads: Sequence[Tensor]) -> Counts:
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether gradients wait for the last one of the bucket as they are."""
+        memory, round_ = self.state.memory, self.round
+        changed = memory.withheld.any or (round_.divided and memory.divisors) or self.state.hosted
+        return round_.waits and not changed and self._context.options.nonfinite != "zero"
+
+    def submit(self, positions: Sequence[int], grads: Sequence[Tensor]) -> Counts | None:
         """Hand gradients to the codec; return how many values of each are not finite.
 
         That is a tensor on a device whose streams need not be waited for yet. A codec that takes in all tensors of a
         bucket at once is given these with the last one, by :meth:`submit_waiting`: then nothing is counted yet.
         """
+        if self.gathers:
+            self._let_wait(positions, grads)
+            return None
         state, device = self.state, self.state.device
         device.wait_events(state.decoded)
         for position, grad in zip(positions, grads, strict=True):
@@ -134,6 +162,27 @@ class Turn:
         counts = self._prepare(positions) if state.hosted is None else self._put(state.hosted, positions)
         device.record_in(self._offered)
         return counts
+
+    def _let_wait(self, positions: Sequence[int], grads: Sequence[Tensor]) -> None:
+        """Let gradients wait, with nothing done for each of them that can be done for all.
+
+        They are held until their results are fetched, on a stream that follows on ours: so their memory needs no mark
+        of our streams, which would be two calls for each, and as many events when it is freed.
+        """
+        for position, grad in zip(positions, grads, strict=True):
+            self._originals[position] = grad
+        self._waiting.positions += positions
+        self.state.device.note_stream(self._waiting.streams)
+
+    def _show(self, positions: Sequence[int]) -> None:
+        """Let the codec see gradients that waited, in copies if they are not contiguous."""
+        grads, originals = self.state.grads, self._originals
+        for position in positions:
+            grad = originals[position]
+            if grads[position] is None and grad is not None:
+                grads[position] = whole = grad if grad.is_contiguous() else grad.contiguous()
+                if whole is not grad:
+                    self.state.device.keep((whole,))
 
     def _put(self, hosted: HostBucket, positions: Sequence[int]) -> Counts:
         """Show gradients to the ranks of this host; the method is handed their means, in :meth:`exchange`."""
@@ -159,7 +208,7 @@ class Turn:
         if self._context.options.nonfinite == "zero":
             return [count for position in positions for count in self._submit_zeroed(position)]
         if round_.waits:
-            self._waiting += positions
+            self._waiting.positions += positions
             return [0] * len(positions)
         return self._submit_now(positions)
 
@@ -190,10 +239,13 @@ class Turn:
 
     def submit_waiting(self) -> Tensor:
         """Hand over all gradients that waited, after the streams that they come from; return their counts."""
-        self.state.device.wait_events(*self._offered.values())
-        self._waiting.sort()
-        counts = self.round.submit_all(self._waiting, self._coding)
-        self.state.device.record_in(self._offered)
+        device = self.state.device
+        device.wait_events(self.state.decoded, *self._offered.values())
+        device.follow(self._waiting.streams)
+        self._waiting.positions.sort()
+        self._show(self._waiting.positions)
+        counts = self.round.submit_all(self._waiting.positions, self._coding)
+        device.record_in(self._offered)
         return counts
 
     def leave_out(self, position: int, grad: Tensor) -> None:
@@ -205,7 +257,7 @@ class Turn:
 
     # ---- exchange ----
 
-    def exchange(self, decode: Callable[[list[Part]], None], deadline: Deadline) -> NonFiniteCount:
+    def exchange(self, decode: Callable[[Sequence[Part]], None], deadline: Deadline) -> NonFiniteCount:
         """Exchange the bucket with all other ranks: its preludes, then its payload.
 
         Every rank has the complete count of values that are not finite after a prelude, so all leave out what follows,
@@ -242,7 +294,7 @@ class Turn:
                     found = found.plus(NonFiniteCount(int(count), self._context.rank + 1))
         self.nonfinite.take_over(bad, found)
 
-    def _exchange(self, decode: Callable[[list[Part]], None], deadline: Deadline) -> NonFiniteCount:
+    def _exchange(self, decode: Callable[[Sequence[Part]], None], deadline: Deadline) -> NonFiniteCount:
         context, bucket, round_, step = self._context, self.state.bucket, self.round, self.key.step
         key, among = self._coding, context.between if self.state.hosted else None
         for number, prelude in enumerate(round_.preludes):
@@ -281,7 +333,7 @@ class Turn:
 
     # ---- decode ----
 
-    def decode(self, parts: list[Part]) -> None:
+    def decode(self, parts: Sequence[Part]) -> None:
         """Decode parts of the result, over the gradients."""
         self._context.recorder.note(self.key.step, self.key.bucket, "decode")
         began = time.perf_counter()
@@ -330,9 +382,10 @@ class Turn:
 
     def write_back(self) -> None:
         """Copy results to gradients that are not contiguous; all others were overwritten."""
-        for flat, grad in zip(self.state.grads, self._originals, strict=True):
-            if flat is not None and grad is not None and flat.data_ptr() != grad.data_ptr():
-                grad.copy_(flat.view(grad.shape))
+        for taken, grad in zip(self.state.grads, self._originals, strict=True):
+            if taken is grad or taken is None or grad is None or taken.data_ptr() == grad.data_ptr():
+                continue
+            grad.copy_(taken.view(grad.shape))
 
     # ---- take ----
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, ExchangeError
+from ..ops.legality import stream_of
 
 #: How long a thread sleeps between two looks at an event: a copy of a chunk takes about as long.
 _POLL_SECONDS = 20e-6
@@ -84,6 +85,12 @@ class Device:
     def record_in(self, events: dict[int, Event]) -> None:
         """Record what this thread has queued so far, in a table with one event for each stream."""
 
+    def note_stream(self, streams: dict[int, Any]) -> None:
+        """Note the stream that this thread queues on, in a table of streams by their addresses."""
+
+    def follow(self, streams: dict[int, Any]) -> None:
+        """Let what this thread queues from now on run after all that is queued on some streams by now."""
+
     def wait_events(self, *events: Event) -> None:
         """Let what this thread queues from now on run after some events; None stands for no event."""
 
@@ -116,6 +123,7 @@ class CudaDevice(Device):
         if self.where.index is None:
             self.where = torch.device("cuda", torch.cuda.current_device())
         self._exchange, self._decode, self._move = (torch.cuda.Stream(self.where) for _ in range(3))
+        self._followed: dict[int, Event] = {}  # the last event that each stream was let follow on, by its address
 
     def host_zeros(self, count: int, dtype: torch.dtype) -> Tensor:
         # Copies from and to other memory of the host stop the thread that queues them.
@@ -140,7 +148,7 @@ class CudaDevice(Device):
         return self._on(self._move)
 
     def stream(self) -> int:
-        return int(self._current().cuda_stream)
+        return stream_of(self.where.index)
 
     @contextlib.contextmanager
     def _on(self, stream: Any) -> Any:
@@ -158,13 +166,26 @@ class CudaDevice(Device):
 
     def record_in(self, events: dict[int, Event]) -> None:
         # One event for each stream does: what comes later on a stream includes what came before.
-        stream = self._current()
-        events.setdefault(stream.cuda_stream, torch.cuda.Event()).record(stream)
+        events[self.stream()] = self.record_event()
+
+    def note_stream(self, streams: dict[int, Any]) -> None:
+        if (stream := self.stream()) not in streams:
+            streams[stream] = self._current()
+
+    def follow(self, streams: dict[int, Any]) -> None:
+        mine = self.stream()
+        for address, stream in streams.items():
+            if address != mine:
+                event = torch.cuda.Event()
+                event.record(stream)
+                self._current().wait_event(event)
 
     def wait_events(self, *events: Event) -> None:
+        # Hundreds of results are fetched after one event, on one stream. No event is recorded twice.
         for event in events:
-            if event is not None:
+            if event is not None and self._followed.get(stream := self.stream()) is not event:
                 self._current().wait_event(event)
+                self._followed[stream] = event
 
     def is_done(self, event: Event) -> bool:
         return bool(event.query())

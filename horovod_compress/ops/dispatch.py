@@ -7,8 +7,10 @@ share no memory. One tensor is a batch of one. Counts are numbers on the CPU, an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter, is_
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,6 +24,53 @@ from .table import ANY_LENGTH, BY_NAME, COUNT, Array, Dtype, Number, Operation
 Column = Sequence[Any] | None
 #: A number for each tensor of a batch.
 Counts = Tensor | list[int]
+
+
+class Checked:
+    """What a call found of a batch, for the next one with the same arrays: its rows of numbers.
+
+    Gradients come anew in every step, so it is looked whether they lie where they lay, as they should be. All other
+    columns are tuples, of arrays that stay where they are: the same tuple has been checked.
+    """
+
+    def __init__(self) -> None:
+        self._fixed: tuple[object, ...] = ()
+        self._places: list[int] = []
+        self._counts: list[int] = []
+        self._rows: list[tuple[int, ...]] = []
+
+    def rows(
+        self, arrays: Sequence[Tensor], kind: torch.dtype, device: int, fixed: tuple[object, ...]
+    ) -> list[tuple[int, ...]] | None:
+        """Return the rows of the last call, if they are those of this one too.
+
+        Args:
+            arrays: the column that may be another one in each call.
+            kind: their dtype.
+            fixed: everything else that rows depend on.
+        """
+        if (
+            len(fixed) == len(self._fixed)
+            and all(map(is_, fixed, self._fixed))
+            and list(map(_ADDRESS, arrays)) == self._places
+            and list(map(_COUNT, arrays)) == self._counts
+            and all(map(_CONTIGUOUS, arrays))
+            and set(map(_KIND, arrays)) == {kind}
+            and set(map(_DEVICE, arrays)) == {device}
+        ):
+            return self._rows
+        return None
+
+    def keep(self, arrays: Sequence[Tensor], fixed: tuple[object, ...], rows: list[tuple[int, ...]]) -> None:
+        """Keep the rows of a batch that was checked, if the rest of it is of tuples."""
+        if not any(isinstance(column, list) for column in fixed):
+            self._fixed, self._rows = fixed, rows
+            self._places, self._counts = list(map(_ADDRESS, arrays)), list(map(_COUNT, arrays))
+
+
+#: Without a lookup for each tensor: there are hundreds in a bucket.
+_ADDRESS, _COUNT, _CONTIGUOUS = Tensor.data_ptr, Tensor.numel, Tensor.is_contiguous
+_DEVICE, _KIND = Tensor.get_device, attrgetter("dtype")
 
 
 class _Runners:
@@ -60,7 +109,7 @@ def _batch_text(row: Operation) -> list[str]:
     checks += [line for array in arrays for line in _disjoint(array, arrays)]
     members = ", ".join("n" if m is COUNT else f"{m.name}_at" if isinstance(m, Array) else m.name for m in row.members)
     return [
-        f"def {row.name}({', '.join([*columns, *more])}):",
+        f"def {row.name}({', '.join([*columns, *more])}{', checked_before=None' * (not row.arrays)}):",
         f"    number = len({row.of}_)",
         f"    if {' or '.join(_differs(member) for member in row.given)}:",
         f"        refuse_lengths(ROW, ({', '.join(columns)},), number)",
@@ -70,14 +119,28 @@ def _batch_text(row: Operation) -> list[str]:
         *[f"    {line}" for array in _in_order(arrays) for line in _kind(array, f"{array.name}_[0]", row)],
         *[f"    {line}" for line in row.first],
         *[f"    {line}" for array in row.arrays for line in [*_kind(array, array.name, row), *_addresses(array)]],
-        "    rows = []",
-        f"    for i, array in enumerate({row.of}_):",
-        "        n = array.numel()",
-        *[f"        {line}" for line in checks],
-        f"        rows.append(({members}))",
+        *(_remembering(row, columns, checks) if not row.arrays else ["    rows = None"]),
+        "    if rows is None:",
+        "        rows = []",
+        f"        for i, array in enumerate({row.of}_):",
+        "            n = array.numel()",
+        *[f"            {line}" for line in checks],
+        f"            rows.append(({members}))",
+        *[f"        if checked_before: checked_before.keep({row.of}_, fixed, rows)"] * (not row.arrays),
         "    if legality.REFERENCE:",
         f"        return by_reference(ROW, ({', '.join(columns)},), number, {_named(more)})",
         *[f"    {line}" for line in _call(row, "number", "counts")],
+    ]
+
+
+def _remembering(row: Operation, columns: Sequence[str], checks: Sequence[str]) -> list[str]:
+    """Return the lines that look for the rows of the call before."""
+    text = " ".join([*checks, *row.first])
+    decide = [option for option in row.options.split() if re.search(rf"\b{option}\b", text)]
+    rest = [column for column in columns if column != f"{row.of}_"] + decide
+    return [
+        f"    fixed = ({', '.join(rest)},)",
+        f"    rows = checked_before and checked_before.rows({row.of}_, {row.of}_kind, device, fixed)",
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from .dispatch import Counts, run
+from .dispatch import Checked, Counts, run
 from .keys import Key
 from .legality import FEEDBACK, MAX_PARTS
 
@@ -53,6 +53,7 @@ def sign_offer_all(
     word_offsets: Sequence[int] | None = None,
     sums: Sequence[Tensor] | None = None,
     divisors: Sequence[Tensor] | None = None,
+    checked_before: Checked | None = None,
 ) -> Counts:
     """Write the signs of ``x = grad / divisor + residual``, and what the ``|x|`` of every row come to.
 
@@ -64,6 +65,7 @@ def sign_offer_all(
         word_offsets: which word of that stream the first one of each tensor is; None for 0.
         sums: float64, for the same rows: the sums of ``|x|``, in one fixed order; None to skip.
         divisors: dtypes as of ``residuals``, without zeros; None for 1.
+        checked_before: what is remembered from call to call, where all columns but the gradients are tuples.
 
     Returns:
         The numbers of elements of ``x`` that are not finite, or 2^96 or more of either sign.
@@ -71,7 +73,7 @@ def sign_offer_all(
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}")
     columns = (grads, residuals, divisors, row_lengths, word_offsets, bits, steps, sums)
-    return run.sign_offer(*columns, ranks=ranks, key=key)
+    return run.sign_offer(*columns, ranks=ranks, key=key, checked_before=checked_before)
 
 
 def sign_decode_all(
@@ -88,6 +90,7 @@ def sign_decode_all(
     word_offsets: Sequence[int] | None = None,
     zeros: Sequence[Tensor] | None = None,
     divisors: Sequence[Tensor] | None = None,
+    checked_before: Checked | None = None,
 ) -> None:
     """Turn consensus bits into the result, in place over the gradients, and update the residuals.
 
@@ -100,7 +103,7 @@ def sign_decode_all(
         steps: float32, one for each ``row_length`` elements.
         word_offsets: of each tensor; None for 0.
         zeros: bits of the elements whose G is 0, whatever ``bits`` say; None for no such elements.
-        divisors: as for :func:`sign_offer_all`.
+        divisors, checked_before: as for :func:`sign_offer_all`.
     """
     has_residual = residuals is not None
     if feedback not in FEEDBACK or (feedback == "none") == has_residual:
@@ -109,7 +112,7 @@ def sign_decode_all(
             f"got {feedback!r} with {'a' if has_residual else 'no'} residual"
         )
     columns = (bits, zeros, steps, divisors, row_lengths, word_offsets, grads, residuals)
-    run.sign_decode(*columns, feedback=feedback, decay=decay, scale=scale, key=key)
+    run.sign_decode(*columns, feedback=feedback, decay=decay, scale=scale, key=key, checked_before=checked_before)
 
 
 # ---- with two values for each row ---------------------------------------------------------------

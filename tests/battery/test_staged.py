@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from horovod_compress.codecs.work import Work
 from horovod_compress.exchange.transports.transport import Transport
-from tests.battery.cases import each_case
+from tests.battery.cases import CASES, each_case
 from tests.battery.kept import Kept, kept, same
+from tests.battery.toys import Steps
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
+from tests.support.arithmetic import Gpu, OfGpu
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.marks import each_value, slow
 from tests.support.samples import Sample
@@ -122,3 +125,30 @@ def test_staging_copies_the_payload_and_no_more() -> None:
     with contextlib.ExitStack() as nothing, Fleet(2, tensors, "marsit") as fleet:
         assert nothing and not _accelerators(fleet)  # gradients of the CPU are exchanged from where they are packed
         assert all(round_.staging is None for r in fleet.reducers for round_ in r.buckets[0].rounds.kinds.values())
+
+
+@each_case()
+def test_no_result_depends_on_how_a_gpu_rounds(case: Sample) -> None:
+    """Nor on how torch adds up there, or what it fuses."""
+    tensors = [*TENSORS, spec("y", 129, dtype=torch.float16)]
+    for world in (1, 2):
+        if not case.worlds(world):
+            continue
+        results, left, sent = _run(case, world, tensors)
+        with everything_on_accelerator(Gpu), OfGpu():
+            there, left_there, sent_there = _run(case, world, tensors)
+        assert all(same(a, b) for a, b in zip(results, there, strict=True))
+        assert same(left, left_there) and sent == sent_there
+
+
+def test_a_method_that_divides_by_a_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control, on the threads for exchange and decoding too."""
+    case = next(case for case in CASES if case.name == "toy_steps")
+    momentum = Steps._x
+
+    def divided(codec: Steps, work: Work, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return tuple(x / 3 for x in momentum(codec, work, position))  # type: ignore[return-value]
+
+    monkeypatch.setattr(Steps, "_x", divided)
+    with pytest.raises(AssertionError):
+        test_no_result_depends_on_how_a_gpu_rounds(case)

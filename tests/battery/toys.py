@@ -60,7 +60,7 @@ class TopOne(Codec):
             work.used += ENTRY
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
-        total = torch.zeros(work.bucket.padded, dtype=torch.float64)
+        total = torch.zeros(work.bucket.padded, dtype=torch.float64, device=work.regions["payload"].device)
         for payload in work.gathered:
             for at in range(0, payload.numel(), ENTRY):
                 entry = payload[at : at + ENTRY].clone()  # a payload lies in a frame at any address
@@ -124,7 +124,9 @@ class Steps(Codec):
         return most / 100
 
     def _rounded(self, x: Tensor, unit: float) -> Tensor:
-        return (x.double() / (unit or 1.0)).round().nan_to_num().to(torch.int32)
+        # A number that divides is a factor on a GPU, its rounded reciprocal; a tensor divides everywhere.
+        by = torch.full((), unit or 1.0, dtype=torch.float64, device=x.device)
+        return (x.double() / by).round().nan_to_num().to(torch.int32)
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         for position in (part.position for part in parts):

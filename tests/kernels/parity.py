@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -17,6 +18,8 @@ from horovod_compress.ops import legality
 from . import emulator
 from .support import GUARD, POISON, differences, flat, poison
 
+#: Of memory that CUDA gives, in bytes.
+ALIGNED = 256
 #: Shifts of the arguments' memory, in elements: every call has others.
 _shifts = count()
 
@@ -47,47 +50,74 @@ class Target:
         """
         shift = next(_shifts) % 9
         given, run = [*arguments, *options.values()], single.named(name)
-        results, finals = [], []
+        results: list[Any] = []
+        finals: list[Memory] = []
         for device in ("cpu", self.device):
-            placed: list[Placed] = []
-            mine = [place(value, device, shift, placed) for value in given]
+            memory = Memory(given, device, shift)
+            mine = memory.placed(given)
             named = dict(zip(options, mine[len(arguments) :], strict=True))
-            if device == self.device and finals:
-                with self.chosen():
-                    result = run(*mine[: len(arguments)], **named)
-            else:
-                result = run(*mine[: len(arguments)], **named)
-            results.append(integers(result))
-            finals.append([value.cpu() for value in flat(mine) if isinstance(value, Tensor)])
-            assert all(part.intact() for part in placed), f"{name} wrote outside its arguments on {device}"
+            with self.chosen() if finals else nullcontext():
+                results.append(integers(run(*mine[: len(arguments)], **named)))
+            finals.append(memory.on_host())
+            assert finals[-1].intact(), f"{name} wrote outside its arguments on {device}"
         assert results[0] == results[1], f"{name} returned {results[0]} on the CPU, {results[1]} on {self.name}"
-        wrong = [differences(a, b) for a, b in zip(*finals, strict=True)]
+        wrong = finals[0].differences(finals[1])
         assert not any(wrong), f"{name}: elements that differ, by argument: {wrong}"
         return results[0]
 
 
-class Placed:
-    """A copy of a tensor on a device, at a misalignment, with poison around it."""
+class Memory:
+    """Copies of tensors on a device, each at a misalignment of its own, with poison around it.
 
-    def __init__(self, tensor: Tensor, device: str, shift: int) -> None:
-        before, size = GUARD + shift, tensor.numel()
-        memory = poison(before + size + GUARD, tensor.dtype).to(device)
-        self.view = memory[before : before + size]
-        self.view.copy_(tensor)
-        self._outside = (memory[:before], memory[before + size :])
+    They are one piece of memory, which is copied there and back at once: where several tests share a GPU, each wait for
+    it takes a millisecond.
+    """
+
+    def __init__(self, given: list[Any], device: str, shift: int) -> None:
+        tensors = [value for value in flat(given) if isinstance(value, Tensor)]
+        self._where: list[tuple[int, int, torch.dtype]] = []
+        end = 0
+        for number, tensor in enumerate(tensors):
+            start = end + (GUARD + shift * (2 * number + 1) % GUARD) * tensor.itemsize
+            self._where.append((start, start + tensor.nbytes, tensor.dtype))
+            end = -(-(start + tensor.nbytes + GUARD * tensor.itemsize) // ALIGNED) * ALIGNED
+        self._bytes = poison(end, torch.uint8)
+        for tensor, view in zip(tensors, self._views(), strict=True):
+            view.copy_(tensor)
+        self._bytes = self._bytes.to(device)
+
+    def placed(self, given: list[Any]) -> list[Any]:
+        """Return the arguments with these copies as their tensors."""
+        views = self._views()
+
+        def place(value: Any) -> Any:
+            if isinstance(value, list):
+                return [place(part) for part in value]
+            return next(views) if isinstance(value, Tensor) else value
+
+        return [place(value) for value in given]
+
+    def on_host(self) -> Memory:
+        """Return this memory as the CPU can read it."""
+        found = copy(self)
+        found._bytes = self._bytes.cpu()
+        return found
 
     def intact(self) -> bool:
-        return all(bool((part.view(torch.uint8) == POISON).all()) for part in self._outside)
+        """Return whether all around the tensors is as it was."""
+        ends = [0, *(end for _, end, _ in self._where)]
+        starts = [*(start for start, _, _ in self._where), self._bytes.numel()]
+        around = torch.cat([self._bytes[end:start] for end, start in zip(ends, starts, strict=True)])
+        return bool((around == POISON).all())
 
+    def differences(self, other: Memory) -> list[int]:
+        """Return how many elements of each tensor differ from those of another."""
+        if torch.equal(self._bytes, other._bytes):  # most often: to look at each element takes long
+            return []
+        return [differences(a, b) for a, b in zip(self._views(), other._views(), strict=True)]
 
-def place(value: Any, device: str, shift: int, placed: list[Placed]) -> Any:
-    """Return an argument on a device; every tensor has a misalignment of its own."""
-    if isinstance(value, list):
-        return [place(part, device, shift, placed) for part in value]
-    if not isinstance(value, Tensor):
-        return value
-    placed.append(Placed(value, device, shift * (2 * len(placed) + 1) % GUARD))
-    return placed[-1].view
+    def _views(self) -> Iterator[Tensor]:
+        return (self._bytes[start:end].view(dtype) for start, end, dtype in self._where)
 
 
 def integers(result: Any) -> Any:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops import loader
+from horovod_compress.ops.dispatch import Checked
 
 from .support import KEY, poison
 
@@ -159,3 +162,72 @@ def test_instruction_set_that_cannot_be_had_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setenv("HVC_ISA", "sse9")
     with pytest.raises(ValueError, match="HVC_ISA='sse9'"):
         loader.load("_cpu")
+
+
+class TestCheckedBefore:
+    """What a call has found of a batch holds for the next one only if its gradients are what they were."""
+
+    COUNTS = (5, 0, 70, 300)
+
+    def given(self) -> dict[str, Any]:
+        sizes = [ops.word_count(count) for count in self.COUNTS]
+        return {
+            "residuals": tuple(torch.zeros(count) for count in self.COUNTS),
+            "bits": tuple(torch.zeros(size, dtype=torch.int64) for size in sizes),
+            "steps": tuple(torch.zeros(min(count, 1)) for count in self.COUNTS),
+            "row_lengths": tuple(max(count, 1) for count in self.COUNTS),
+        }
+
+    def grads(self, seed: int) -> list[Tensor]:
+        return [torch.randn(count, generator=torch.Generator().manual_seed(seed)) for count in self.COUNTS]
+
+    def looks(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Return what notes how often the rows of a batch are made."""
+        made: list[int] = []
+        keep = Checked.keep
+        monkeypatch.setattr(Checked, "keep", lambda self, *given: made.append(1) or keep(self, *given))
+        return made
+
+    def test_rows_are_used_again_and_bits_are_those_of_now(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made, given, checked, grads = self.looks(monkeypatch), self.given(), Checked(), self.grads(1)
+        for seed in (1, 2, 3):
+            for grad, values in zip(grads, self.grads(seed), strict=True):
+                grad.copy_(values)
+            ops.sign_offer_all(grads, **given, checked_before=checked)
+            fresh = self.given()
+            ops.sign_offer_all(self.grads(seed), **fresh)
+            assert all(map(torch.equal, given["bits"] + given["steps"], fresh["bits"] + fresh["steps"]))
+        assert made == [1]
+        ops.sign_offer_all([grad.view(1, -1) for grad in grads], **given, checked_before=checked)
+        assert made == [1]  # another view of the same elements
+
+    def test_other_memory_is_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made, given, checked = self.looks(monkeypatch), self.given(), Checked()
+        kept = [self.grads(seed) for seed in (1, 2)]
+        for grads in kept:
+            ops.sign_offer_all(grads, **given, checked_before=checked)
+            fresh = self.given()
+            ops.sign_offer_all(grads, **fresh)
+            assert all(map(torch.equal, given["bits"], fresh["bits"]))
+        assert made == [1, 1]
+        ops.sign_offer_all(kept[1], **self.given() | {"steps": given["steps"]}, checked_before=checked)
+        assert made == [1, 1, 1]
+
+    @pytest.mark.parametrize("change", ["dtype", "fewer", "gaps"])
+    def test_a_gradient_that_changed_where_it_lies_is_refused(self, change: str) -> None:
+        given, checked, grads = self.given(), Checked(), self.grads(1)
+        memory = torch.zeros(1000)
+        grads[2] = memory[:70]
+        ops.sign_offer_all(grads, **given, checked_before=checked)
+        grads[2] = {"dtype": memory[:70].view(torch.int32), "fewer": memory[:69], "gaps": memory[:140:2]}[change]
+        assert grads[2].data_ptr() == memory.data_ptr()
+        with pytest.raises(ValueError, match=r"grad must be a contiguous|residual must be a contiguous"):
+            ops.sign_offer_all(grads, **given, checked_before=checked)
+
+    def test_what_may_change_without_notice_is_not_kept(self) -> None:
+        given, checked, grads = self.given(), Checked(), self.grads(1)
+        given["bits"] = list(given["bits"])
+        ops.sign_offer_all(grads, **given, checked_before=checked)
+        given["bits"][2] = torch.zeros(1, dtype=torch.int64)
+        with pytest.raises(ValueError, match="bits must be a contiguous"):
+            ops.sign_offer_all(grads, **given, checked_before=checked)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import warnings
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -86,6 +89,46 @@ def test_the_time_is_that_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     assert gpu.timed([lambda: run(0), lambda: run(1)], 4) == pytest.approx([1e-5] * 4)
     assert len(called) == 2 * gpu.WARM_UP + 4 * 100 and called[-100:].count(0) == 50
+
+
+class FakeProfile:
+    """A profile whose trace holds what a list says, for each run."""
+
+    found: ClassVar[list[list[str]]] = []
+
+    def __init__(self, activities: list[object]) -> None:
+        assert activities == [torch.profiler.ProfilerActivity.CUDA]
+        warnings.warn("Warning: Profiler clears events at the end of each cycle.", stacklevel=2)
+
+    def __enter__(self) -> FakeProfile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kinds = FakeProfile.found.pop(0)
+
+    def export_chrome_trace(self, path: str) -> None:
+        events = [{"ph": "M"}, *({"cat": kind, "name": "Memset (Device)"} for kind in self.kinds)]
+        Path(path).write_text(json.dumps({"traceEvents": events}))
+
+
+def test_what_a_call_starts_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its kind in the second trace; none is an error, no figure."""
+    monkeypatch.setattr(torch.profiler, "profile", FakeProfile)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    calls: list[int] = []
+    FakeProfile.found = [[], ["kernel", "gpu_memset", "cuda_runtime", "kernel", "gpu_memcpy", "kernel"]]
+    assert gpu.started_by(lambda: calls.append(1)) == (3, 1) and len(calls) == 2
+    FakeProfile.found = [["kernel"], ["gpu_memset", "cuda_runtime"]]
+    with pytest.raises(RuntimeError, match=r"saw no kernel.*gpu_memset"):
+        gpu.started_by(lambda: None)
+
+
+def test_a_trace_of_torch_names_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU it has the operations of the CPU."""
+    real, cpu = torch.profiler.profile, [torch.profiler.ProfilerActivity.CPU]
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: real(activities=cpu))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert gpu.profiled(lambda: torch.ones(3) + 1)["cpu_op"] >= 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -21,6 +21,7 @@ from horovod_compress.engine.reducer import Reducer
 from horovod_compress.errors import ConfigError, ExchangeError
 from horovod_compress.exchange import device
 from horovod_compress.exchange.device import Deadline
+from horovod_compress.ops import legality
 from horovod_compress.options import Options
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import Plan, TensorSpec
@@ -291,6 +292,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     made = FakeCuda()
     for name in ("Event", "Stream", "current_stream", "stream", "device"):
         monkeypatch.setattr(torch.cuda, name, getattr(made, name))
+    monkeypatch.setattr(legality, "_RAW_STREAM", None)  # torch's own, where there is a GPU
     return made
 
 
@@ -316,6 +318,32 @@ def test_one_mark_for_each_stream_that_offers(cuda: FakeCuda) -> None:
         where.wait_events(*events.values())
         where.wait_events(None)
         assert cuda.made[0].told == [("after", ("training", 2)), ("after", ("other", 1))]
+
+
+def test_a_launch_follows_on_other_streams(cuda: FakeCuda) -> None:
+    """On all that is queued there when it is launched; on its own stream it does so anyway."""
+    where, streams = device.of("cuda:0"), {}  # type: ignore[var-annotated]
+    other = Stream("other")
+    for stream in (cuda.current[0], other, other, cuda.current[0]):
+        with cuda.stream(stream):
+            where.note_stream(streams)
+    assert len(streams) == 2 and not other.told
+    where.follow(streams)
+    assert other.told == ["event"] and cuda.current[0].told == [("after", ("other", 1))]
+
+
+def test_a_stream_follows_on_an_event_once(cuda: FakeCuda) -> None:
+    """Each result of a bucket asks for it; another stream or event is another matter."""
+    where = device.of("cuda:0")
+    event, training = where.record_event(), cuda.current[0]
+    for _ in range(3):
+        where.wait_events(event)
+    with where.decoding():
+        where.wait_events(event)
+        assert cuda.made[1].told == [("after", ("training", 1))]
+    where.wait_events(where.record_event(), event)
+    waits = [("after", ("training", 1)), ("after", ("training", 3)), ("after", ("training", 1))]
+    assert training.told == ["event", waits[0], "event", *waits[1:]]
 
 
 def test_waiting_looks_until_the_mark_or_the_deadline(cuda: FakeCuda) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,10 +39,21 @@ class Streams(Device):
     def __init__(self) -> None:
         super().__init__()
         self.followed: list[Any] = []
+        self.kept: list[torch.Tensor] = []
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        self.kept += tensors
 
     def record_in(self, events: dict[int, Any]) -> None:
         name = threading.current_thread().name
         events[hash(name)] = f"event of {name}"
+
+    def note_stream(self, streams: dict[int, Any]) -> None:
+        name = threading.current_thread().name
+        streams[hash(name)] = f"event of {name}"
+
+    def follow(self, streams: dict[int, Any]) -> None:
+        self.followed.extend(streams.values())
 
     def wait_events(self, *events: Any) -> None:
         self.followed.extend(events)
@@ -86,7 +98,7 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
 
     def watched(codec: Marsit, work: Work, positions: list[int], key: Key) -> Any:
         followed.extend(where.followed)
-        assert positions == list(range(len(TENSORS)))
+        assert list(positions) == list(range(len(TENSORS)))
         return together(codec, work, positions, key)
 
     monkeypatch.setattr(Marsit, "submit", watched)
@@ -99,6 +111,25 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
     turn.count_waiting(turn.submit_waiting())
     assert turn.full and not turn.waits
     assert {"event of first", "event of second", "event of MainThread"} <= set(followed)
+
+
+def test_memory_is_marked_only_where_results_are_not_fetched() -> None:
+    """What is fetched is held until then; a copy of what has gaps is ours alone."""
+    where, tensors = Streams(), (spec("a", 3, 4), spec("b", 5), spec("c", 2, 3))
+    state = BucketState(Bucket(0, tensors), Marsit(0), 0, 1, lambda *_: ring, where)
+    turn = turn_of(state, KEY)
+    grads = [torch.ones(3, 4), torch.ones(5), torch.ones(3, 2).t()]
+    for position, grad in enumerate(grads):
+        put(turn, position, grad)
+    assert not where.kept
+    turn.count_waiting(turn.submit_waiting())
+    assert [tensor.shape for tensor in where.kept] == [(2, 3)] and where.kept.pop().is_contiguous()
+    turn.decode(turn.round.whole())
+    turn.write_back()
+    assert turn.take(0) is grads[0] and turn.take(2) is grads[2] and bool(grads[2].eq(grads[2][0, 0]).all())
+    assert not where.kept
+    turn_of(state, KEY)
+    assert len(where.kept) == 1 and where.kept[0] is grads[1]
 
 
 @pytest.mark.parametrize(

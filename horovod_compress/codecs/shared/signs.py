@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ... import ops
 from ...errors import ConfigError
+from ...ops.dispatch import Checked
 from ...ops.keys import TIE, ZERO_SIGN, Key
 from ...schedule.plan import Bucket, TensorSpec
 from ..base import Codec, Divides, Law, Piece, Properties, check_choice
@@ -104,6 +105,29 @@ def shaped_fold(work: Work, piece: Piece, others: Sequence[Tensor], *, ternary: 
     fold([piece.values, *others], piece.result, before, after)
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """What goes with the gradients of a batch, but for divisors: of each, where its bits are, and what it has of them.
+
+    Attributes:
+        positions: of the tensors, if all parts are whole ones.
+        places: of the words.
+        offsets: their first words, by which random bits are drawn.
+        states: what is kept, if anything is.
+        zeros: which elements are 0, if any may be.
+    """
+
+    positions: tuple[int, ...]
+    places: tuple[slice, ...]
+    bits: tuple[Tensor, ...]
+    steps: tuple[Tensor, ...]
+    lengths: tuple[int, ...]
+    offsets: tuple[int, ...]
+    states: tuple[Tensor, ...] | None
+    zeros: tuple[Tensor, ...] | None
+    checked: Checked = field(default_factory=Checked)
+
+
 class Signs(Codec):
     """One bit per element and one step per group; how bits merge is the method's own business."""
 
@@ -163,6 +187,8 @@ class Signs(Codec):
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         """Write bits and steps: this rank's share in the mean over ranks, so that the exchange only has to add."""
+        if not work.divisors:
+            return self._submit(work, positions, key, None)
         counts: dict[int, int | Tensor] = {}
         for places, divisors in work.by_divisor(positions):
             found = self._submit(work, [positions[place] for place in places], key, divisors)
@@ -172,25 +198,51 @@ class Signs(Codec):
         return [counts[place] for place in range(len(positions))]
 
     def _submit(self, work: Work, positions: Sequence[int], key: Key, divisors: Sequence[Tensor] | None) -> Counts:
-        spans, steps, lengths = [work.span(p) for p in positions], work.memo["steps"], work.memo["lengths"]
+        found = work.remembered("offered", positions, lambda: self._offered(work, positions))
         return ops.sign_offer_all(
-            [work.grad(position) for position in positions],
-            work.states_of(self.kept, spans),
-            [work.regions["bits"][words(span)] for span in spans],
-            [work.regions["steps"][steps[position]] for position in positions] if self._measured() else None,
-            [lengths[position] for position in positions],
+            work.grads_at(positions),
+            found.states,
+            found.bits,
+            found.steps if self._measured() else None,
+            found.lengths,
             ranks=work.world,
             key=self._zero_key(key),
-            word_offsets=[span.start // WORD for span in spans],
+            word_offsets=found.offsets,
             divisors=divisors,
+            checked_before=found.checked,
         )
+
+    def _offered(self, work: Work, positions: Sequence[int]) -> _Columns:
+        """Return what is submitted with some gradients."""
+        parts = [Part(position, 0, work.bucket.tensors[position].count) for position in positions]
+        return self._columns(work, parts)
+
+    def _columns(self, work: Work, parts: Sequence[Part]) -> _Columns:
+        """Return what goes with the gradients of some parts."""
+        places, lengths = [self._places(work, part) for part in parts], work.memo["lengths"]
+        steps, states = self._steps(work), work.states_of(self.kept, [work.place(part) for part in parts])
+        zeros, counts = work.local.get("zeros"), [tensor.count for tensor in work.bucket.tensors]
+        whole = all(part.stop - part.start == counts[part.position] for part in parts)
+        return _Columns(
+            positions=tuple(part.position for part in parts) if whole else (),
+            places=tuple(bits for bits, _ in places),
+            bits=tuple(work.regions["bits"][bits] for bits, _ in places),
+            steps=tuple(steps[own] for _, own in places),
+            lengths=tuple(lengths[part.position] for part in parts),
+            offsets=tuple(bits.start for bits, _ in places),
+            states=None if states is None else tuple(states),
+            zeros=None if zeros is None else tuple(zeros[bits] for bits, _ in places),
+        )
+
+    def _steps(self, work: Work) -> Tensor:
+        return work.regions["steps"] if self._measured() else work.local["fixed"]
 
     def before(self, number: int, work: Work, key: Key) -> None:
         behind = work.regions["bits"][work.bucket.padded // WORD :]
         if behind.numel():
             behind.zero_()  # what lay there before may not count
         if self._measured():
-            for position in set(range(len(work.grads))) - set(work.present()):
+            for position in work.absent():
                 work.regions["steps"][work.memo["steps"][position]].zero_()  # nothing was submitted: no old one is sent
         if self._measured() and self._scale() != 1:
             work.regions["steps"].mul_(self._scale())
@@ -217,6 +269,9 @@ class Signs(Codec):
         return words(work.place(part)), slice(first + part.start // length, first - (-part.stop // length))
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        if not work.divisors:
+            self._decode(work, parts, key, result_scale, None)
+            return
         for chosen, divisors in work.by_divisor([part.position for part in parts]):
             some = [parts[place] for place in chosen]
             cut = divisors and [by[part.start : part.stop] for by, part in zip(divisors, some, strict=True)]
@@ -225,34 +280,34 @@ class Signs(Codec):
     def _decode(
         self, work: Work, parts: Sequence[Part], key: Key, result_scale: float, divisors: Sequence[Tensor] | None
     ) -> None:
-        places, lengths = [self._places(work, part) for part in parts], work.memo["lengths"]
-        steps = work.regions["steps"] if self._measured() else work.local["fixed"]
-        zeros = self._unpacked(work, [bits for bits, _ in places])
+        found = work.remembered("decoded", parts, lambda: self._columns(work, parts))
+        ternary = self._unpack(work, found.places)
         ops.sign_decode_all(
-            [work.regions["bits"][bits] for bits, _ in places],
-            [steps[own] for _, own in places],
-            [lengths[part.position] for part in parts],
-            work.grads_of(parts),
-            work.states_of(self.kept, [work.place(part) for part in parts]),
+            found.bits,
+            found.steps,
+            found.lengths,
+            work.grads_at(found.positions) if found.positions else work.grads_of(parts),
+            found.states,
             feedback=self._rule(),
             decay=self._decay(),
             scale=result_scale,
             key=self._zero_key(key),
-            word_offsets=[bits.start for bits, _ in places],
-            zeros=zeros,
+            word_offsets=found.offsets,
+            zeros=found.zeros if ternary else None,
             divisors=divisors,
+            checked_before=found.checked,
         )
 
-    def _unpacked(self, work: Work, places: Sequence[slice]) -> list[Tensor] | None:
-        """Unpack what three-valued elements some words have; return those where they are 0, None for bits alone."""
+    def _unpack(self, work: Work, places: Sequence[slice]) -> bool:
+        """Unpack what three-valued elements some words have; return whether they have any, not bits alone."""
         packed = work.results.get("bits")
         if packed is None:
-            return None
+            return False
         bits, zeros, size = work.regions["bits"], work.local["zeros"], ops.GROUP_WORDS
         for first, last in _joined((place.start // size, -(-place.stop // size)) for place in places):
             source = packed[first * ops.PACKED_WORDS : last * ops.PACKED_WORDS]
             ops.ternary_unpack(source, bits[first * size : last * size], zeros[first * size : last * size])
-        return [zeros[place] for place in places]
+        return True
 
     def _rule(self) -> ops.Feedback:
         """Return what decoding leaves in the state."""

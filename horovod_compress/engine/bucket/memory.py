@@ -51,7 +51,7 @@ class Memory:
     def __init__(self, bucket: Bucket, codec: Codec, site: Site, whole: Bucket | None = None) -> None:
         self.bucket, self.site, self.whole = bucket, site, whole or bucket
         variants, own = variants_of(codec), codec.layout(bucket, site.world)
-        #: This step's gradients, flat, one per tensor.
+        #: This step's gradients, contiguous, one per tensor.
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)
         #: What is kept from step to step, for every element and for the bucket as a whole.
         folded = {name for variant in variants for name in variant.folded}  # which payloads are merged with
@@ -260,7 +260,7 @@ MIN_ELEMENTS = 1 << 18
 _PARTS_PER_CHUNK = 4
 
 
-def decoded_by_chunk(layout: Layout, work: Work, order: list[int]) -> dict[int, list[Part]]:
+def decoded_by_chunk(layout: Layout, work: Work, order: list[int]) -> dict[int, tuple[Part, ...]]:
     """Return what each chunk makes ready, all parts together covering the bucket; or nothing.
 
     Args:
@@ -269,7 +269,7 @@ def decoded_by_chunk(layout: Layout, work: Work, order: list[int]) -> dict[int, 
     return _by_chunk(layout, work, order, max)
 
 
-def encoded_by_chunk(layout: Layout, work: Work, order: list[int]) -> dict[int, list[Part]]:
+def encoded_by_chunk(layout: Layout, work: Work, order: list[int]) -> dict[int, tuple[Part, ...]]:
     """Return what each chunk needs that no earlier one did, all parts together covering the bucket; or nothing.
 
     Args:
@@ -280,7 +280,7 @@ def encoded_by_chunk(layout: Layout, work: Work, order: list[int]) -> dict[int, 
 
 def _by_chunk(
     layout: Layout, work: Work, order: list[int], choose: Callable[[Iterable[int]], int]
-) -> dict[int, list[Part]]:
+) -> dict[int, tuple[Part, ...]]:
     cutting = layout.cutting
     if cutting is None or work.world == 1 or work.bucket.count < MIN_ELEMENTS:
         return {}
@@ -296,7 +296,7 @@ def _by_chunk(
                 parts[-1] = Part(part.position, last.start, part.stop)  # joined, where they touch
             else:
                 parts.append(part)
-    return found
+    return {chunk: tuple(parts) for chunk, parts in found.items()}  # tuples: the same in every step
 
 
 def _cut(cutting: Cutting, work: Work, position: int) -> list[Part]:

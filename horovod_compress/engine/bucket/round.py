@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,19 +32,21 @@ from ...ops.keys import Key
 # ---- the codec's part of an exchange -------------------------------------------------------------
 
 #: Takes parts of a bucket.
-Take = Callable[[list[Part]], None]
+Take = Callable[[Sequence[Part]], None]
 #: Returns a context to encode parts in.
 Encoding = Callable[[], contextlib.AbstractContextManager[object]]
 #: Parts of a bucket by chunk.
-Parts = Mapping[int, list[Part]]
+Parts = Mapping[int, Sequence[Part]]
 
 
-def nothing(parts: list[Part]) -> None:
+def nothing(parts: Sequence[Part]) -> None:
     """Take no notice."""
 
 
-def present(work: Work, parts: list[Part]) -> list[Part]:
-    """Return the parts of gradients that were submitted: sparse ones are not."""
+def present(work: Work, parts: Sequence[Part]) -> Sequence[Part]:
+    """Return the parts of gradients that were submitted: sparse ones are not. Of all, that is what was given."""
+    if all([grad is not None for grad in work.grads]):  # noqa: C419  a list takes half the time here
+        return parts
     return [part for part in parts if work.grads[part.position] is not None]
 
 
@@ -244,8 +247,8 @@ class Round:
     collective: Collective
     preludes: tuple[Prelude, ...] = ()
     layout: Partition = field(kw_only=True)
-    to_encode: dict[int, list[Part]] = field(default_factory=dict)  # what has to be encoded before each chunk is sent
-    parts: dict[int, list[Part]] = field(default_factory=dict)  # what each chunk makes ready to be decoded
+    to_encode: Parts = field(default_factory=dict)  # what has to be encoded before each chunk is sent
+    parts: Parts = field(default_factory=dict)  # what each chunk makes ready to be decoded
     inbox: all_gatherv.Inbox | on_device.Mailbox | None = None  # where payloads are gathered
     staging: Staging | None = None  # where the payload is exchanged from host memory of its own
     gather: StagedGather | None = None  # likewise, where payloads are gathered
@@ -274,7 +277,8 @@ class Round:
 
     def submit_all(self, positions: Sequence[int], key: Key) -> Tensor:
         """Do so where a device takes all of a bucket together: its counts are one array."""
-        counts = self.codec.submit(self.work, positions, key)
+        every = self._positions
+        counts = self.codec.submit(self.work, every if len(positions) == len(every) else positions, key)
         return counts if isinstance(counts, Tensor) else as_tensor([int(count) for count in counts])
 
     # ---- encode ----
@@ -290,9 +294,18 @@ class Round:
             self.codec.encode(self.work, self.whole(), key)
         return counts
 
-    def whole(self) -> list[Part]:
+    def whole(self) -> Sequence[Part]:
         """Return all that was submitted."""
-        return [Part(position, 0, self.work.grad(position).numel()) for position in self.work.present()]
+        return present(self.work, self._every)
+
+    @cached_property
+    def _every(self) -> tuple[Part, ...]:
+        """All parts of the bucket: a tuple, of which codecs remember what follows from it."""
+        return tuple(Part(position, 0, tensor.count) for position, tensor in enumerate(self.work.bucket.tensors))
+
+    @cached_property
+    def _positions(self) -> tuple[int, ...]:
+        return tuple(range(len(self.work.bucket.tensors)))
 
     # ---- exchange ----
 
@@ -331,7 +344,7 @@ class Round:
 
     # ---- decode ----
 
-    def decode(self, parts: list[Part], key: Key, result_scale: float) -> None:
+    def decode(self, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         """Decode parts of the result, and give them the size of gradients again; sparse gradients are left out."""
         parts = present(self.work, parts)
         self.codec.decode(self.work, parts, key, result_scale)
