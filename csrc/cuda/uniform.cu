@@ -18,48 +18,58 @@ struct Rule {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class T> __device__ int32_t code_of(const UniformEncoded& e, int64_t i, float most, uint32_t random) {
-  using W = Work<T>;
-  const int64_t row = row_of(i, e.row_length, e.count);
-  const Scaling<W> scaling = scaling_for(static_cast<const W*>(e.norms)[row], W(most));
-  const float limit = e.bounds ? bounded_limit(most, static_cast<const W*>(e.bounds)[row], scaling) : most;
-  return level_of(scaled(W(to_work(static_cast<const T*>(e.grad)[i])), scaling), limit, random);
-}
+// What the elements of a row share.
+template <class W> struct RowOfLevels {
+  Scaling<W> scaling;
+  float limit;
+};
 
-template <class T, class Table>
-__global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
+// Calls body(tensor, go) for this warp's part of all tensors.
+template <class W, class Table, class Body>
+__device__ void each_go_of_levels(const Table& table, const Rule& rule, const Body& body) {
   const float most = level_limit(rule.levels);
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const UniformEncoded& e = table.items[item];
-    each_drawn(rule.key, e.offset, e.count, unit - table.begins[item], [&](int64_t i, uint32_t random) {
-      const int32_t code = code_of<T>(e, i, most, random);
-      if (rule.bits == 4)
-        put_nibble(static_cast<uint8_t*>(e.codes), i, e.count, uint32_t(code));
-      else if (rule.bits == 8)
-        static_cast<int8_t*>(e.codes)[i] = int8_t(code);
-      else
-        static_cast<int16_t*>(e.codes)[i] = int16_t(code);
-    });
-  }
+  const auto of_row = [&](const UniformEncoded& e, int64_t row) {
+    const Scaling<W> scaling = scaling_for(static_cast<const W*>(e.norms)[row], W(most));
+    return RowOfLevels<W>{scaling,
+                          e.bounds ? bounded_limit(most, static_cast<const W*>(e.bounds)[row], scaling) : most};
+  };
+  each_go_of(table, of_row, body);
 }
 
-// Codes of a number of bits that shares bytes unevenly: a lane takes eight, wherever the stream's groups begin.
+// Calls use(place, code) for a lane's elements of a go.
+template <class T, class AGo, class Use>
+__device__ void each_code(const UniformEncoded& e, const AGo& go, const Stream& key, const Use& use) {
+  using W = Work<T>;
+  each_drawn(
+      key, e.offset, go, [&](int64_t i, const RowOfLevels<W>&) { return static_cast<const T*>(e.grad)[i]; },
+      [&](const Place& place, T x, const RowOfLevels<W>& row, uint32_t random) {
+        use(place, uint32_t(level_of(scaled(W(to_work(x)), row.scaling), row.limit, random)));
+      });
+}
+
+template <class Codes, class T, class Table>
+__global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
+  each_go_of_levels<Work<T>>(table, rule, [&](const UniformEncoded& e, const auto& go) {
+    each_code<T>(e, go, rule.key, [&](const Place& place, uint32_t code) { Codes::put(e.codes, place, code); });
+  });
+}
+
+// Codes of a number of bits that shares bytes unevenly: a lane packs eight neighbours, from the block's shared memory.
 template <class T, class Table>
 __global__ void encode_packed_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
-  const float most = level_limit(rule.levels);
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const UniformEncoded& e = table.items[item];
-    const int64_t first = ((unit - table.begins[item]) * kWarp + lane_index()) * kPacked;
-    if (first >= e.count) continue;
-    const EightDraws random = draw_from(rule.key, e.offset + first);
-    uint64_t bytes = 0;
-#pragma unroll
-    for (int i = 0; i < kPacked; ++i)
-      if (first + i < e.count) bytes |= uint64_t(uint8_t(code_of<T>(e, first + i, most, random[i]))) << (8 * i);
-    put_eight(static_cast<uint8_t*>(e.codes), first, e.count, rule.bits, bytes);
-  }
+  __shared__ uint64_t codes[kThreads];
+  uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
+  each_go_of_levels<Work<T>>(table, rule, [&](const UniformEncoded& e, const auto& go) {
+    __syncwarp();  // all lanes have packed what was there
+    each_code<T>(e, go, rule.key, [&](const Place& place, uint32_t code) {
+      reinterpret_cast<uint8_t*>(of_warp)[place.k * kWarp + lane_index()] = uint8_t(code);
+    });
+    __syncwarp();
+    const int64_t first = go.first + lane_index() * kPacked, left = e.count - first;
+    if (left <= 0) return;
+    const uint64_t behind = left < kPacked ? ~uint64_t(0) << (8 * left) : 0;
+    put_eight(static_cast<uint8_t*>(e.codes), first, e.count, rule.bits, of_warp[lane_index()] & ~behind);
+  });
 }
 
 __global__ void fold_kernel(PartList<uint8_t> parts, int64_t part_count, int64_t count, int bits, int sum_bits,
@@ -89,15 +99,22 @@ __global__ void add_codes_kernel(void* into, const void* other, int64_t count, i
   }
 }
 
-struct LevelOf {
-  int bits;
-  __device__ int32_t operator()(const void* codes, int64_t i) const {
-    if (bits == 16) return static_cast<const int16_t*>(codes)[i];
-    if (bits == 8) return static_cast<const int8_t*>(codes)[i];
-    if (bits != 4) return packed_code(static_cast<const uint8_t*>(codes), i, bits);
-    const uint8_t both = static_cast<const uint8_t*>(codes)[i / 2];
-    return i % 2 != 0 ? odd_nibble(both) : even_nibble(both);
+template <class Number> struct WholeLevels {
+  __device__ Number load(const void* codes, int64_t i) const { return static_cast<const Number*>(codes)[i]; }
+  __device__ int32_t operator()(Number code, int64_t) const { return code; }
+};
+struct NibbleLevels {
+  __device__ uint8_t load(const void* codes, int64_t i) const {
+    return static_cast<const uint8_t*>(codes)[uint64_t(i) / 2];
   }
+  __device__ int32_t operator()(uint8_t both, int64_t i) const { return i & 1 ? odd_nibble(both) : even_nibble(both); }
+};
+struct PackedLevels {
+  int bits;
+  __device__ int32_t load(const void* codes, int64_t i) const {
+    return packed_code(static_cast<const uint8_t*>(codes), i, bits);
+  }
+  __device__ int32_t operator()(int32_t code, int64_t) const { return code; }
 };
 
 }  // namespace
@@ -106,16 +123,14 @@ struct LevelOf {
 
 void uniform_encode(const UniformEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
                     const Stream* key, Launch launch) {
-  const bool packed = bits < 8 && bits != 4;
-  const auto units = [&](int64_t i) {
-    const UniformEncoded& t = tensors[i];
-    return packed ? ceil_div(t.count, int64_t(kWarp * kPacked)) : drawn_units(t.offset, t.count);
-  };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t) {
+    in_tables_of(tensors, tensor_count, units_of_goes(tensors, tensor_count), [&](const auto& table, int64_t) {
       using Table = std::decay_t<decltype(table)>;
-      const auto kernel = packed ? encode_packed_kernel<T, Table> : encode_kernel<T, Table>;
+      const auto kernel = bits == 4    ? encode_kernel<Nibbles, T, Table>
+                          : bits == 8  ? encode_kernel<Whole<int8_t>, T, Table>
+                          : bits == 16 ? encode_kernel<Whole<int16_t>, T, Table>
+                                       : encode_packed_kernel<T, Table>;
       start(kernel, table.units() * kWarp, launch, table, Rule{bits, levels, *key});
     });
   });
@@ -134,7 +149,15 @@ void uniform_fold(const uint8_t* const* parts, int64_t part_count, int64_t count
 
 void uniform_decode(const UniformDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
                     Launch launch) {
-  decode_multiples(tensors, tensor_count, dtype, LevelOf{bits}, scale, launch);
+  const auto decode = [&](auto levels) { decode_multiples(tensors, tensor_count, dtype, levels, scale, launch); };
+  if (bits == 4)
+    decode(NibbleLevels());
+  else if (bits == 8)
+    decode(WholeLevels<int8_t>());
+  else if (bits == 16)
+    decode(WholeLevels<int16_t>());
+  else
+    decode(PackedLevels{bits});
 }
 
 }  // namespace hvc
