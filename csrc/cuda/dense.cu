@@ -1,6 +1,6 @@
 // Plain numbers: offer, add, decode. And the triad that measures the memory.
 #include "rules/dense.h"
-#include "rows.h"
+#include "in_rows.h"
 #include "visit.h"
 
 namespace hvc {
@@ -33,8 +33,13 @@ __global__ void offer_kernel(const __grid_constant__ Table table, int64_t* nonfi
 }
 
 template <class T> __global__ void add_kernel(T* into, const T* other, int64_t count) {
-  for (int64_t i = first_item(); i < count; i += item_stride())
-    into[i] = from_work<T>(to_work(into[i]) + to_work(other[i]));
+  each_go_of(count, [&](const auto& go) {
+    each_of_go(
+        go, [&](int64_t i, NoRows) { return Two<T>{into[i], other[i]}; },
+        [&](const Place& place, const Two<T>& x, NoRows) {
+          into[place.i] = from_work<T>(to_work(x.mine) + to_work(x.other));
+        });
+  });
 }
 
 template <class Out, class T, class Table>
@@ -47,18 +52,32 @@ __global__ void decode_kernel(const __grid_constant__ Table table, Wider<T, Out>
       });
 }
 
+template <class T> struct Absorbed {
+  T grad;
+  Work<T> residual, momentum;
+};
+
 template <class T>
 __global__ void absorb_kernel(T* grad, Work<T>* residual, Work<T>* momentum, Work<T> factor, int64_t count) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) {
-    Work<T> more = to_work(grad[i]);
-    if (momentum) momentum[i] = more = bounded(with_momentum(factor, momentum[i], more));
-    residual[i] = bounded(Work<T>(residual[i] + more));
-    grad[i] = T{};
-  }
+  using W = Work<T>;
+  each_go_of(count, [&](const auto& go) {
+    each_of_go(
+        go, [&](int64_t i, NoRows) { return Absorbed<T>{grad[i], residual[i], momentum ? momentum[i] : W(0)}; },
+        [&](const Place& place, const Absorbed<T>& x, NoRows) {
+          W more = to_work(x.grad);
+          if (momentum) momentum[place.i] = more = bounded(with_momentum(factor, x.momentum, more));
+          residual[place.i] = bounded(W(x.residual + more));
+          grad[place.i] = T{};
+        });
+  });
 }
 
 __global__ void triad_kernel(float* a, const float* b, const float* c, float s, int64_t count) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) a[i] = b[i] + s * c[i];
+  each_go_of(count, [&](const auto& go) {
+    each_of_go(
+        go, [&](int64_t i, NoRows) { return Two<float>{b[i], c[i]}; },
+        [&](const Place& place, const Two<float>& x, NoRows) { a[place.i] = x.mine + s * x.other; });
+  });
 }
 
 }  // namespace
@@ -84,7 +103,8 @@ void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype,
 void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    start(add_kernel<T>, count, launch, static_cast<T*>(into), static_cast<const T*>(other), count);
+    start(add_kernel<T>, units_of_goes(count) * kWarp, launch, static_cast<T*>(into), static_cast<const T*>(other),
+          count);
   });
 }
 
@@ -107,13 +127,13 @@ void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dty
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    start(absorb_kernel<T>, count, launch, static_cast<T*>(grad), static_cast<W*>(residual), static_cast<W*>(momentum),
-          W(factor), count);
+    start(absorb_kernel<T>, units_of_goes(count) * kWarp, launch, static_cast<T*>(grad), static_cast<W*>(residual),
+          static_cast<W*>(momentum), W(factor), count);
   });
 }
 
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch) {
-  start(triad_kernel, count, launch, a, b, c, s, count);
+  start(triad_kernel, units_of_goes(count) * kWarp, launch, a, b, c, s, count);
 }
 
 }  // namespace hvc

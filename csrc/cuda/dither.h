@@ -34,7 +34,7 @@ __device__ inline EightDraws draw_from(const Stream& s, int64_t element) {
   return moved;
 }
 
-// Calls use(place, load(i, row), row, random) for a lane's elements of a go, as each_loaded does. A lane draws for
+// Calls use(place, load(i, row), row, random) for a lane's elements of a go, as each_of_go does. A lane draws for
 // eight neighbours, and takes elements that are 32 apart, which warps read and write best: so draws change hands, in
 // the block's shared memory. A stream whose groups do not begin with this go's elements takes one more of them.
 template <class AGo, class Load, class Use>
@@ -46,7 +46,7 @@ __device__ void each_drawn(const Stream& s, int64_t offset, const AGo& go, const
   const int64_t group = int64_t(element / kDrawsPerGroup);
   const int shift = int(element % kDrawsPerGroup);
   const auto* mine = reinterpret_cast<const uint16_t*>(of_warp) + shift + lane_index();
-  each_loaded(
+  each_of_go(
       go, load,
       [&](const Place& place, const auto& value, const auto& row) {
         use(place, value, row, uint32_t(mine[place.k * kWarp]));

@@ -58,7 +58,7 @@ __global__ void encode_kernel(const __grid_constant__ Table table, const __grid_
   const auto of_row = [](const ExponentialEncoded& e, int64_t row) {
     return scaling_for(static_cast<const W*>(e.norms)[row], W(1));
   };
-  each_go_of(table, of_row, [&](const ExponentialEncoded& e, const auto& go) {
+  each_go_of(table, OwnRows(), of_row, [&](const ExponentialEncoded& e, const auto& go) {
     each_drawn(
         rule.key, e.offset, go, [&](int64_t i, const Scaling<W>&) { return static_cast<const T*>(e.grad)[i]; },
         [&](const Place& place, T x, const Scaling<W>& scaling, uint32_t random) {
@@ -68,15 +68,12 @@ __global__ void encode_kernel(const __grid_constant__ Table table, const __grid_
   });
 }
 
-struct Two {
-  uint8_t mine, other;
-};
-
 template <class Codes> __global__ void merge_kernel(ExponentialMerge m) {
   each_go_of(m.count, [&](const auto& go) {
     each_drawn(
-        m.key, m.offset, go, [&](int64_t i, NoRows) { return Two{Codes::get(m.into, i), Codes::get(m.other, i)}; },
-        [&](const Place& place, Two both, NoRows, uint32_t random) {
+        m.key, m.offset, go,
+        [&](int64_t i, NoRows) { return Two<uint8_t>{Codes::get(m.into, i), Codes::get(m.other, i)}; },
+        [&](const Place& place, Two<uint8_t> both, NoRows, uint32_t random) {
           const uint32_t a = both.mine, b = both.other, sign_bit = kSignBit<Codes>;
           const ExponentialPair<uint32_t> pair = exponential_pair(a, b, sign_bit);
           Codes::put(m.into, place, exponential_merge(a, b, pair, 1u << pair.trials, random, sign_bit));
@@ -91,7 +88,7 @@ __global__ void fold_kernel(ExponentialFold f) {
     float sums[kOfLane];
     for (int64_t part = 0; part < f.part_count; ++part) {
       const uint8_t* codes = f.parts[part];
-      each_loaded(
+      each_of_go(
           go, [&](int64_t i, NoRows) { return codes[i]; },
           [&](const Place& place, uint8_t code, NoRows) {
             const float value = exponential_value(code, 0x80, f.powers.headroom);

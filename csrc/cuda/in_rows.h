@@ -21,6 +21,9 @@ inline int64_t units_of_goes(int64_t count) { return ceil_div(count, in_goes(fal
 struct Rows {
   int64_t length, count;
 };
+struct OwnRows {
+  template <class Tensor> __device__ Rows operator()(const Tensor& t) const { return {t.row_length, t.count}; }
+};
 struct NoRows {
   __device__ NoRows operator()(int64_t) const { return {}; }
 };
@@ -53,24 +56,28 @@ __device__ void each_go(int64_t begin, int64_t end, const Rows& rows, const OfRo
   }
 }
 
-// The same for this warp's part of all tensors of a table: body(tensor, go), of_row(tensor, row).
-template <class Table, class OfRow, class Body>
-__device__ void each_go_of(const Table& table, const OfRow& of_row, const Body& body) {
+// The same for this warp's part of all tensors of a table: rows_of(tensor), of_row(tensor, row), body(tensor, go).
+template <class Table, class RowsOf, class OfRow, class Body>
+__device__ void each_go_of(const Table& table, const RowsOf& rows_of, const OfRow& of_row, const Body& body) {
   constexpr int64_t kMost = in_goes(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const auto& tensor = table.items[item];
     const int64_t begin = (unit - table.begins[item]) * kMost;
     each_go(
-        begin, min(begin + kMost, tensor.count), {tensor.row_length, tensor.count},
-        [&](int64_t row) { return of_row(tensor, row); }, [&](const auto& go) { body(tensor, go); });
+        begin, min(begin + kMost, tensor.count), rows_of(tensor), [&](int64_t row) { return of_row(tensor, row); },
+        [&](const auto& go) { body(tensor, go); });
   }
 }
 
-// And of elements without tensors or rows.
-template <class Body> __device__ void each_go_of(int64_t count, const Body& body) {
+// And of elements that are no table's: of rows, or without.
+template <class OfRow, class Body>
+__device__ void each_go_of(int64_t count, const Rows& rows, const OfRow& of_row, const Body& body) {
   for (int64_t begin = first_warp() * in_goes(false); begin < count; begin += warp_stride() * in_goes(false))
-    each_go(begin, min(begin + in_goes(false), count), {count, count}, NoRows(), body);
+    each_go(begin, min(begin + in_goes(false), count), rows, of_row, body);
+}
+template <class Body> __device__ void each_go_of(int64_t count, const Body& body) {
+  each_go_of(count, {count, count}, NoRows(), body);
 }
 
 // Element `i`, the lane's k-th of this go; `last` of all.
@@ -80,6 +87,12 @@ struct Place {
   bool whole, last;
 };
 
+// What is loaded from two arrays.
+template <class A, class B = A> struct Two {
+  A mine;
+  B other;
+};
+
 struct Nothing {
   __device__ void operator()() const {}
 };
@@ -87,7 +100,7 @@ struct Nothing {
 // Calls use(place, load(i, row), row) for a lane's elements of a go; between the loads and the uses comes `meanwhile`,
 // for all lanes.
 template <class AGo, class Load, class Use, class Meanwhile = Nothing>
-__device__ void each_loaded(const AGo& go, const Load& load, const Use& use, const Meanwhile& meanwhile = {}) {
+__device__ void each_of_go(const AGo& go, const Load& load, const Use& use, const Meanwhile& meanwhile = {}) {
   const int64_t begin = go.first + lane_index();
   decltype(load(begin, go.row_at(begin))) values[kOfLane];
 #pragma unroll

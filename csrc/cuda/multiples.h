@@ -12,9 +12,9 @@ template <class T, class Table, class Factor>
 __global__ void multiples_kernel(const __grid_constant__ Table table, Factor factor, double scale) {
   using W = Work<T>;
   each_go_of(
-      table, [](const auto& m, int64_t row) { return static_cast<const W*>(m.norms)[row]; },
+      table, OwnRows(), [](const auto& m, int64_t row) { return static_cast<const W*>(m.norms)[row]; },
       [&](const auto& m, const auto& go) {
-        each_loaded(
+        each_of_go(
             go, [&](int64_t i, W) { return factor.load(m.codes, i); },
             [&](const Place& place, auto code, W norm) {
               static_cast<T*>(m.grad)[place.i] = from_work<T>(decoded(factor(code, place.i), W(scale), norm));

@@ -33,7 +33,7 @@ __device__ void each_go_of_levels(const Table& table, const Rule& rule, const Bo
     return RowOfLevels<W>{scaling,
                           e.bounds ? bounded_limit(most, static_cast<const W*>(e.bounds)[row], scaling) : most};
   };
-  each_go_of(table, of_row, body);
+  each_go_of(table, OwnRows(), of_row, body);
 }
 
 // Calls use(place, code) for a lane's elements of a go.
@@ -54,49 +54,70 @@ __global__ void encode_kernel(const __grid_constant__ Table table, const __grid_
   });
 }
 
-// Codes of a number of bits that shares bytes unevenly: a lane packs eight neighbours, from the block's shared memory.
+// Codes of a number of bits that shares bytes unevenly: eight neighbours are packed at once.
 template <class T, class Table>
 __global__ void encode_packed_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
   __shared__ uint64_t codes[kThreads];
   uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
   each_go_of_levels<Work<T>>(table, rule, [&](const UniformEncoded& e, const auto& go) {
-    __syncwarp();  // all lanes have packed what was there
+    if (!go.whole) of_warp[lane_index()] = 0;
     each_code<T>(e, go, rule.key, [&](const Place& place, uint32_t code) {
       reinterpret_cast<uint8_t*>(of_warp)[place.k * kWarp + lane_index()] = uint8_t(code);
     });
-    __syncwarp();
-    const int64_t first = go.first + lane_index() * kPacked, left = e.count - first;
-    if (left <= 0) return;
-    const uint64_t behind = left < kPacked ? ~uint64_t(0) << (8 * left) : 0;
-    put_eight(static_cast<uint8_t*>(e.codes), first, e.count, rule.bits, of_warp[lane_index()] & ~behind);
+    put_packed(of_warp, rule.bits, static_cast<uint8_t*>(e.codes) + go.first / kPacked * rule.bits,
+               int(packed_bytes(min(e.count - go.first, kOfWarp), rule.bits)));
   });
 }
 
+// A lane adds the codes of eight neighbours, in the bytes of one number: those of all parts, less half of what a code
+// can be, and then so many halves.
 __global__ void fold_kernel(PartList<uint8_t> parts, int64_t part_count, int64_t count, int bits, int sum_bits,
                             uint8_t* out) {
-  for (int64_t group = first_item(); group < ceil_div(count, int64_t(kPacked)); group += item_stride()) {
-    const int64_t first = group * kPacked;
-    uint64_t bytes = 0;
-    for (int i = 0; i < kPacked && first + i < count; ++i) {
-      uint32_t sum = 0;
-      for (int64_t part = 0; part < part_count; ++part) sum += uint32_t(packed_code(parts[part], first + i, bits));
-      bytes |= uint64_t(uint8_t(sum)) << (8 * i);
+  constexpr uint64_t kBytes = every(8, 1), kTops = kBytes << 7;
+  __shared__ uint64_t codes[kThreads];
+  uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
+  const uint64_t half = uint64_t(1) << (bits - 1);
+  each_go_of(count, [&](const auto& go) {
+    const int64_t first = go.first + lane_index() * kPacked, left = count - first;
+    const int used = left <= 0 ? 0 : int(packed_bytes(min(left, int64_t(kPacked)), bits));
+    uint64_t sums = kBytes * uint8_t(0 - uint64_t(part_count) * half);
+    for (int64_t part = 0; part < part_count; ++part) {
+      const uint8_t* group = parts[part] + first / kPacked * bits;
+      uint64_t packed = 0;
+#pragma unroll
+      for (int i = 0; i < kPacked; ++i)
+        if (i < used) packed |= uint64_t(group[i]) << (8 * i);
+      sums = add_beside(sums, unpack_eight_as(bits, packed) ^ kBytes * half, kTops);
     }
-    put_eight(out, first, count, sum_bits, bytes);
-  }
+    of_warp[lane_index()] = bytes_before_end(sums, left);
+    put_packed(of_warp, sum_bits, out + go.first / kPacked * sum_bits,
+               int(packed_bytes(min(count - go.first, kOfWarp), sum_bits)));
+  });
 }
 
-__global__ void add_codes_kernel(void* into, const void* other, int64_t count, int bits) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) {
-    if (bits == 16) {
-      auto* sums = static_cast<uint16_t*>(into);
-      sums[i] = uint16_t(sums[i] + static_cast<const uint16_t*>(other)[i]);
-    } else {
-      auto* sums = static_cast<uint8_t*>(into);
-      const uint8_t more = static_cast<const uint8_t*>(other)[i];
-      sums[i] = bits == 4 ? add_nibbles(sums[i], more) : uint8_t(sums[i] + more);
-    }
-  }
+// Codes lie side by side in numbers of eight bytes, of which there are `words`, and in `count` smaller ones behind
+// them.
+template <class Number>
+__global__ void add_codes_kernel(Number* into, const Number* other, int64_t words, int64_t count, uint64_t tops) {
+  auto* sums = reinterpret_cast<uint64_t*>(into);
+  const auto* more = reinterpret_cast<const uint64_t*>(other);
+  each_go_of(words, [&](const auto& go) {
+    each_of_go(
+        go, [&](int64_t i, NoRows) { return Two<uint64_t>{sums[i], more[i]}; },
+        [&](const Place& place, const Two<uint64_t>& x, NoRows) { sums[place.i] = add_beside(x.mine, x.other, tops); });
+  });
+  const int64_t behind = words * int64_t(sizeof *sums / sizeof *into);
+  for (int64_t i = behind + first_item(); i < behind + count; i += item_stride())
+    into[i] = Number(add_beside(into[i], other[i], tops));
+}
+
+// `count` numbers with several codes in each, or one.
+template <class Number> void add_codes(void* into, const void* other, int64_t count, uint64_t tops, Launch launch) {
+  constexpr int64_t kInWord = sizeof(uint64_t) / sizeof(Number);
+  const bool aligned = (reinterpret_cast<uintptr_t>(into) | reinterpret_cast<uintptr_t>(other)) % sizeof(uint64_t) == 0;
+  const int64_t words = aligned ? count / kInWord : 0, rest = count - words * kInWord;
+  start(add_codes_kernel<Number>, std::max(units_of_goes(words) * kWarp, rest), launch, static_cast<Number*>(into),
+        static_cast<const Number*>(other), words, rest, tops);
 }
 
 template <class Number> struct WholeLevels {
@@ -137,14 +158,17 @@ void uniform_encode(const UniformEncoded* tensors, int64_t tensor_count, Dtype d
 }
 
 void uniform_add(void* into, const void* other, int64_t count, int bits, Launch launch) {
-  start(add_codes_kernel, count, launch, into, other, count, bits);
+  if (bits == 16)
+    add_codes<uint16_t>(into, other, count, every(16, 1) << 15, launch);
+  else
+    add_codes<uint8_t>(into, other, count, every(bits, 1) << (bits - 1), launch);
 }
 
 void uniform_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int bits, int sum_bits, uint8_t* out,
                   Launch launch) {
   if (count == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
-  start(fold_kernel, ceil_div(count, int64_t(kPacked)), launch, listed.list(), part_count, count, bits, sum_bits, out);
+  start(fold_kernel, units_of_goes(count) * kWarp, launch, listed.list(), part_count, count, bits, sum_bits, out);
 }
 
 void uniform_decode(const UniformDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
