@@ -10,24 +10,23 @@ namespace {
 
 template <class Out, class T, class Table>
 __global__ void offer_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
-  constexpr int64_t kElements = kInFlight * kWarp, kMost = in_one_go(Table::room > 1);
+  constexpr int64_t kMost = in_goes(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const DenseOffered& o = table.items[item];
-    const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, o.count);
+    const auto* grad = static_cast<const T*>(o.grad);
+    const auto* residual = static_cast<const Work<T>*>(o.residual);
+    const int64_t begin = (unit - table.begins[item]) * kMost;
     int64_t bad = 0;
-    for (int64_t begin = first; begin < last; begin += kElements) {
-      const Loaded<T> loaded =
-          load_groups(static_cast<const T*>(o.grad), static_cast<const Work<T>*>(o.residual), begin, last);
-#pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        const int64_t i = begin + k * kWarp + lane_index();
-        if (i >= last) break;
-        const Out out = from_work<Out>(loaded.x[k]);
-        static_cast<Out*>(o.out)[i] = out;
-        bad += !is_finite(out);
-      }
-    }
+    each_go(begin, min(begin + kMost, o.count), {o.count, o.count}, NoRows(), [&](const auto& go) {
+      each_of_go(
+          go, [&](int64_t i, NoRows) { return offered(grad, residual, i); },
+          [&](const Place& place, Work<T> x, NoRows) {
+            const Out out = from_work<Out>(x);
+            static_cast<Out*>(o.out)[place.i] = out;
+            bad += !is_finite(out);
+          });
+    });
     add_count(nonfinite + item, bad);
   }
 }
@@ -87,7 +86,7 @@ __global__ void triad_kernel(float* a, const float* b, const float* c, float s, 
 void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype, int64_t* nonfinite,
                  Launch launch) {
   clear_counts(nonfinite, tensor_count, launch);
-  const auto units = units_in_one_go(tensors, tensor_count);
+  const auto units = units_of_goes(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     visit(out_dtype, [&](auto out_type) {

@@ -27,7 +27,7 @@ template <class AGo, class Bit> __device__ void put_record_bits(uint8_t* record,
 // A lane's bits of a go are in bytes four apart: `element` is 32 k behind the lane's first one, or behind the end.
 __device__ inline uint8_t byte_of_bits(const uint8_t* record, int64_t first, int64_t element) {
   const int64_t mine = first + lane_index();
-  return record[kScaleBytes + uint64_t(mine) / 8 + ((element - mine) >> 3)];
+  return record[kScaleBytes + (mine >> 3) + ((element - mine) >> 3)];
 }
 __device__ inline bool record_bit(uint8_t bits) { return bits >> (lane_index() % 8) & 1; }
 
