@@ -4,7 +4,6 @@
 #include "blocks_of_codes.h"
 #include "pack.h"
 #include "parts.h"
-#include "rules/numbers.h"
 #include "visit.h"
 
 namespace hvc {
