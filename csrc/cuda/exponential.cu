@@ -86,13 +86,13 @@ __global__ void fold_kernel(ExponentialFold f) {
   const float share = 1.0f / float(f.part_count);
   each_go_of(f.count, [&](const auto& go) {
     float sums[kOfLane];
+    for (float& sum : sums) sum = -0.0f;  // which added to a number is that number
     for (int64_t part = 0; part < f.part_count; ++part) {
       const uint8_t* codes = f.parts[part];
       each_of_go(
           go, [&](int64_t i, NoRows) { return codes[i]; },
           [&](const Place& place, uint8_t code, NoRows) {
-            const float value = exponential_value(code, 0x80, f.powers.headroom);
-            sums[place.k] = part == 0 ? value : sums[place.k] + value;
+            sums[place.k] += exponential_value(code, 0x80, f.powers.headroom);
           });
     }
     each_drawn(

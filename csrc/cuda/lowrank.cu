@@ -28,26 +28,37 @@ template <int kLines, class W> struct Lines {
   }
 };
 
-// A warp sums one row. Registers are kept few: there are not many rows, and all of them should be under way at once.
-template <int kLines, class T>
-__global__ void __launch_bounds__(kThreads, kLines == kFewLines && sizeof(T) <= 4 ? 4 : 3)
-    lowrank_left_kernel(LeftOf<T> o, int64_t* total) {
+// Calls add(i, value_at(i)) for every `step`th i in order, with so many loads under way.
+template <int kAtOnce, class ValueAt, class Add>
+__device__ void each_value(int64_t begin, int64_t end, int64_t step, const ValueAt& value_at, const Add& add) {
+  int64_t i = begin;
+  for (; i + (kAtOnce - 1) * step < end; i += kAtOnce * step) {
+    decltype(value_at(i)) values[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) values[k] = value_at(i + k * step);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) add(i + k * step, values[k]);
+  }
+#pragma unroll 1
+  for (; i < end; i += step) add(i, value_at(i));
+}
+
+// A warp sums one row. There are few rows, and all of them should find registers.
+template <int kLines, class T> __global__ void lowrank_left_kernel(LeftOf<T> o, int64_t* total) {
   using W = Work<T>;
-  int64_t nonfinite = 0;
+  int nonfinite = 0;
   for (int64_t row = first_warp(); row < o.x.rows; row += warp_stride()) {
     const int64_t begin = row * o.x.columns;
     for (int64_t line = 0; line < o.x.rank; line += kLines) {
       const Lines<kLines, W> right(o.right, line, o.x.rank, o.x.columns);
       W sums[kLines] = {};
-      each_go(0, o.x.columns, {o.x.columns, o.x.columns}, NoRows(), [&](const auto& go) {
-        each_of_go(
-            go, [&](int64_t j, NoRows) { return offered(o.x.grad, o.x.residual, begin + j); },
-            [&](const Place& place, W value, NoRows) {
-              nonfinite += line == 0 && !can_be_kept(value);
+      each_value<kInFlight>(
+          lane_index(), o.x.columns, kWarp, [&](int64_t j) { return offered(o.x.grad, o.x.residual, begin + j); },
+          [&](int64_t j, W value) {
+            nonfinite += line == 0 && !can_be_kept(value);
 #pragma unroll
-              for (int c = 0; c < kLines; ++c) sums[c] += value * right.of[c][place.i];
-            });
-      });
+            for (int c = 0; c < kLines; ++c) sums[c] += value * right.of[c][j];
+          });
 #pragma unroll
       for (int c = 0; c < kLines; ++c) {
         const W sum = combine_warp(sums[c]);
@@ -68,20 +79,12 @@ template <int kLines, class T> __global__ void lowrank_right_kernel(RightOf<T> o
     for (int64_t line = 0; line < o.x.rank; line += kLines) {
       const Lines<kLines, W> left(o.left, line, o.x.rank, o.x.rows);
       W sums[kLines] = {};
-      const auto value_at = [&](int64_t row) { return offered(o.x.grad, o.x.residual, row * o.x.columns + j); };
-      const auto add = [&](int64_t row, W value) {
+      each_value<kOfLane>(
+          begin, end, 1, [&](int64_t row) { return offered(o.x.grad, o.x.residual, row * o.x.columns + j); },
+          [&](int64_t row, W value) {
 #pragma unroll
-        for (int c = 0; c < kLines; ++c) sums[c] += value * left.of[c][row];
-      };
-      int64_t row = begin;
-      for (; row + kOfLane <= end; row += kOfLane) {
-        W values[kOfLane];
-#pragma unroll
-        for (int k = 0; k < kOfLane; ++k) values[k] = value_at(row + k);
-#pragma unroll
-        for (int k = 0; k < kOfLane; ++k) add(row + k, values[k]);
-      }
-      for (; row < end; ++row) add(row, value_at(row));
+            for (int c = 0; c < kLines; ++c) sums[c] += value * left.of[c][row];
+          });
 #pragma unroll
       for (int c = 0; c < kLines; ++c)
         if (line + c < o.x.rank) o.partial[(block * o.x.rank + line + c) * o.x.columns + j] = sums[c];

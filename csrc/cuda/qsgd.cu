@@ -68,10 +68,11 @@ __device__ Measured measured(Power power, int count, const Fetch& fetch, Kept<W>
     kept = fetch(first);
     Kept<W> sizes;
     each_kept([&](int g, int k) {
-      const W x = kept.x[g][k], size = is_finite(x) ? magnitude(x) : W(0);
-      nonfinite += !is_finite(x);
-      largest = max(largest, size);
-      sizes.x[g][k] = size;
+      const W size = fabs(kept.x[g][k]);
+      const bool finite = size < infinity<W>;
+      nonfinite += !finite;
+      sizes.x[g][k] = finite ? size : W(0);
+      largest = max(largest, sizes.x[g][k]);
     });
     if (power == kMaximum) continue;
     each_kept([&](int g, int k) { sum += double(sizes.x[g][k]) * double(sizes.x[g][k]); });

@@ -80,16 +80,14 @@ template <class W> __global__ void record_fold_kernel(Fold<W> o) {
     double scales = 0, sum = 0;
     for (int64_t rank = 0; rank < o.ranks; ++rank) scales += double(scale_of_record(o.parts[rank] + at));
     each_go_of_record(count, [&](const auto& go) {
-      W totals[kOfLane] = {};
+      W totals[kOfLane];
+      for (W& total : totals) total = W(-0.0);  // which added to a number is that number
       for (int64_t rank = 0; rank < o.ranks; ++rank) {
         const uint8_t* record = o.parts[rank] + at;
         const W step = W(double(scale_of_record(record)) / double(o.ranks));
         each_of_go(
             go, [&](int64_t i, NoRows) { return byte_of_bits(record, go.first, i); },
-            [&](const Place& place, uint8_t bits, NoRows) {
-              const W sent = signed_step(record_bit(bits), step);
-              totals[place.k] = rank == 0 ? sent : totals[place.k] + sent;
-            });
+            [&](const Place& place, uint8_t bits, NoRows) { totals[place.k] += signed_step(record_bit(bits), step); });
       }
       each_of_go(
           go, [&](int64_t i, NoRows) { return o.kept[begin + i]; },
