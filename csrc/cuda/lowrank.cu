@@ -160,7 +160,9 @@ template <class W> __device__ double line_dot(const W* a, const W* b, int64_t co
   for (int64_t block = threadIdx.x / kWarp; block < blocks; block += blockDim.x / kWarp) {
     const int64_t begin = block * kBlock, end = begin + kBlock < count ? begin + kBlock : count;
     double sum = 0;
-    for (int64_t i = begin + lane_index(); i < end; i += kWarp) sum += double(a[i]) * double(b[i]);
+    each_value<kOfLane>(
+        begin + lane_index(), end, kWarp, [&](int64_t i) { return double(a[i]) * double(b[i]); },
+        [&](int64_t, double product) { sum += product; });
     sum = combine_warp(sum);
     if (lane_index() == 0) block_sums[block] = sum;
   }
@@ -173,8 +175,12 @@ template <class W> __device__ double line_dot(const W* a, const W* b, int64_t co
   return total;
 }
 
+// Makes every element of a line what `made` says of its number.
+template <class W, class Made> __device__ void make_line(W* line, int64_t count, const Made& made) {
+  each_value<kInFlight>(threadIdx.x, count, blockDim.x, made, [&](int64_t i, W value) { line[i] = value; });
+}
 template <class W> __device__ void scale_line(W* line, double scale, int64_t count) {
-  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) line[i] = scale == 0 ? W(0) : W(double(line[i]) * scale);
+  make_line(line, count, [&](int64_t i) { return scale == 0 ? W(0) : W(double(line[i]) * scale); });
 }
 
 template <class W> __global__ void __launch_bounds__(kLineThreads)
@@ -188,7 +194,7 @@ template <class W> __global__ void __launch_bounds__(kLineThreads)
     for (int64_t k = 0; k < 2 * c; ++k) {
       const W* other = lines + k % c * count;
       const double share = line_dot(other, line, count, block_sums);
-      for (int64_t i = threadIdx.x; i < count; i += blockDim.x) line[i] = W(double(line[i]) - double(other[i]) * share);
+      make_line(line, count, [&](int64_t i) { return W(double(line[i]) - double(other[i]) * share); });
     }
     scale_line(line, normalising<W>(before, line_dot(line, line, count, block_sums)), count);
   }
