@@ -1,6 +1,6 @@
 // Plain numbers: offer, add, decode. And the triad that measures the memory.
 #include "rules/dense.h"
-#include "rows.h"
+#include "in_rows.h"
 #include "visit.h"
 
 namespace hvc {
@@ -10,31 +10,35 @@ namespace {
 
 template <class Out, class T, class Table>
 __global__ void offer_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
-  constexpr int64_t kElements = kInFlight * kWarp, kMost = in_one_go(Table::room > 1);
+  constexpr int64_t kMost = in_goes(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const DenseOffered& o = table.items[item];
-    const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, o.count);
+    const auto* grad = static_cast<const T*>(o.grad);
+    const auto* residual = static_cast<const Work<T>*>(o.residual);
+    const int64_t begin = (unit - table.begins[item]) * kMost;
     int64_t bad = 0;
-    for (int64_t begin = first; begin < last; begin += kElements) {
-      const Loaded<T> loaded =
-          load_groups(static_cast<const T*>(o.grad), static_cast<const Work<T>*>(o.residual), begin, last);
-#pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        const int64_t i = begin + k * kWarp + lane_index();
-        if (i >= last) break;
-        const Out out = from_work<Out>(loaded.x[k]);
-        static_cast<Out*>(o.out)[i] = out;
-        bad += !is_finite(out);
-      }
-    }
+    each_go(begin, min(begin + kMost, o.count), {o.count, o.count}, NoRows(), [&](const auto& go) {
+      each_of_go(
+          go, [&](int64_t i, NoRows) { return offered(grad, residual, i); },
+          [&](const Place& place, Work<T> x, NoRows) {
+            const Out out = from_work<Out>(x);
+            static_cast<Out*>(o.out)[place.i] = out;
+            bad += !is_finite(out);
+          });
+    });
     add_count(nonfinite + item, bad);
   }
 }
 
 template <class T> __global__ void add_kernel(T* into, const T* other, int64_t count) {
-  for (int64_t i = first_item(); i < count; i += item_stride())
-    into[i] = from_work<T>(to_work(into[i]) + to_work(other[i]));
+  each_go_of(count, [&](const auto& go) {
+    each_of_go(
+        go, [&](int64_t i, NoRows) { return Two<T>{into[i], other[i]}; },
+        [&](const Place& place, const Two<T>& x, NoRows) {
+          into[place.i] = from_work<T>(to_work(x.mine) + to_work(x.other));
+        });
+  });
 }
 
 template <class Out, class T, class Table>
@@ -47,18 +51,32 @@ __global__ void decode_kernel(const __grid_constant__ Table table, Wider<T, Out>
       });
 }
 
+template <class T> struct Absorbed {
+  T grad;
+  Work<T> residual, momentum;
+};
+
 template <class T>
 __global__ void absorb_kernel(T* grad, Work<T>* residual, Work<T>* momentum, Work<T> factor, int64_t count) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) {
-    Work<T> more = to_work(grad[i]);
-    if (momentum) momentum[i] = more = bounded(with_momentum(factor, momentum[i], more));
-    residual[i] = bounded(Work<T>(residual[i] + more));
-    grad[i] = T{};
-  }
+  using W = Work<T>;
+  each_go_of(count, [&](const auto& go) {
+    each_of_go(
+        go, [&](int64_t i, NoRows) { return Absorbed<T>{grad[i], residual[i], momentum ? momentum[i] : W(0)}; },
+        [&](const Place& place, const Absorbed<T>& x, NoRows) {
+          W more = to_work(x.grad);
+          if (momentum) momentum[place.i] = more = bounded(with_momentum(factor, x.momentum, more));
+          residual[place.i] = bounded(W(x.residual + more));
+          grad[place.i] = T{};
+        });
+  });
 }
 
 __global__ void triad_kernel(float* a, const float* b, const float* c, float s, int64_t count) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) a[i] = b[i] + s * c[i];
+  each_go_of(count, [&](const auto& go) {
+    each_of_go(
+        go, [&](int64_t i, NoRows) { return Two<float>{b[i], c[i]}; },
+        [&](const Place& place, const Two<float>& x, NoRows) { a[place.i] = x.mine + s * x.other; });
+  });
 }
 
 }  // namespace
@@ -68,7 +86,7 @@ __global__ void triad_kernel(float* a, const float* b, const float* c, float s, 
 void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype, int64_t* nonfinite,
                  Launch launch) {
   clear_counts(nonfinite, tensor_count, launch);
-  const auto units = units_in_one_go(tensors, tensor_count);
+  const auto units = units_of_goes(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     visit(out_dtype, [&](auto out_type) {
@@ -84,7 +102,8 @@ void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype,
 void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    start(add_kernel<T>, count, launch, static_cast<T*>(into), static_cast<const T*>(other), count);
+    start(add_kernel<T>, units_of_goes(count) * kWarp, launch, static_cast<T*>(into), static_cast<const T*>(other),
+          count);
   });
 }
 
@@ -107,13 +126,13 @@ void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dty
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    start(absorb_kernel<T>, count, launch, static_cast<T*>(grad), static_cast<W*>(residual), static_cast<W*>(momentum),
-          W(factor), count);
+    start(absorb_kernel<T>, units_of_goes(count) * kWarp, launch, static_cast<T*>(grad), static_cast<W*>(residual),
+          static_cast<W*>(momentum), W(factor), count);
   });
 }
 
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch) {
-  start(triad_kernel, count, launch, a, b, c, s, count);
+  start(triad_kernel, units_of_goes(count) * kWarp, launch, a, b, c, s, count);
 }
 
 }  // namespace hvc

@@ -1,19 +1,11 @@
-// What the dithering kernels share: a thread draws for the eight elements of one Philox block.
+// What the dithering kernels share: a thread draws for the eight elements of one Philox block; where codes lie.
 #pragma once
 #include "rules/dither.h"
-#include "launch.h"
+#include "in_rows.h"
 
 namespace hvc {
 
-// The groups of eight that cover `count` elements of a stream from `offset` on.
-struct Groups {
-  int64_t first, last;
-};
-__host__ __device__ inline Groups groups_of(int64_t offset, int64_t count) {
-  return {offset / kDrawsPerGroup, ceil_div(offset + count, kDrawsPerGroup)};
-}
-
-struct EightDraws {
+struct alignas(16) EightDraws {
   uint32_t words[4];
   __device__ uint32_t operator[](int i) const { return words[i / 2] >> (16 * (i % 2)) & 0xffffu; }
 };
@@ -42,33 +34,41 @@ __device__ inline EightDraws draw_from(const Stream& s, int64_t element) {
   return moved;
 }
 
-// The units of work on `count` elements: a warp takes a group for every lane in one go.
-__host__ __device__ inline int64_t drawn_units(int64_t offset, int64_t count) {
-  const Groups groups = groups_of(offset, count);
-  return count == 0 ? 0 : ceil_div(groups.last - groups.first, kWarp);
+// Calls use(place, load(i, row), row, random) for a lane's elements of a go, as each_of_go does. A lane draws for
+// eight neighbours, and takes elements that are 32 apart, which warps read and write best: so draws change hands, in
+// the block's shared memory. A stream whose groups do not begin with this go's elements takes one more of them.
+template <class AGo, class Load, class Use>
+__device__ void each_drawn(const Stream& s, int64_t offset, const AGo& go, const Load& load, const Use& use) {
+  constexpr int kGroups = kWarp + 1;
+  __shared__ EightDraws draws[kThreads / kWarp * kGroups];
+  EightDraws* of_warp = draws + int(threadIdx.x) / kWarp * kGroups;
+  const uint64_t element = uint64_t(offset + go.first);
+  const int64_t group = int64_t(element / kDrawsPerGroup);
+  const int shift = int(element % kDrawsPerGroup);
+  const auto* mine = reinterpret_cast<const uint16_t*>(of_warp) + shift + lane_index();
+  each_of_go(
+      go, load,
+      [&](const Place& place, const auto& value, const auto& row) {
+        use(place, value, row, uint32_t(mine[place.k * kWarp]));
+      },
+      [&] {
+        __syncwarp();  // all lanes have used the draws of the go before
+        of_warp[lane_index()] = draw(s, group + lane_index());
+        if (shift != 0 && lane_index() == 0) of_warp[kWarp] = draw(s, group + kWarp);
+        __syncwarp();
+      });
 }
 
-// Calls use(element, random) for the elements of [0, count) in this lane's group of a unit.
-template <class Use>
-__device__ void each_drawn(const Stream& s, int64_t offset, int64_t count, int64_t unit, const Use& use) {
-  const Groups groups = groups_of(offset, count);
-  const int64_t group = groups.first + unit * kWarp + lane_index();
-  if (group >= groups.last) return;
-  const EightDraws random = draw(s, group);
-#pragma unroll
-  for (int i = 0; i < kDrawsPerGroup; ++i) {
-    const int64_t element = group * kDrawsPerGroup + i - offset;
-    if (element >= 0 && element < count) use(element, random[i]);
+// ---- codes ------------------------------------------------------------------------------------------------
+
+// Codes that are numbers of their own.
+template <class Number> struct Whole {
+  static __device__ Number get(const void* codes, int64_t i) { return static_cast<const Number*>(codes)[i]; }
+  static __device__ void put(void* codes, const Place& place, uint32_t code) {
+    static_cast<Number*>(codes)[place.i] = Number(code);
   }
-}
+};
 
-// The same for all units.
-template <class Use> __device__ void each_drawn(const Stream& s, int64_t offset, int64_t count, const Use& use) {
-  for (int64_t unit = first_warp(); unit < drawn_units(offset, count); unit += warp_stride())
-    each_drawn(s, offset, count, unit, use);
-}
-
-// Two codes share a byte, and so may two threads where the stream's groups do not begin at even elements.
 __device__ inline void put_half(uint8_t* codes, int64_t element, uint32_t code) {
   const auto address = reinterpret_cast<uintptr_t>(codes + element / 2);
   const int shift = int(address % 4) * 8 + int(element % 2) * 4;
@@ -77,13 +77,21 @@ __device__ inline void put_half(uint8_t* codes, int64_t element, uint32_t code) 
   atomicOr(word, (code & 15u) << shift);
 }
 
-// The last of `count` codes has a byte to itself if the number is odd: the other half is 0.
-__device__ inline void put_nibble(uint8_t* codes, int64_t element, int64_t count, uint32_t code) {
-  put_half(codes, element, code);
-  if (element + 1 == count && element % 2 == 0) put_half(codes, count, 0);
-}
-__device__ inline uint32_t nibble(const uint8_t* codes, int64_t element) {
-  return codes[element / 2] >> (4 * (element % 2)) & 15u;
-}
+// Two codes share a byte. The last one has a byte to itself if their number is odd: the other half is 0.
+struct Nibbles {
+  static __device__ uint8_t get(const void* codes, int64_t i) {
+    return static_cast<const uint8_t*>(codes)[uint64_t(i) / 2] >> (4 * (i & 1)) & 15;
+  }
+  static __device__ void put(void* codes, const Place& place, uint32_t code) {
+    auto* bytes = static_cast<uint8_t*>(codes);
+    if (place.whole) {
+      const uint32_t next = __shfl_down_sync(kAllLanes, code, 1);
+      if (lane_index() % 2 == 0) bytes[place.i / 2] = uint8_t((code & 15u) | next << 4);
+      return;
+    }
+    put_half(bytes, place.i, code);
+    if (place.last && place.i % 2 == 0) put_half(bytes, place.i + 1, 0);
+  }
+};
 
 }  // namespace hvc

@@ -2,14 +2,14 @@
 #include "rules/lowrank.h"
 #include "launch.h"
 #include "lowrank_operands.h"
-#include "rows.h"
+#include "in_rows.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
 
 // X is read once for this many components; their sums stay in registers.
-constexpr int kComponents = 8;
+constexpr int kFewLines = 4, kMostLines = 8;
 
 template <class T> struct RightOf {
   Matrix<T> x;
@@ -19,20 +19,48 @@ template <class T> struct RightOf {
 
 // ---- products ---------------------------------------------------------------------------------------------
 
-// A warp sums one row.
-template <class T> __global__ void lowrank_left_kernel(LeftOf<T> o, int64_t* total) {
+// The lines of so many components from one on; behind the last one it again, for sums that nobody uses.
+template <int kLines, class W> struct Lines {
+  const W* of[kLines];
+  __device__ Lines(const W* factor, int64_t first, int64_t rank, int64_t length) {
+#pragma unroll
+    for (int c = 0; c < kLines; ++c) of[c] = factor + min(first + c, rank - 1) * length;
+  }
+};
+
+// Calls add(i, value_at(i)) for every `step`th i in order, with so many loads under way.
+template <int kAtOnce, class ValueAt, class Add>
+__device__ void each_value(int64_t begin, int64_t end, int64_t step, const ValueAt& value_at, const Add& add) {
+  int64_t i = begin;
+  for (; i + (kAtOnce - 1) * step < end; i += kAtOnce * step) {
+    decltype(value_at(i)) values[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) values[k] = value_at(i + k * step);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) add(i + k * step, values[k]);
+  }
+#pragma unroll 1
+  for (; i < end; i += step) add(i, value_at(i));
+}
+
+// A warp sums one row. There are few rows, and all of them should find registers.
+template <int kLines, class T> __global__ void lowrank_left_kernel(LeftOf<T> o, int64_t* total) {
   using W = Work<T>;
-  int64_t nonfinite = 0;
+  int nonfinite = 0;
   for (int64_t row = first_warp(); row < o.x.rows; row += warp_stride()) {
-    for (int64_t line = 0; line < o.x.rank; line += kComponents) {
-      W sums[kComponents] = {};
-      for (int64_t j = lane_index(); j < o.x.columns; j += kWarp) {
-        const W value = offered(o.x.grad, o.x.residual, row * o.x.columns + j);
-        nonfinite += line == 0 && !can_be_kept(value);
-        for (int c = 0; c < kComponents; ++c)
-          if (line + c < o.x.rank) sums[c] += value * o.right[(line + c) * o.x.columns + j];
-      }
-      for (int c = 0; c < kComponents; ++c) {
+    const int64_t begin = row * o.x.columns;
+    for (int64_t line = 0; line < o.x.rank; line += kLines) {
+      const Lines<kLines, W> right(o.right, line, o.x.rank, o.x.columns);
+      W sums[kLines] = {};
+      each_value<kInFlight>(
+          lane_index(), o.x.columns, kWarp, [&](int64_t j) { return offered(o.x.grad, o.x.residual, begin + j); },
+          [&](int64_t j, W value) {
+            nonfinite += line == 0 && !can_be_kept(value);
+#pragma unroll
+            for (int c = 0; c < kLines; ++c) sums[c] += value * right.of[c][j];
+          });
+#pragma unroll
+      for (int c = 0; c < kLines; ++c) {
         const W sum = combine_warp(sums[c]);
         if (lane_index() == 0 && line + c < o.x.rank) o.left[(line + c) * o.x.rows + row] = sum;
       }
@@ -42,20 +70,23 @@ template <class T> __global__ void lowrank_left_kernel(LeftOf<T> o, int64_t* tot
 }
 
 // A thread sums one column over one block of rows.
-template <class T> __global__ void lowrank_right_kernel(RightOf<T> o) {
+template <int kLines, class T> __global__ void lowrank_right_kernel(RightOf<T> o) {
   using W = Work<T>;
   const int64_t blocks = ceil_div(o.x.rows, kRowBlock);
   for (int64_t item = first_item(); item < blocks * o.x.columns; item += item_stride()) {
     const int64_t block = item / o.x.columns, j = item % o.x.columns, begin = block * kRowBlock;
-    const int64_t end = begin + kRowBlock < o.x.rows ? begin + kRowBlock : o.x.rows;
-    for (int64_t line = 0; line < o.x.rank; line += kComponents) {
-      W sums[kComponents] = {};
-      for (int64_t row = begin; row < end; ++row) {
-        const W value = offered(o.x.grad, o.x.residual, row * o.x.columns + j);
-        for (int c = 0; c < kComponents; ++c)
-          if (line + c < o.x.rank) sums[c] += value * o.left[(line + c) * o.x.rows + row];
-      }
-      for (int c = 0; c < kComponents; ++c)
+    const int64_t end = min(begin + kRowBlock, o.x.rows);
+    for (int64_t line = 0; line < o.x.rank; line += kLines) {
+      const Lines<kLines, W> left(o.left, line, o.x.rank, o.x.rows);
+      W sums[kLines] = {};
+      each_value<kOfLane>(
+          begin, end, 1, [&](int64_t row) { return offered(o.x.grad, o.x.residual, row * o.x.columns + j); },
+          [&](int64_t row, W value) {
+#pragma unroll
+            for (int c = 0; c < kLines; ++c) sums[c] += value * left.of[c][row];
+          });
+#pragma unroll
+      for (int c = 0; c < kLines; ++c)
         if (line + c < o.x.rank) o.partial[(block * o.x.rank + line + c) * o.x.columns + j] = sums[c];
     }
   }
@@ -69,17 +100,37 @@ template <class W> __global__ void add_row_blocks_kernel(const W* partial, int64
   }
 }
 
+struct RowOfMatrix {
+  int64_t row, begin;
+};
+
 template <class T> __global__ void lowrank_decode_kernel(Product<T> o) {
   using W = Work<T>;
   const int64_t count = o.rows * o.columns;
-  for (int64_t i = first_item(); i < count; i += item_stride()) {
-    const int64_t row = row_of(i, o.columns, count), column = i - row * o.columns;
-    W sum = o.right[column] * o.left[row];
-    for (int64_t c = 1; c < o.rank; ++c) sum += o.right[c * o.columns + column] * o.left[c * o.rows + row];
-    if (std::is_same<T, Half>::value) sum = limited(sum, most_sent<T>(o.scale));
-    if (o.residual) o.residual[i] = limited(offered(o.grad, o.residual, i) - sum, most_left<W>);
-    o.grad[i] = from_work<T>(sum * W(o.scale));
-  }
+  const auto of_row = [&](int64_t row) { return RowOfMatrix{row, row * o.columns}; };
+  each_go_of(count, {o.columns, count}, of_row, [&](const auto& go) {
+    W sums[kOfLane];
+    int64_t rows[kOfLane], columns[kOfLane];
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k) {
+      const int64_t at = go.first + lane_index() + k * kWarp, i = go.whole ? at : min(at, count - 1);
+      const RowOfMatrix row = go.row_at(i);
+      rows[k] = row.row, columns[k] = i - row.begin, sums[k] = W(-0.0);
+    }
+    for (int64_t c = 0; c < o.rank; ++c) {
+      const W *left = o.left + c * o.rows, *right = o.right + c * o.columns;
+#pragma unroll
+      for (int k = 0; k < kOfLane; ++k) sums[k] += right[columns[k]] * left[rows[k]];
+    }
+    each_of_go(
+        go, [&](int64_t i, const RowOfMatrix&) { return o.residual ? offered(o.grad, o.residual, i) : W(0); },
+        [&](const Place& place, W x, const RowOfMatrix&) {
+          W sum = sums[place.k];
+          if (std::is_same<T, Half>::value) sum = limited(sum, most_sent<T>(o.scale));
+          if (o.residual) o.residual[place.i] = limited(x - sum, most_left<W>);
+          o.grad[place.i] = from_work<T>(sum * W(o.scale));
+        });
+  });
 }
 
 // ---- lines: one thread block for all of them, as each waits for those before ---------------------------------------
@@ -109,7 +160,9 @@ template <class W> __device__ double line_dot(const W* a, const W* b, int64_t co
   for (int64_t block = threadIdx.x / kWarp; block < blocks; block += blockDim.x / kWarp) {
     const int64_t begin = block * kBlock, end = begin + kBlock < count ? begin + kBlock : count;
     double sum = 0;
-    for (int64_t i = begin + lane_index(); i < end; i += kWarp) sum += double(a[i]) * double(b[i]);
+    each_value<kOfLane>(
+        begin + lane_index(), end, kWarp, [&](int64_t i) { return double(a[i]) * double(b[i]); },
+        [&](int64_t, double product) { sum += product; });
     sum = combine_warp(sum);
     if (lane_index() == 0) block_sums[block] = sum;
   }
@@ -122,8 +175,12 @@ template <class W> __device__ double line_dot(const W* a, const W* b, int64_t co
   return total;
 }
 
+// Makes every element of a line what `made` says of its number.
+template <class W, class Made> __device__ void make_line(W* line, int64_t count, const Made& made) {
+  each_value<kInFlight>(threadIdx.x, count, blockDim.x, made, [&](int64_t i, W value) { line[i] = value; });
+}
 template <class W> __device__ void scale_line(W* line, double scale, int64_t count) {
-  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) line[i] = scale == 0 ? W(0) : W(double(line[i]) * scale);
+  make_line(line, count, [&](int64_t i) { return scale == 0 ? W(0) : W(double(line[i]) * scale); });
 }
 
 template <class W> __global__ void __launch_bounds__(kLineThreads)
@@ -137,7 +194,7 @@ template <class W> __global__ void __launch_bounds__(kLineThreads)
     for (int64_t k = 0; k < 2 * c; ++k) {
       const W* other = lines + k % c * count;
       const double share = line_dot(other, line, count, block_sums);
-      for (int64_t i = threadIdx.x; i < count; i += blockDim.x) line[i] = W(double(line[i]) - double(other[i]) * share);
+      make_line(line, count, [&](int64_t i) { return W(double(line[i]) - double(other[i]) * share); });
     }
     scale_line(line, normalising<W>(before, line_dot(line, line, count, block_sums)), count);
   }
@@ -174,7 +231,8 @@ void lowrank_left(const void* grad, const void* residual, Dtype dtype, int64_t r
     using T = typename decltype(type)::type;
     const LeftOf<T> o{matrix<T>(grad, residual, rows, columns, rank), static_cast<const Work<T>*>(right),
                       static_cast<Work<T>*>(left)};
-    start(lowrank_left_kernel<T>, rows * kWarp, launch, o, nonfinite);
+    const auto kernel = rank <= kFewLines ? lowrank_left_kernel<kFewLines, T> : lowrank_left_kernel<kMostLines, T>;
+    start(kernel, rows * kWarp, launch, o, nonfinite);
   });
 }
 
@@ -195,7 +253,8 @@ void lowrank_right(const void* grad, const void* residual, Dtype dtype, int64_t 
     using W = Work<T>;
     const Scratch<W> partial(blocks * count, launch);
     const RightOf<T> o{matrix<T>(grad, residual, rows, columns, rank), static_cast<const W*>(left), partial.get()};
-    start(lowrank_right_kernel<T>, blocks * columns, launch, o);
+    const auto kernel = rank <= kFewLines ? lowrank_right_kernel<kFewLines, T> : lowrank_right_kernel<kMostLines, T>;
+    start(kernel, blocks * columns, launch, o);
     start(add_row_blocks_kernel<W>, count, launch, static_cast<const W*>(partial.get()), blocks, count,
           static_cast<W*>(right));
   });
@@ -208,7 +267,7 @@ void lowrank_decode(const void* left, const void* right, Dtype dtype, int64_t ro
     using W = Work<T>;
     const Product<T> o{static_cast<const W*>(left), static_cast<const W*>(right), rows, columns, rank, scale,
                        static_cast<T*>(grad),       static_cast<W*>(residual)};
-    start(lowrank_decode_kernel<T>, rows * columns, launch, o);
+    start(lowrank_decode_kernel<T>, units_of_goes(rows * columns) * kWarp, launch, o);
   });
 }
 

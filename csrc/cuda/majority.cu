@@ -7,25 +7,35 @@ namespace {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-// A thread counts 64 lanes. Planes above `levels` stay 0; the loops are unrolled to keep them in registers.
-__global__ void fold_kernel(PartList<uint64_t> parts, int64_t part_count, int levels, int64_t count, uint64_t* out) {
-  for (int64_t word = first_item(); word < words_for(count); word += item_stride()) {
-    uint64_t planes[kMaxPlanes] = {};
-    for (int64_t part = 0; part < part_count; ++part) {
-      uint64_t carry = parts[part][word];
+// A thread counts 32 lanes, half a word: an integer of a GPU's registers. Planes above `levels` stay 0; the loops are
+// unrolled to keep them in registers, and the votes of several parts are under way at once.
+__global__ void fold_kernel(PartList<uint32_t> parts, int64_t part_count, int levels, int64_t count, uint32_t* out) {
+  constexpr int kVotes = 8;
+  for (int64_t half = first_item(); half < 2 * words_for(count); half += item_stride()) {
+    uint32_t planes[kMaxPlanes] = {};
+    for (int64_t part = 0; part < part_count; part += kVotes) {
+      uint32_t votes[kVotes];
 #pragma unroll
-      for (int level = 0; level < kMaxPlanes; ++level) {
-        if (level >= levels) break;
-        const uint64_t sum = planes[level] ^ carry;
-        carry &= planes[level];
-        planes[level] = sum;
+      for (int k = 0; k < kVotes; ++k) votes[k] = part + k < part_count ? parts[part + k][half] : 0;
+#pragma unroll
+      for (int k = 0; k < kVotes; ++k) {
+        uint32_t carry = votes[k];
+#pragma unroll
+        for (int level = 0; level < kMaxPlanes; ++level) {
+          if (level >= levels) break;
+          const uint32_t sum = planes[level] ^ carry;
+          carry &= planes[level];
+          planes[level] = sum;
+        }
       }
     }
-    uint64_t majority = ~uint64_t(0);
+    uint32_t majority = ~uint32_t(0);
 #pragma unroll
-    for (int level = 0; level < kMaxPlanes; ++level)
+    for (int level = 0; level < kMaxPlanes; ++level) {
+      if (level >= levels) break;  // and so has the threshold no more
       at_least(majority_threshold(part_count) >> level & 1, planes[level], majority);
-    out[word] = majority & valid_bits(word, count);
+    }
+    out[half] = majority & uint32_t(valid_bits(half / 2, count) >> (half % 2 * 32));
   }
 }
 
@@ -41,8 +51,9 @@ int bit_length(int64_t value) {
 
 void majority_fold(const uint64_t* const* parts, int64_t part_count, int64_t count, uint64_t* out, Launch launch) {
   if (count == 0) return;
-  const Parts<uint64_t> addresses(parts, part_count, launch);
-  start(fold_kernel, words_for(count), launch, addresses.list(), part_count, bit_length(part_count), count, out);
+  const Parts<uint32_t> halves(reinterpret_cast<const uint32_t* const*>(parts), part_count, launch);
+  start(fold_kernel, 2 * words_for(count), launch, halves.list(), part_count, bit_length(part_count), count,
+        reinterpret_cast<uint32_t*>(out));
 }
 
 }  // namespace hvc

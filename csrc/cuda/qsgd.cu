@@ -4,7 +4,6 @@
 #include "blocks_of_codes.h"
 #include "pack.h"
 #include "parts.h"
-#include "rows.h"
 #include "visit.h"
 
 namespace hvc {
@@ -19,28 +18,103 @@ struct Rule {
 struct QsgdFold {
   PartList<uint8_t> parts;
   int64_t part_count, blocks;
-  QsgdShape shape;
-  Stream key;
+  Rule rule;
   int64_t offset;
   uint8_t* out;
 };
 
-// A code with its norm.
-struct Code {
-  int32_t level;
+// What the codes of a record share.
+struct Record {
+  const uint8_t* codes;
+  int64_t begin;  // the first element
   float norm;
 };
 
 __device__ inline float norm_at(const uint8_t* record) { return bit_cast<float>(load_bytes<uint32_t>(record)); }
 
-// Writes the codes of value(0) to value(count - 1), and codes 0 up to the end of the block: a lane takes eight.
-template <class W, class Value> __device__ void put_codes(const QsgdShape& shape, int64_t count, float norm,
-                                                          const Stream& key, int64_t offset, uint8_t* codes,
-                                                          const Value& value) {
-  each_eight_codes<W>(shape, count, norm, key, offset, value, [&](int64_t first, uint64_t bytes) {
-    const uint64_t packed = pack_eight_as(shape.bits, bytes);
-    for (int i = 0; i < shape.bits; ++i) codes[first / kPacked * shape.bits + i] = uint8_t(packed >> (8 * i));
-  });
+// The values of a block that a warp keeps: all of them where it is not longer than this.
+constexpr int kGoes = 2;
+constexpr int kKept = kGoes * int(kOfWarp);
+template <class W> struct Kept {
+  W x[kGoes][kOfLane];  // 0 behind the end
+};
+
+// Calls body(g, k) for the values of a lane, those of a go of a warp after those of the one before.
+template <class Body> __device__ void each_kept(const Body& body) {
+#pragma unroll
+  for (int j = 0; j < kGoes * kOfLane; ++j) body(j / kOfLane, j % kOfLane);
+}
+__device__ inline int kept_at(int g, int k) { return g * int(kOfWarp) + k * kWarp; }  // from the lane's first on
+
+// Calls body(number of a go, its first element) for those of kKept elements from `first` on that begin before `end`.
+template <class Body> __device__ void each_kept_go(int first, int end, const Body& body) {
+#pragma unroll
+  for (int g = 0; g < kGoes; ++g)
+    if (first + g * int(kOfWarp) < end) body(g, first + g * int(kOfWarp));
+}
+
+// The norm of the values of a block, as norm_of finds it, and how many of a lane's are not finite. `fetch(first)` is
+// what a warp keeps from there on.
+struct Measured {
+  float norm;
+  int64_t nonfinite;
+};
+template <class W, class Fetch>
+__device__ Measured measured(Power power, int count, const Fetch& fetch, Kept<W>& kept) {
+  W largest = 0;
+  double squares = 0, sum = 0;
+  int nonfinite = 0;
+  for (int first = 0; first < count; first += kKept) {
+    kept = fetch(first);
+    Kept<W> sizes;
+    each_kept([&](int g, int k) {
+      const W size = fabs(kept.x[g][k]);
+      const bool finite = size < infinity<W>;
+      nonfinite += !finite;
+      sizes.x[g][k] = finite ? size : W(0);
+      largest = max(largest, sizes.x[g][k]);
+    });
+    if (power == kMaximum) continue;
+    each_kept([&](int g, int k) { sum += double(sizes.x[g][k]) * double(sizes.x[g][k]); });
+    if (first + kKept < count && (first + kKept) % kBlock != 0) continue;
+    squares += __shfl_sync(kAllLanes, combine_warp(sum), 0);
+    sum = 0;
+  }
+  for (int half = kWarp / 2; half > 0; half /= 2) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, half));
+  const double most = double(largest);
+  return {power == kMaximum ? norm_at_least(most) : norm_from_squares(squares, most), nonfinite};
+}
+
+// Writes the codes of the `count` values of a block, and codes 0 up to its end. `kept` are the first of them, or what
+// has to be fetched again.
+template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int count, float norm, int64_t offset,
+                                                          uint8_t* into, const Fetch& fetch, Kept<W>& kept) {
+  __shared__ uint64_t codes[kThreads];
+  uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
+  const int bits = rule.shape.bits, block = int(rule.shape.block);
+  const float limit = level_limit(levels_of(bits));
+  const Scaling<W> scaling = scaling_for(W(norm), W(limit));
+  for (int first = 0; first < block; first += kKept) {
+    if (count > kKept) kept = fetch(first);
+    each_kept_go(first, block, [&](int g, int begin) {
+      const auto encode = [&](const auto& go) {
+        each_drawn(
+            rule.key, offset, go, [](int64_t, NoRows) { return Nothing(); },
+            [&](const Place& place, Nothing, NoRows, uint32_t random) {
+              const int32_t code = level_of(scaled(kept.x[g][place.k], scaling), limit, random);
+              reinterpret_cast<uint8_t*>(of_warp)[place.k * kWarp + lane_index()] = uint8_t(code);
+            });
+      };
+      if (begin + kOfWarp <= count) {
+        encode(Go<true, NoRows>{begin, count, NoRows()});
+      } else {
+        of_warp[lane_index()] = 0;
+        if (begin < count) encode(Go<false, NoRows>{begin, count, NoRows()});
+      }
+      put_packed(of_warp, bits, into + begin / kPacked * bits,
+                 int(packed_bytes(min(block - begin, int(kOfWarp)), bits)));
+    });
+  }
 }
 
 // ---- kernels ----------------------------------------------------------------------------------------------
@@ -52,59 +126,90 @@ template <class T, class Table> __global__ void encode_kernel(const __grid_const
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const QsgdEncoded& e = table.items[item];
-    const int64_t i = unit - table.begins[item], begin = i * block, count = min(block, e.count - begin);
+    const int64_t i = unit - table.begins[item], begin = i * block;
+    const int count = int(min(block, e.count - begin));
     const T* x = static_cast<const T*>(e.grad) + begin;
-    const auto value = [&](int64_t j) { return W(to_work(x[j])); };
-    int64_t bad = 0;
-    for (int64_t j = lane_index(); j < count; j += kWarp) bad += !is_finite(x[j]);
-    add_count(nonfinite + item, bad);
-    const float norm = norm_of(rule.shape.norm, count, value);
+    const auto fetch = [&](int first) {
+      Kept<W> kept;
+      const T* mine = x + first + lane_index();
+      const int left = count - first - lane_index();
+      if (first + kKept <= count)
+        each_kept([&](int g, int k) { kept.x[g][k] = to_work(mine[kept_at(g, k)]); });
+      else
+        each_kept([&](int g, int k) { kept.x[g][k] = kept_at(g, k) < left ? W(to_work(mine[kept_at(g, k)])) : W(0); });
+      return kept;
+    };
+    Kept<W> kept;
+    const Measured found = measured(rule.shape.norm, count, fetch, kept);
+    add_count(nonfinite + item, found.nonfinite);
     uint8_t* record = e.records + i * bytes;
-    put_norm(record, norm);
-    put_codes<W>(rule.shape, count, norm, rule.key, e.offset + begin, record + kNormBytes, value);
+    put_norm(record, found.norm);
+    put_codes<W>(rule, count, found.norm, e.offset + begin, record + kNormBytes, fetch, kept);
   }
 }
 
-// Sums are found twice, for the norm and for the codes: a block has no place to be kept.
-__global__ void fold_kernel(QsgdFold f) {
-  const int64_t block = f.shape.block, bytes = record_bytes(block, f.shape.bits);
-  const int32_t levels = levels_of(f.shape.bits);
+template <bool kBytes> __device__ int32_t code_at(const uint8_t* codes, int64_t i, int bits) {
+  return kBytes ? int8_t(codes[i]) : packed_code(codes, i, bits);
+}
+
+// Where a block is too long to be kept, its sums are found twice, for the norm and for the codes.
+template <bool kBytes> __global__ void fold_kernel(QsgdFold f) {
+  const QsgdShape& shape = f.rule.shape;
+  const int block = int(shape.block);
+  const int64_t bytes = record_bytes(block, shape.bits);
+  const int32_t levels = levels_of(shape.bits);
   for (int64_t i = first_warp(); i < f.blocks; i += warp_stride()) {
     const int64_t at = i * bytes;
     float largest = 0;
     for (int64_t part = 0; part < f.part_count; ++part) largest = max(largest, norm_at(f.parts[part] + at));
     const float power = power_for(largest);
-    const auto sum = [&](int64_t j) {
-      float total = 0;
+    const auto fetch = [&](int first) {
+      Kept<float> sums;
+      const int64_t mine = first + lane_index();
+      const int left = block - first - lane_index();
+      each_kept([&](int g, int k) { sums.x[g][k] = kept_at(g, k) < left ? -0.0f : 0.0f; });
       for (int64_t part = 0; part < f.part_count; ++part) {
         const uint8_t* record = f.parts[part] + at;
         const float unit = fold_unit(norm_at(record), power, levels);
-        const float value = float(packed_code(record + kNormBytes, j, f.shape.bits)) * unit;
-        total = part == 0 ? value : total + value;
+        const auto add = [&](int g, int k) {
+          sums.x[g][k] += float(code_at<kBytes>(record + kNormBytes, mine + kept_at(g, k), shape.bits)) * unit;
+        };
+        if (first + kKept <= block)
+          each_kept(add);
+        else
+          each_kept([&](int g, int k) {
+            if (kept_at(g, k) < left) add(g, k);
+          });
       }
-      return total;
+      return sums;
     };
-    const float norm = bounded_sum_norm(norm_of(f.shape.norm, block, sum), power, f.part_count);
+    Kept<float> kept;
+    const Measured found = measured(shape.norm, block, fetch, kept);
+    const float norm = bounded_sum_norm(found.norm, power, f.part_count);
     // `out` may be a part: a lane overwrites only codes that it alone reads, and norms when all lanes are done.
     uint8_t* record = f.out + at;
     __syncwarp();
-    put_codes<float>(f.shape, block, norm, f.key, f.offset + i * block, record + kNormBytes, sum);
+    put_codes<float>(f.rule, block, norm, f.offset + i * block, record + kNormBytes, fetch, kept);
     __syncwarp();
     put_norm(record, mean_norm(norm, power, f.part_count));
   }
 }
 
-template <class T, class Table>
+template <bool kBytes, class T, class Table>
 __global__ void decode_kernel(const __grid_constant__ Table table, QsgdShape shape, double scale) {
   using W = Work<T>;
   const int64_t bytes = record_bytes(shape.block, shape.bits);
-  const auto load = [&](const QsgdDecoded& d, int64_t i) {
-    const int64_t block = row_of(i, shape.block, d.count);
+  const auto of_row = [&](const QsgdDecoded& d, int64_t block) {
     const uint8_t* record = d.records + block * bytes;
-    return Code{packed_code(record + kNormBytes, i - block * shape.block, shape.bits), norm_at(record)};
+    return Record{record + kNormBytes, block * shape.block, norm_at(record)};
   };
-  each_loaded_of(table, load, [&](const QsgdDecoded& d, int64_t i, const Code& code) {
-    static_cast<T*>(d.grad)[i] = from_work<T>(decoded(code.level, W(scale), W(code.norm)));
+  const auto rows_of = [&](const QsgdDecoded& d) { return Rows{shape.block, d.count}; };
+  each_go_of(table, rows_of, of_row, [&](const QsgdDecoded& d, const auto& go) {
+    each_of_go(
+        go, [&](int64_t i, const Record& r) { return code_at<kBytes>(r.codes, i - r.begin, shape.bits); },
+        [&](const Place& place, int32_t code, const Record& r) {
+          static_cast<T*>(d.grad)[place.i] = from_work<T>(decoded(code, W(scale), W(r.norm)));
+        });
   });
 }
 
@@ -129,16 +234,19 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
                int64_t offset, uint8_t* out, Launch launch) {
   if (blocks == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
-  start(fold_kernel, blocks * kWarp, launch, QsgdFold{listed.list(), part_count, blocks, shape, *key, offset, out});
+  start(shape.bits == 8 ? fold_kernel<true> : fold_kernel<false>, blocks * kWarp, launch,
+        QsgdFold{listed.list(), part_count, blocks, {shape, *key}, offset, out});
 }
 
 void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
                  Launch launch) {
-  const auto units = units_in_one_go(tensors, tensor_count);
+  const auto units = units_of_goes(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t) {
-      start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, shape, scale);
+      using Table = std::decay_t<decltype(table)>;
+      const auto kernel = shape.bits == 8 ? decode_kernel<true, T, Table> : decode_kernel<false, T, Table>;
+      start(kernel, table.units() * kWarp, launch, table, shape, scale);
     });
   });
 }

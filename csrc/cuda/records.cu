@@ -1,7 +1,7 @@
 // Signs with a scale for each block: the fused offer, the fold of all ranks' records, and the fused decode.
+#include "in_rows.h"
 #include "parts.h"
 #include "record_operands.h"
-#include "rows.h"
 #include "visit.h"
 
 namespace hvc {
@@ -11,13 +11,25 @@ template <class W> using Fold = RecordFold<W, PartList<uint8_t>>;
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-// Records lie at any address: a lane writes a byte.
-__device__ inline void put_record_bits(uint8_t* record, int64_t element, uint32_t bits) {
-  if (lane_index() < 4) record[kScaleBytes + element / 8 + lane_index()] = uint8_t(bits >> 8 * lane_index());
+// Writes the bits of the elements of a go that there are, whole groups of 32. `bit(k)` is that of a lane's k-th
+// element. Records lie at any address: a lane writes a byte.
+template <class AGo, class Bit> __device__ void put_record_bits(uint8_t* record, const AGo& go, const Bit& bit) {
+  uint32_t mine = 0;
+#pragma unroll
+  for (int k = 0; k < kOfLane; ++k) {
+    const uint32_t bits = __ballot_sync(kAllLanes, bit(k));
+    if (lane_index() == k) mine = bits;
+  }
+  const uint32_t bits = __shfl_sync(kAllLanes, mine, lane_index() / 4);
+  if (go.whole || go.first + lane_index() / 4 * kWarp < go.count)
+    record[kScaleBytes + go.first / 8 + lane_index()] = uint8_t(bits >> 8 * (lane_index() % 4));
 }
-__device__ inline bool record_bit(const uint8_t* record, int64_t element) {
-  return record[kScaleBytes + element / 8] >> (element % 8) & 1;
+// A lane's bits of a go are in bytes four apart: `element` is 32 k behind the lane's first one, or behind the end.
+__device__ inline uint8_t byte_of_bits(const uint8_t* record, int64_t first, int64_t element) {
+  const int64_t mine = first + lane_index();
+  return record[kScaleBytes + (mine >> 3) + ((element - mine) >> 3)];
 }
+__device__ inline bool record_bit(uint8_t bits) { return bits >> (lane_index() % 8) & 1; }
 
 // Every lane gets the scale.
 __device__ inline float measured_scale(ScaleRule rule, double lane, int64_t count) {
@@ -31,71 +43,111 @@ __device__ inline void finish_record(uint8_t* record, int64_t block, int64_t cou
   for (int64_t i = written + lane_index(); i < end; i += kWarp) record[i] = 0;
 }
 
+// Calls body(go) for a record's elements, numbered from its own first one on.
+template <class Body> __device__ void each_go_of_record(int64_t count, const Body& body) {
+  each_go(0, count, {count, count}, NoRows(), body);
+}
+
 // A warp makes one record.
 template <class T> __global__ void record_offer_kernel(RecordOffer<T> o, int64_t* total) {
   using W = Work<T>;
   int64_t nonfinite = 0;
   for (int64_t index = first_warp(); index < ceil_div(o.count, o.block); index += warp_stride()) {
-    const int64_t begin = index * o.block, end = begin + o.block < o.count ? begin + o.block : o.count;
+    const int64_t begin = index * o.block, count = min(o.block, o.count - begin);
     uint8_t* record = o.records + index * record_bytes(o.block);
     double sum = 0;
-    for (int64_t group = begin; group < end; group += kWarp) {
-      const int64_t i = group + lane_index();
-      const W x = i < end ? offered(o.grad, o.residual, i) : W(0);
-      put_record_bits(record, group - begin, __ballot_sync(kAllLanes, i < end && sign_bit(x)));
-      nonfinite += !can_be_kept(x);
-      sum += scale_term(o.rule, double(magnitude(x)));
-    }
-    finish_record(record, o.block, end - begin, measured_scale(o.rule, sum, end - begin));
+    each_go_of_record(count, [&](const auto& go) {
+      bool bits[kOfLane] = {};
+      each_of_go(
+          go, [&](int64_t i, NoRows) { return offered(o.grad, o.residual, begin + i); },
+          [&](const Place& place, W x, NoRows) {
+            bits[place.k] = sign_bit(x);
+            nonfinite += !can_be_kept(x);
+            sum += scale_term(o.rule, double(magnitude(x)));
+          });
+      put_record_bits(record, go, [&](int k) { return bits[k]; });
+    });
+    finish_record(record, o.block, count, measured_scale(o.rule, sum, count));
   }
   add_count(total, nonfinite);
 }
 
 template <class W> __global__ void record_fold_kernel(Fold<W> o) {
   for (int64_t index = first_warp(); index < ceil_div(o.count, o.block); index += warp_stride()) {
-    const int64_t begin = index * o.block, end = begin + o.block < o.count ? begin + o.block : o.count;
+    const int64_t begin = index * o.block, count = min(o.block, o.count - begin);
     const int64_t at = index * record_bytes(o.block);
-    const auto sent = [&](int64_t rank, int64_t element) {
-      const uint8_t* record = o.parts[rank] + at;
-      const float scale = scale_of_record(record);
-      return signed_step(record_bit(record, element), W(double(scale) / double(o.ranks)));
-    };
+    W* left = o.left + begin;
     double scales = 0, sum = 0;
     for (int64_t rank = 0; rank < o.ranks; ++rank) scales += double(scale_of_record(o.parts[rank] + at));
-    for (int64_t group = begin; group < end; group += kWarp) {
-      const int64_t i = group + lane_index();
-      W total = 0;
-      if (i < end) {
-        total = sent(0, i - begin);
-        for (int64_t rank = 1; rank < o.ranks; ++rank) total += sent(rank, i - begin);
-        total += o.kept[i];
-        o.left[i] = total;
+    each_go_of_record(count, [&](const auto& go) {
+      W totals[kOfLane];
+      for (W& total : totals) total = W(-0.0);  // which added to a number is that number
+      for (int64_t rank = 0; rank < o.ranks; ++rank) {
+        const uint8_t* record = o.parts[rank] + at;
+        const W step = W(double(scale_of_record(record)) / double(o.ranks));
+        each_of_go(
+            go, [&](int64_t i, NoRows) { return byte_of_bits(record, go.first, i); },
+            [&](const Place& place, uint8_t bits, NoRows) { totals[place.k] += signed_step(record_bit(bits), step); });
       }
+      each_of_go(
+          go, [&](int64_t i, NoRows) { return o.kept[begin + i]; },
+          [&](const Place& place, W kept, NoRows) {
+            W& total = totals[place.k];
+            left[place.i] = total += kept;
+            sum += scale_term(o.rule, double(magnitude(total)));
+          });
       __syncwarp();  // all lanes have read the bits that are written now
-      put_record_bits(o.out + at, group - begin, __ballot_sync(kAllLanes, i < end && sign_bit(total)));
-      sum += scale_term(o.rule, double(magnitude(total)));
-    }
+      put_record_bits(o.out + at, go, [&](int k) {
+        return (go.whole || go.first + k * kWarp + lane_index() < count) && sign_bit(totals[k]);
+      });
+    });
     __syncwarp();  // and the scales
-    const float scale =
-        o.rule == kShared ? record_scale(kShared, scales, o.ranks) : measured_scale(o.rule, sum, end - begin);
-    finish_record(o.out + at, o.block, end - begin, scale);
-    for (int64_t i = begin + lane_index(); i < end; i += kWarp) {
-      const W left = less_value(o.left[i], signed_step(sign_bit(o.left[i]), W(scale)), false);
-      o.left[i] = is_finite(left) ? left : W(0);
-    }
+    const float scale = o.rule == kShared ? record_scale(kShared, scales, o.ranks) : measured_scale(o.rule, sum, count);
+    finish_record(o.out + at, o.block, count, scale);
+    each_go_of_record(count, [&](const auto& go) {
+      each_of_go(
+          go, [&](int64_t i, NoRows) { return left[i]; },
+          [&](const Place& place, W total, NoRows) {
+            const W x = less_value(total, signed_step(sign_bit(total), W(scale)), false);
+            left[place.i] = is_finite(x) ? x : W(0);
+          });
+    });
   }
 }
 
+// What the elements of a record share: its bits, what they stand for, and what this rank sent for its own.
+template <class W> struct RecordRow {
+  const uint8_t* record;
+  int64_t begin;
+  W out, own;
+};
+
+template <class T> struct RecordElement {
+  T grad;
+  Work<T> residual;
+  uint8_t bits;
+};
+
 template <class T> __global__ void record_decode_kernel(RecordDecode<T> o) {
   using W = Work<T>;
-  for (int64_t i = first_item(); i < o.count; i += item_stride()) {
-    const int64_t index = row_of(i, o.block, o.count);
+  const auto of_row = [&](int64_t index) {
     const uint8_t* record = o.records + index * record_bytes(o.block);
-    const float scale = scale_of_record(record);
-    const W x = offered(o.grad, o.residual, i), out = W(scale) * W(o.scale);
-    o.residual[i] = less_value(x, signed_step(sign_bit(x), W(o.scales[index])), false);
-    o.grad[i] = from_work<T>(signed_step(record_bit(record, i - index * o.block), out));
-  }
+    return RecordRow<W>{record, index * o.block, W(scale_of_record(record)) * W(o.scale), W(o.scales[index])};
+  };
+  const auto body = [&](const auto& go) {
+    each_of_go(
+        go,
+        [&](int64_t i, const RecordRow<W>& row) {
+          return RecordElement<T>{o.grad[i], o.residual[i],
+                                  byte_of_bits(row.record, go.first - row.begin, i - row.begin)};
+        },
+        [&](const Place& place, const RecordElement<T>& e, const RecordRow<W>& row) {
+          const W x = to_work(e.grad) + e.residual;
+          o.residual[place.i] = less_value(x, signed_step(sign_bit(x), row.own), false);
+          o.grad[place.i] = from_work<T>(signed_step(record_bit(e.bits), row.out));
+        });
+  };
+  each_go_of(o.count, {o.block, o.count}, of_row, body);
 }
 
 }  // namespace
@@ -130,7 +182,7 @@ void record_decode(const uint8_t* records, const float* scales, Dtype dtype, int
     using T = typename decltype(type)::type;
     const RecordDecode<T> o{
         records, scales, count, block, scale, static_cast<T*>(grad), static_cast<Work<T>*>(residual)};
-    start(record_decode_kernel<T>, count, launch, o);
+    start(record_decode_kernel<T>, units_of_goes(count) * kWarp, launch, o);
   });
 }
 

@@ -1,7 +1,7 @@
 // Samples that all ranks draw alike: offered and decoded.
 #include "rules/sample.h"
 
-#include "rows.h"
+#include "in_rows.h"
 #include "visit.h"
 
 namespace hvc {
@@ -27,7 +27,11 @@ __device__ Choice choice_of(const Sampling& s, int64_t index) {
 template <class T>
 __global__ void nonfinite_kernel(const T* grad, const Work<T>* residual, int64_t count, int64_t* nonfinite) {
   int64_t bad = 0;
-  for (int64_t i = first_item(); i < count; i += item_stride()) bad += !is_finite(offered(grad, residual, i));
+  each_go_of(count, [&](const auto& go) {
+    each_of_go(
+        go, [&](int64_t i, NoRows) { return offered(grad, residual, i); },
+        [&](const Place&, Work<T> x, NoRows) { bad += !is_finite(x); });
+  });
   add_count(nonfinite, bad);
 }
 
@@ -37,10 +41,22 @@ template <class T> __global__ void choose_kernel(Sampling s, const T* grad, cons
 }
 
 template <class T> __global__ void settle_kernel(T* grad, Work<T>* residual, int64_t count) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) {
-    if (residual) residual[i] = offered(grad, residual, i);
-    grad[i] = T{};
+  if (residual == nullptr) {
+    each_go_of(count, [&](const auto& go) {
+      each_of_go(
+          go, [](int64_t, NoRows) { return Nothing(); },
+          [&](const Place& place, Nothing, NoRows) { grad[place.i] = T{}; });
+    });
+    return;
   }
+  each_go_of(count, [&](const auto& go) {
+    each_of_go(
+        go, [&](int64_t i, NoRows) { return to_work(grad[i]) + residual[i]; },
+        [&](const Place& place, Work<T> x, NoRows) {
+          residual[place.i] = x;
+          grad[place.i] = T{};
+        });
+  });
 }
 
 template <class T> __global__ void place_kernel(Sampling s, const Work<T>* values, Work<T> scale, bool weighted,
@@ -66,7 +82,7 @@ void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
     using T = typename decltype(type)::type;
     const T* x = static_cast<const T*>(grad);
     const auto* kept = static_cast<const Work<T>*>(residual);
-    start(nonfinite_kernel<T>, count, launch, x, kept, count, nonfinite);
+    start(nonfinite_kernel<T>, units_of_goes(count) * kWarp, launch, x, kept, count, nonfinite);
     start(choose_kernel<T>, k, launch, s, x, kept, static_cast<Work<T>*>(values));
   });
 }
@@ -79,7 +95,7 @@ void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, co
     using W = Work<T>;
     T* out = static_cast<T*>(grad);
     W* kept = static_cast<W*>(residual);
-    start(settle_kernel<T>, count, launch, out, kept, count);
+    start(settle_kernel<T>, units_of_goes(count) * kWarp, launch, out, kept, count);
     start(place_kernel<T>, k, launch, s, static_cast<const W*>(values), W(scale), weighted, out, kept);
   });
 }

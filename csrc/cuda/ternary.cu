@@ -9,50 +9,80 @@ namespace {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-// A thread takes eight lanes of a group: a byte of each of its words, and eight bytes of the result.
-constexpr int kLanesOfThread = 8, kThreadsOfGroup = int(kGroupBytes) / kLanesOfThread;
+// A thread folds 32 lanes of a group, half of each of its words, an integer of a GPU's registers; and unpacks eight.
+constexpr int kFolded = 32, kUnpacked = 8;
 
-__device__ uint64_t spread(uint8_t bits) {
-  const uint64_t eight = uint64_t(bits) * 0x0101010101010101 & 0x8040201008040201;
-  return (eight + 0x7f7f7f7f7f7f7f7f) >> 7 & 0x0101010101010101;
+// Where a thread's lanes of word k of its group are, in integers of that many bits.
+template <int kLanes> __device__ int64_t place_of(int64_t item, int64_t k) {
+  constexpr uint64_t kThreads = kGroupBytes / kLanes;
+  return int64_t((uint64_t(item) / kThreads * kGroupWords + uint64_t(k)) * kThreads + uint64_t(item) % kThreads);
 }
 
-__global__ void fold_kernel(PartList<uint8_t> parts, int64_t ranks, int64_t items, uint64_t* out, CountRows memory) {
+// Four bits as the lowest ones of four bytes: a product whose terms do not meet.
+__device__ uint32_t spread(uint32_t bits) { return (bits & 15u) * 0x00204081u & 0x01010101u; }
+
+__global__ void fold_kernel(PartList<uint32_t> parts, int64_t ranks, int64_t items, uint64_t* out, CountRows memory) {
+  constexpr int kFours = kFolded / 4;
   for (int64_t item = first_item(); item < items; item += item_stride()) {
-    const int64_t group = item / kThreadsOfGroup;
-    uint64_t packed = 0;
+    uint32_t packed[kFours] = {};
 #pragma unroll 1  // the counts of one word take enough registers
     for (int k = 0; k < kGroupWords; ++k) {
-      const int64_t byte = (group * kGroupWords + k) * kThreadsOfGroup + item % kThreadsOfGroup;
-      uint32_t counts[kMaxRows];  // of eight lanes; an integer of a GPU's registers
+      const int64_t place = place_of<kFolded>(item, k);
+      uint32_t counts[kMaxRows];
       Trits<uint32_t> digits;
-      load_counts<uint8_t>(memory, byte, counts);
-      for (int64_t part = 0; part < ranks; ++part)
-        ternary_add(uint32_t(parts[part][byte]), counts, memory.rows, ranks, digits);
-      store_counts<uint8_t>(memory, byte, counts);
-      packed += (spread(uint8_t(digits.least_one)) + spread(uint8_t(digits.two))) * digit_weight(k);
+      load_counts<uint32_t>(memory, place, counts);
+      for (int64_t part = 0; part < ranks; ++part) ternary_add(parts[part][place], counts, memory.rows, ranks, digits);
+      store_counts<uint32_t>(memory, place, counts);
+      const uint32_t weight = digit_weight(k);
+#pragma unroll
+      for (int j = 0; j < kFours; ++j)
+        packed[j] += (spread(digits.least_one >> (4 * j)) + spread(digits.two >> (4 * j))) * weight;
     }
-    out[item] = packed;
+#pragma unroll
+    for (int j = 0; j < kFours; j += 2) out[item * (kFours / 2) + j / 2] = uint64_t(packed[j + 1]) << 32 | packed[j];
   }
 }
 
-__global__ void unpack_kernel(const uint8_t* packed, int64_t items, uint8_t* bits, uint8_t* zeros) {
+// Eight bytes in the halves of four integers: of lanes i and i + 4. What no five digits are counts as the largest.
+struct Bytes {
+  uint32_t pairs[4];
+};
+__device__ Bytes bytes_of(uint64_t packed) {
+  constexpr uint32_t kBoth = 0x00010001u, kMost = 242;
+  Bytes bytes;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t low = packed >> (8 * i) & 0xffu, high = packed >> (8 * i + 32) & 0xffu, pair = low | high << 16;
+    const uint32_t above = (pair + (0x7fffu - kMost) * kBoth) & 0x8000u * kBoth, mask = above - (above >> 15);
+    bytes.pairs[i] = (pair & ~mask) | (kMost * kBoth & mask);
+  }
+  return bytes;
+}
+
+// Takes the lowest digit out of each of eight bytes.
+__device__ Trits<uint32_t> next_digit(Bytes& bytes) {
+  constexpr uint32_t kBoth = 0x00010001u;
+  uint32_t one = 0, two = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t third = bytes.pairs[i] * 171u >> 9 & 0x7fu * kBoth, digit = bytes.pairs[i] - 3 * third;
+    bytes.pairs[i] = third;
+    one |= (digit & kBoth) << i;
+    two |= (digit >> 1 & kBoth) << i;
+  }
+  const uint32_t not_zero = one | two;
+  return {(not_zero | not_zero >> 12) & 0xffu, (two | two >> 12) & 0xffu};
+}
+
+__global__ void unpack_kernel(const uint64_t* packed, int64_t items, uint8_t* bits, uint8_t* zeros) {
   for (int64_t item = first_item(); item < items; item += item_stride()) {
-    const int64_t group = item / kThreadsOfGroup;
-    uint64_t bytes = reinterpret_cast<const uint64_t*>(packed)[item];
-    for (int k = int(kGroupWords) - 1; k >= 0; --k) {
-      const int weight = digit_weight(k);
-      uint8_t least_one = 0, two = 0;
-      for (int lane = 0; lane < kLanesOfThread; ++lane) {
-        const int value = int(bytes >> (8 * lane) & 0xff);
-        const int digit = value >= 2 * weight ? 2 : value >= weight ? 1 : 0;
-        least_one |= uint8_t((digit > 0) << lane);
-        two |= uint8_t((digit > 1) << lane);
-        bytes -= uint64_t(digit * weight) << (8 * lane);
-      }
-      const int64_t byte = (group * kGroupWords + k) * kThreadsOfGroup + item % kThreadsOfGroup;
-      bits[byte] = least_one;
-      zeros[byte] = uint8_t(least_one & ~two);
+    Bytes bytes = bytes_of(packed[item]);
+#pragma unroll
+    for (int k = 0; k < kGroupWords; ++k) {
+      const Trits<uint32_t> digits = next_digit(bytes);
+      const int64_t place = place_of<kUnpacked>(item, k);
+      bits[place] = uint8_t(digits.least_one);
+      zeros[place] = uint8_t(digits.least_one & ~digits.two);
     }
   }
 }
@@ -64,18 +94,17 @@ __global__ void unpack_kernel(const uint8_t* packed, int64_t items, uint8_t* bit
 void ternary_fold(const uint64_t* const* parts, int64_t ranks, int64_t words, uint8_t* out,
                   const uint64_t* const* before, uint64_t* const* after, Launch launch) {
   if (words == 0) return;
-  const auto bytes = reinterpret_cast<const uint8_t* const*>(parts);
-  const Parts<uint8_t> addresses(bytes, ranks, launch);
-  const int64_t items = words / kGroupWords * kThreadsOfGroup;
-  start(fold_kernel, items, launch, addresses.list(), ranks, items, reinterpret_cast<uint64_t*>(out),
+  const Parts<uint32_t> halves(reinterpret_cast<const uint32_t* const*>(parts), ranks, launch);
+  const int64_t items = words / kGroupWords * (kGroupBytes / kFolded);
+  start(fold_kernel, items, launch, halves.list(), ranks, items, reinterpret_cast<uint64_t*>(out),
         rows_of(ternary_states(ranks), before, after));
 }
 
 void ternary_unpack(const uint8_t* packed, int64_t words, uint64_t* bits, uint64_t* zeros, Launch launch) {
   if (words == 0) return;
-  const int64_t items = words / kGroupWords * kThreadsOfGroup;
-  start(unpack_kernel, items, launch, packed, items, reinterpret_cast<uint8_t*>(bits),
-        reinterpret_cast<uint8_t*>(zeros));
+  const int64_t items = words / kGroupWords * (kGroupBytes / kUnpacked);
+  start(unpack_kernel, items, launch, reinterpret_cast<const uint64_t*>(packed), items,
+        reinterpret_cast<uint8_t*>(bits), reinterpret_cast<uint8_t*>(zeros));
 }
 
 }  // namespace hvc

@@ -18,86 +18,124 @@ struct Rule {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class T> __device__ int32_t code_of(const UniformEncoded& e, int64_t i, float most, uint32_t random) {
-  using W = Work<T>;
-  const int64_t row = row_of(i, e.row_length, e.count);
-  const Scaling<W> scaling = scaling_for(static_cast<const W*>(e.norms)[row], W(most));
-  const float limit = e.bounds ? bounded_limit(most, static_cast<const W*>(e.bounds)[row], scaling) : most;
-  return level_of(scaled(W(to_work(static_cast<const T*>(e.grad)[i])), scaling), limit, random);
-}
+// What the elements of a row share.
+template <class W> struct RowOfLevels {
+  Scaling<W> scaling;
+  float limit;
+};
 
-template <class T, class Table>
-__global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
+// Calls body(tensor, go) for this warp's part of all tensors.
+template <class W, class Table, class Body>
+__device__ void each_go_of_levels(const Table& table, const Rule& rule, const Body& body) {
   const float most = level_limit(rule.levels);
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const UniformEncoded& e = table.items[item];
-    each_drawn(rule.key, e.offset, e.count, unit - table.begins[item], [&](int64_t i, uint32_t random) {
-      const int32_t code = code_of<T>(e, i, most, random);
-      if (rule.bits == 4)
-        put_nibble(static_cast<uint8_t*>(e.codes), i, e.count, uint32_t(code));
-      else if (rule.bits == 8)
-        static_cast<int8_t*>(e.codes)[i] = int8_t(code);
-      else
-        static_cast<int16_t*>(e.codes)[i] = int16_t(code);
-    });
-  }
+  const auto of_row = [&](const UniformEncoded& e, int64_t row) {
+    const Scaling<W> scaling = scaling_for(static_cast<const W*>(e.norms)[row], W(most));
+    return RowOfLevels<W>{scaling,
+                          e.bounds ? bounded_limit(most, static_cast<const W*>(e.bounds)[row], scaling) : most};
+  };
+  each_go_of(table, OwnRows(), of_row, body);
 }
 
-// Codes of a number of bits that shares bytes unevenly: a lane takes eight, wherever the stream's groups begin.
+// Calls use(place, code) for a lane's elements of a go.
+template <class T, class AGo, class Use>
+__device__ void each_code(const UniformEncoded& e, const AGo& go, const Stream& key, const Use& use) {
+  using W = Work<T>;
+  each_drawn(
+      key, e.offset, go, [&](int64_t i, const RowOfLevels<W>&) { return static_cast<const T*>(e.grad)[i]; },
+      [&](const Place& place, T x, const RowOfLevels<W>& row, uint32_t random) {
+        use(place, uint32_t(level_of(scaled(W(to_work(x)), row.scaling), row.limit, random)));
+      });
+}
+
+template <class Codes, class T, class Table>
+__global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
+  each_go_of_levels<Work<T>>(table, rule, [&](const UniformEncoded& e, const auto& go) {
+    each_code<T>(e, go, rule.key, [&](const Place& place, uint32_t code) { Codes::put(e.codes, place, code); });
+  });
+}
+
+// Codes of a number of bits that shares bytes unevenly: eight neighbours are packed at once.
 template <class T, class Table>
 __global__ void encode_packed_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
-  const float most = level_limit(rule.levels);
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const UniformEncoded& e = table.items[item];
-    const int64_t first = ((unit - table.begins[item]) * kWarp + lane_index()) * kPacked;
-    if (first >= e.count) continue;
-    const EightDraws random = draw_from(rule.key, e.offset + first);
-    uint64_t bytes = 0;
-#pragma unroll
-    for (int i = 0; i < kPacked; ++i)
-      if (first + i < e.count) bytes |= uint64_t(uint8_t(code_of<T>(e, first + i, most, random[i]))) << (8 * i);
-    put_eight(static_cast<uint8_t*>(e.codes), first, e.count, rule.bits, bytes);
-  }
+  __shared__ uint64_t codes[kThreads];
+  uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
+  each_go_of_levels<Work<T>>(table, rule, [&](const UniformEncoded& e, const auto& go) {
+    if (!go.whole) of_warp[lane_index()] = 0;
+    each_code<T>(e, go, rule.key, [&](const Place& place, uint32_t code) {
+      reinterpret_cast<uint8_t*>(of_warp)[place.k * kWarp + lane_index()] = uint8_t(code);
+    });
+    put_packed(of_warp, rule.bits, static_cast<uint8_t*>(e.codes) + go.first / kPacked * rule.bits,
+               int(packed_bytes(min(e.count - go.first, kOfWarp), rule.bits)));
+  });
 }
 
+// A lane adds the codes of eight neighbours, in the bytes of one number: those of all parts, less half of what a code
+// can be, and then so many halves.
 __global__ void fold_kernel(PartList<uint8_t> parts, int64_t part_count, int64_t count, int bits, int sum_bits,
                             uint8_t* out) {
-  for (int64_t group = first_item(); group < ceil_div(count, int64_t(kPacked)); group += item_stride()) {
-    const int64_t first = group * kPacked;
-    uint64_t bytes = 0;
-    for (int i = 0; i < kPacked && first + i < count; ++i) {
-      uint32_t sum = 0;
-      for (int64_t part = 0; part < part_count; ++part) sum += uint32_t(packed_code(parts[part], first + i, bits));
-      bytes |= uint64_t(uint8_t(sum)) << (8 * i);
+  constexpr uint64_t kBytes = every(8, 1), kTops = kBytes << 7;
+  __shared__ uint64_t codes[kThreads];
+  uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
+  const uint64_t half = uint64_t(1) << (bits - 1);
+  each_go_of(count, [&](const auto& go) {
+    const int64_t first = go.first + lane_index() * kPacked, left = count - first;
+    const int used = left <= 0 ? 0 : int(packed_bytes(min(left, int64_t(kPacked)), bits));
+    uint64_t sums = kBytes * uint8_t(0 - uint64_t(part_count) * half);
+    for (int64_t part = 0; part < part_count; ++part) {
+      const uint8_t* group = parts[part] + first / kPacked * bits;
+      uint64_t packed = 0;
+#pragma unroll
+      for (int i = 0; i < kPacked; ++i)
+        if (i < used) packed |= uint64_t(group[i]) << (8 * i);
+      sums = add_beside(sums, unpack_eight_as(bits, packed) ^ kBytes * half, kTops);
     }
-    put_eight(out, first, count, sum_bits, bytes);
-  }
+    of_warp[lane_index()] = bytes_before_end(sums, left);
+    put_packed(of_warp, sum_bits, out + go.first / kPacked * sum_bits,
+               int(packed_bytes(min(count - go.first, kOfWarp), sum_bits)));
+  });
 }
 
-__global__ void add_codes_kernel(void* into, const void* other, int64_t count, int bits) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) {
-    if (bits == 16) {
-      auto* sums = static_cast<uint16_t*>(into);
-      sums[i] = uint16_t(sums[i] + static_cast<const uint16_t*>(other)[i]);
-    } else {
-      auto* sums = static_cast<uint8_t*>(into);
-      const uint8_t more = static_cast<const uint8_t*>(other)[i];
-      sums[i] = bits == 4 ? add_nibbles(sums[i], more) : uint8_t(sums[i] + more);
-    }
-  }
+// Codes lie side by side in numbers of eight bytes, of which there are `words`, and in `count` smaller ones behind
+// them.
+template <class Number>
+__global__ void add_codes_kernel(Number* into, const Number* other, int64_t words, int64_t count, uint64_t tops) {
+  auto* sums = reinterpret_cast<uint64_t*>(into);
+  const auto* more = reinterpret_cast<const uint64_t*>(other);
+  each_go_of(words, [&](const auto& go) {
+    each_of_go(
+        go, [&](int64_t i, NoRows) { return Two<uint64_t>{sums[i], more[i]}; },
+        [&](const Place& place, const Two<uint64_t>& x, NoRows) { sums[place.i] = add_beside(x.mine, x.other, tops); });
+  });
+  const int64_t behind = words * int64_t(sizeof *sums / sizeof *into);
+  for (int64_t i = behind + first_item(); i < behind + count; i += item_stride())
+    into[i] = Number(add_beside(into[i], other[i], tops));
 }
 
-struct LevelOf {
+// `count` numbers with several codes in each, or one.
+template <class Number> void add_codes(void* into, const void* other, int64_t count, uint64_t tops, Launch launch) {
+  constexpr int64_t kInWord = sizeof(uint64_t) / sizeof(Number);
+  const bool aligned = (reinterpret_cast<uintptr_t>(into) | reinterpret_cast<uintptr_t>(other)) % sizeof(uint64_t) == 0;
+  const int64_t words = aligned ? count / kInWord : 0, rest = count - words * kInWord;
+  start(add_codes_kernel<Number>, std::max(units_of_goes(words) * kWarp, rest), launch, static_cast<Number*>(into),
+        static_cast<const Number*>(other), words, rest, tops);
+}
+
+template <class Number> struct WholeLevels {
+  __device__ Number load(const void* codes, int64_t i) const { return static_cast<const Number*>(codes)[i]; }
+  __device__ int32_t operator()(Number code, int64_t) const { return code; }
+};
+struct NibbleLevels {
+  __device__ uint8_t load(const void* codes, int64_t i) const {
+    return static_cast<const uint8_t*>(codes)[uint64_t(i) / 2];
+  }
+  __device__ int32_t operator()(uint8_t both, int64_t i) const { return i & 1 ? odd_nibble(both) : even_nibble(both); }
+};
+struct PackedLevels {
   int bits;
-  __device__ int32_t operator()(const void* codes, int64_t i) const {
-    if (bits == 16) return static_cast<const int16_t*>(codes)[i];
-    if (bits == 8) return static_cast<const int8_t*>(codes)[i];
-    if (bits != 4) return packed_code(static_cast<const uint8_t*>(codes), i, bits);
-    const uint8_t both = static_cast<const uint8_t*>(codes)[i / 2];
-    return i % 2 != 0 ? odd_nibble(both) : even_nibble(both);
+  __device__ int32_t load(const void* codes, int64_t i) const {
+    return packed_code(static_cast<const uint8_t*>(codes), i, bits);
   }
+  __device__ int32_t operator()(int32_t code, int64_t) const { return code; }
 };
 
 }  // namespace
@@ -106,35 +144,44 @@ struct LevelOf {
 
 void uniform_encode(const UniformEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
                     const Stream* key, Launch launch) {
-  const bool packed = bits < 8 && bits != 4;
-  const auto units = [&](int64_t i) {
-    const UniformEncoded& t = tensors[i];
-    return packed ? ceil_div(t.count, int64_t(kWarp * kPacked)) : drawn_units(t.offset, t.count);
-  };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t) {
+    in_tables_of(tensors, tensor_count, units_of_goes(tensors, tensor_count), [&](const auto& table, int64_t) {
       using Table = std::decay_t<decltype(table)>;
-      const auto kernel = packed ? encode_packed_kernel<T, Table> : encode_kernel<T, Table>;
+      const auto kernel = bits == 4    ? encode_kernel<Nibbles, T, Table>
+                          : bits == 8  ? encode_kernel<Whole<int8_t>, T, Table>
+                          : bits == 16 ? encode_kernel<Whole<int16_t>, T, Table>
+                                       : encode_packed_kernel<T, Table>;
       start(kernel, table.units() * kWarp, launch, table, Rule{bits, levels, *key});
     });
   });
 }
 
 void uniform_add(void* into, const void* other, int64_t count, int bits, Launch launch) {
-  start(add_codes_kernel, count, launch, into, other, count, bits);
+  if (bits == 16)
+    add_codes<uint16_t>(into, other, count, every(16, 1) << 15, launch);
+  else
+    add_codes<uint8_t>(into, other, count, every(bits, 1) << (bits - 1), launch);
 }
 
 void uniform_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int bits, int sum_bits, uint8_t* out,
                   Launch launch) {
   if (count == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
-  start(fold_kernel, ceil_div(count, int64_t(kPacked)), launch, listed.list(), part_count, count, bits, sum_bits, out);
+  start(fold_kernel, units_of_goes(count) * kWarp, launch, listed.list(), part_count, count, bits, sum_bits, out);
 }
 
 void uniform_decode(const UniformDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
                     Launch launch) {
-  decode_multiples(tensors, tensor_count, dtype, LevelOf{bits}, scale, launch);
+  const auto decode = [&](auto levels) { decode_multiples(tensors, tensor_count, dtype, levels, scale, launch); };
+  if (bits == 4)
+    decode(NibbleLevels());
+  else if (bits == 8)
+    decode(WholeLevels<int8_t>());
+  else if (bits == 16)
+    decode(WholeLevels<int16_t>());
+  else
+    decode(PackedLevels{bits});
 }
 
 }  // namespace hvc

@@ -6,11 +6,19 @@
 
 namespace hvc {
 
+// NaN is the limit: such buckets are thrown away. A GPU's instructions take the number of a number and NaN.
+HVC_RULE float cut_off(float z, float limit) {
+#if defined(__CUDA_ARCH__)
+  return fmaxf(fminf(z, limit), -limit);
+#else
+  const float low = z < limit ? z : limit;
+  return low > -limit ? low : -limit;
+#endif
+}
+
 // `z` is x in units of 2^-16 levels, `limit` the largest level in them: floor(z + u) in steps of 2^16.
 HVC_RULE int32_t level_of(float z, float limit, uint32_t random) {
-  const float low = z < limit ? z : limit;  // NaN is the limit: such buckets are thrown away
-  const float both = low > -limit ? low : -limit;
-  return (nearest(both) + int32_t(random)) >> kDrawBits;
+  return (nearest(cut_off(z, limit)) + int32_t(random)) >> kDrawBits;
 }
 
 HVC_RULE float level_limit(int32_t levels) { return float(levels) * 65536.0f; }

@@ -752,6 +752,34 @@ class TestTogether:
             assert not any(differences(a, b) for a, b in zip(parts(alone), parts(together), strict=True)), name
             assert any(differences(a, b) for a, b in zip(parts(given), parts(together), strict=True)), name
 
+    def test_folds_over_one_of_their_parts(self, target: Target) -> None:
+        """What is written there was read before, by all threads."""
+        count, ranks = 4000, range(3)
+        grads = [tame(count, torch.float32, rank) for rank in ranks]
+        folds: list[tuple[str, list[Tensor], list[Any], dict[str, Any]]] = []
+        for bits, block in ((8, 512), (8, 2048), (3, 2048), (5, 64)):
+            rule: dict[str, Any] = {"bits": bits, "block": block, "norm": 2}
+            sent = [poison(-(-count // block) * ops.qsgd_record_bytes(bits, block), torch.uint8) for _ in ranks]
+            for grad, part in zip(grads, sent, strict=True):
+                single.qsgd_encode(grad, part, KEY, **rule)
+            folds.append(("qsgd_fold", sent, [KEY], rule))
+        codes = [words(count, rank).to(torch.uint8) for rank in ranks]
+        folds.append(("exponential_fold", codes, [KEY], {"headroom": 1, "offset": 3}))
+        for block in (64, 2048):
+            sent = [poison(-(-count // block) * ops.record_bytes(block), torch.uint8) for _ in ranks]
+            for grad, part in zip(grads, sent, strict=True):
+                ops.record_offer(grad, None, part, block, rule="l1")
+            folds.append(("record_fold", sent, [block], {"rule": "l1"}))
+        for name, given, rest, options in folds:
+            apart, over = (there(given, target.device) for _ in range(2))
+            out = poison(given[0].numel(), torch.uint8).to(target.device)
+            kept = there(grads[:2], target.device) if name == "record_fold" else []
+            with target.chosen():
+                single.named(name)(apart, *kept, out, *rest, **options)
+                single.named(name)(over, *kept, over[1], *rest, **options)
+            assert differences(out.cpu(), over[1].cpu()) == 0, (name, rest, options)
+            assert differences(apart[1].cpu(), over[1].cpu()) > 0, (name, rest, options)
+
     def test_together_is_one_by_one(self, target: Target) -> None:
         counts = [0, 1, 63, 64, 65, 1023, 1024, 1025, 70_001, 5]
         rows = [max(count, 1) if i % 2 else 100 for i, count in enumerate(counts)]

@@ -12,6 +12,7 @@ CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
 #: What one side has no use for, and why.
 ONE_SIDED = {
+    "add_nibbles": "CUDA adds the codes of eight bytes at once",
     "bernoulli_word": "CUDA draws two words at a time, by decide()",
     "combine_lanes": "on CUDA lanes are threads, which shuffle",
     "full_add": "a thread of CUDA counts in bytes of a word",
@@ -23,7 +24,6 @@ ONE_SIDED = {
     "order_of": "the CPU orders vectors, by orders()",
     "signed_code": "the CPU does the same to vectors of bytes",
     "unit_begin": "a warp of CUDA takes a block, not a superblock",
-    "unpack_eight": "a lane of CUDA takes one code",
 }
 WHO_CALLS_KERNELS = ("lowrank_operands.h", "record_operands.h", "select_operands.h", "sketch_operands.h")
 
