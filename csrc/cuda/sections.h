@@ -115,10 +115,15 @@ struct Chunk {
   int size;
 };
 __host__ __device__ inline int64_t chunks_in_range(const Cut& cut) { return ceil_div(cut.elements, kChunk); }
+// The last range may be much shorter than the others.
+__host__ __device__ inline int64_t chunks_of(const Cut& cut) {
+  const int64_t whole = cut.count / cut.elements, rest = cut.count - whole * cut.elements;
+  return whole * chunks_in_range(cut) + ceil_div(rest, kChunk);
+}
 __device__ inline Chunk chunk_of(const Cut& cut, int64_t index) {
   const int64_t range = index / chunks_in_range(cut), first = index % chunks_in_range(cut) * kChunk;
   const int64_t end = min(first + kChunk, cut.end(range) - cut.begin(range));
-  return {range, first, int(max(end - first, int64_t(0)))};
+  return {range, first, int(end - first)};
 }
 
 // Calls use(element of the chunk, value) for what a list says of a chunk; its entries ascend. A warp does that.
@@ -179,7 +184,7 @@ template <class T> __device__ void write_chunk(const Settle<T>& s, int64_t begin
 
 template <class T> __global__ void settle_kernel(const __grid_constant__ Batch<Work<T>> batch, Settle<T> s) {
   __shared__ Work<T> sums[kChunk];
-  const int64_t chunks = batch.cut.number * chunks_in_range(batch.cut);
+  const int64_t chunks = chunks_of(batch.cut);
   for (int64_t index = blockIdx.x; index < chunks; index += gridDim.x) {
     const Chunk chunk = chunk_of(batch.cut, index);
     const int64_t begin = batch.cut.begin(chunk.range) + chunk.first;
@@ -259,7 +264,7 @@ void add_sections(const Section* sections, int64_t section_count, int64_t own, c
     if (own_is_there ? s.own < 0 : !s.ends) s.residual = nullptr;
     with_batch<W>(readable.data() + first, end - first, cut, form, room, launch, [&](const Batch<W>& batch) {
       if (batch.size > 0) lists(batch);
-      const int64_t chunks = cut.number * chunks_in_range(cut);
+      const int64_t chunks = chunks_of(cut);
       if (chunks > 0) start_blocks(settle_kernel<T>, std::min(chunks, kMostBlocks), kThreads, launch, batch, s);
     });
     if (s.ends) break;
