@@ -182,10 +182,11 @@ template <class W> __global__ void lists_kernel(const __grid_constant__ Batch<W>
     const int64_t part = item / ranges, range = item % ranges;
     const Section& section = batch.parts[part].section;
     const int64_t at = s.l.head() + batch.offsets[item], bytes = StreamBytes()(section, range);
+    const int64_t first = batch.first_entry(part, range);
     int64_t size = 0;
     if (at + bytes <= section.bytes) {
       const uint8_t* norms = section.data + 4 * ranges + kNormBytes * (range * s.l.length / s.l.block);
-      Entry<W>* const list = batch.list(part, range);
+      Entry<W>* const list = batch.entries + first;
       EliasReader reader(section.data + at, bytes, s.l.elements(range), s.levels);
       int64_t position, end = 0;
       int32_t level;
@@ -202,7 +203,7 @@ template <class W> __global__ void lists_kernel(const __grid_constant__ Batch<W>
     } else {
       ++malformed;
     }
-    batch.sizes[item] = size;
+    batch.lists[item] = {first, size};
   }
   add_count(wrong, malformed);
 }

@@ -37,11 +37,12 @@ template <class W> __global__ void lists_kernel(const __grid_constant__ Batch<W>
   for (int64_t item = first_warp(); item < batch.size * ranges; item += warp_stride()) {
     const int64_t part = item / ranges, range = item % ranges;
     const W value = section_value<W>(batch.parts[part].section);
-    Entry<W>* const list = batch.list(part, range);
+    const int64_t first = batch.first_entry(part, range);
+    Entry<W>* const list = batch.entries + first;
     const Read read = read_range(piece, batch, parameter, part, range,
                                  [&](int64_t index, int64_t position) { list[index] = {int32_t(position), value}; });
     if (lane_index() != 0) continue;
-    batch.sizes[item] = read.number;
+    batch.lists[item] = {first, read.number};
     add_count(wrong, read.malformed);
   }
 }

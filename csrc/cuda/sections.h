@@ -27,6 +27,11 @@ struct Cut {
   __device__ int64_t end(int64_t range) const { return min((range + 1) * elements, count); }
 };
 
+// The list of a range among all entries.
+struct List {
+  int64_t first, size;
+};
+
 // A section, and where the lists of its ranges are. They lie as far apart as their bytes in the section, of which an
 // entry takes a few bits at least; where that is more than there are elements, as far as the ranges in the tensor.
 struct Part {
@@ -48,11 +53,11 @@ template <class W> struct Batch {
   int64_t bits;  // of an entry, at least
   int64_t* offsets;
   Entry<W>* entries;
-  int64_t* sizes;
+  List* lists;
 
-  __device__ Entry<W>* list(int64_t part, int64_t range) const {
+  __device__ int64_t first_entry(int64_t part, int64_t range) const {
     const Part& p = parts[part];
-    return entries + p.lists + (p.by_bytes ? 8 * offsets[part * cut.number + range] / bits : cut.begin(range));
+    return p.lists + (p.by_bytes ? 8 * offsets[part * cut.number + range] / bits : cut.begin(range));
   }
 };
 
@@ -130,9 +135,10 @@ __device__ inline Chunk chunk_of(const Cut& cut, int64_t index) {
 template <class W> class EntriesOfChunk {
  public:
   __device__ EntriesOfChunk(const Batch<W>& batch, int64_t part, const Chunk& chunk) : chunk_(chunk) {
-    list_ = batch.list(part, chunk.range);
-    size_ = batch.sizes[part * batch.cut.number + chunk.range];
-    at_ = lane_index() + first_not_below(size_, [&](int64_t i) { return list_[i].at < chunk.first; });
+    const List list = batch.lists[part * batch.cut.number + chunk.range];
+    list_ = batch.entries + list.first;
+    size_ = int(list.size);
+    at_ = lane_index() + int(first_not_below(size_, [&](int64_t i) { return list_[i].at < chunk.first; }));
     if (at_ < size_) next_ = list_[at_];
   }
   template <class Use> __device__ void each(const Use& use) {
@@ -146,7 +152,7 @@ template <class W> class EntriesOfChunk {
  private:
   const Chunk& chunk_;
   const Entry<W>* list_;
-  int64_t size_, at_;
+  int size_, at_;
   Entry<W> next_{};
 };
 
@@ -219,9 +225,10 @@ template <class W, class Bytes, class Run> void with_batch(const Section* const*
                                                            const Form<Bytes>& form, int64_t room, Launch launch,
                                                            const Run& run) {
   const int64_t ranges = size * cut.number;
-  const Scratch<int64_t> offsets(ranges, launch), sizes(ranges, launch);
+  const Scratch<int64_t> offsets(ranges, launch);
+  const Scratch<List> found(ranges, launch);
   const Scratch<Entry<W>> entries(room, launch);
-  Batch<W> batch{{}, size, cut, form.bits, offsets.get(), entries.get(), sizes.get()};
+  Batch<W> batch{{}, size, cut, form.bits, offsets.get(), entries.get(), found.get()};
   int64_t lists = 0;
   for (int64_t i = 0; i < size; ++i) {
     batch.parts[i] = {*sections[i], lists, room_by_bytes(*sections[i], form.bits) < cut.count};

@@ -56,7 +56,8 @@ __global__ void lists_kernel(const __grid_constant__ Batch<W> batch, int paramet
     const bool readable = at + cursor.range_bytes(range) <= s.bytes;
     const int64_t number = readable ? cursor.length(range, 1) : 0;
     const uint8_t* const values = s.data + at + stream;
-    Entry<W>* const list = batch.list(part, range);
+    const int64_t first = batch.first_entry(part, range);
+    Entry<W>* const list = batch.entries + first;
     Read read{0, true};
     if (readable)
       read = each_position(piece, {s.data + at, stream, parameter, 0, batch.cut.end(range) - batch.cut.begin(range)},
@@ -65,7 +66,7 @@ __global__ void lists_kernel(const __grid_constant__ Batch<W> batch, int paramet
                                list[index] = {int32_t(position), value_at<kForm>(values, index, cursor.mean)};
                            });
     if (lane_index() != 0) continue;
-    batch.sizes[item] = min(read.number, number);
+    batch.lists[item] = {first, min(read.number, number)};
     add_count(wrong, read.malformed || read.number != number);
   }
 }
