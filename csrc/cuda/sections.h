@@ -114,7 +114,7 @@ template <class T> __device__ void take_out(const Settle<T>& s, int64_t i, Work<
 }
 
 // A part of a range, as long as its sums fit into the memory of a block.
-constexpr int kChunk = 2048;
+constexpr int kChunk = 4096;
 struct Chunk {
   int64_t range, first;  // `first` counts from the range's beginning
   int size;
@@ -131,16 +131,23 @@ __device__ inline Chunk chunk_of(const Cut& cut, int64_t index) {
   return {range, first, int(end - first)};
 }
 
-// Calls use(element of the chunk, value) for what a list says of a chunk; its entries ascend. A warp does that.
+// What a list says of a chunk; its entries ascend. A warp takes them.
 template <class W> class EntriesOfChunk {
  public:
   __device__ EntriesOfChunk(const Batch<W>& batch, int64_t part, const Chunk& chunk) : chunk_(chunk) {
-    const List list = batch.lists[part * batch.cut.number + chunk.range];
-    list_ = batch.entries + list.first;
-    size_ = int(list.size);
-    at_ = lane_index() + int(first_not_below(size_, [&](int64_t i) { return list_[i].at < chunk.first; }));
-    if (at_ < size_) next_ = list_[at_];
+    find_list(batch, part);
+    first_ = int(first_not_below(size_, [&](int64_t i) { return list_[i].at < chunk.first; }));
+    begin();
   }
+  // Where it is known which entry is the first one.
+  __device__ EntriesOfChunk(const Batch<W>& batch, int64_t part, const Chunk& chunk, int first)
+      : chunk_(chunk), first_(first) {
+    find_list(batch, part);
+    begin();
+  }
+  __device__ int first() const { return first_; }
+
+  // Calls use(element of the chunk, value).
   template <class Use> __device__ void each(const Use& use) {
     while (at_ < size_ && next_.at < chunk_.first + chunk_.size) {
       use(int(next_.at - chunk_.first), next_.value);
@@ -150,18 +157,30 @@ template <class W> class EntriesOfChunk {
   }
 
  private:
+  __device__ void find_list(const Batch<W>& batch, int64_t part) {
+    const List list = batch.lists[part * batch.cut.number + chunk_.range];
+    list_ = batch.entries + list.first;
+    size_ = int(list.size);
+  }
+  __device__ void begin() {
+    at_ = first_ + lane_index();
+    if (at_ < size_) next_ = list_[at_];
+  }
+
   const Chunk& chunk_;
   const Entry<W>* list_;
-  int size_, at_;
+  int size_, first_, at_;
   Entry<W> next_{};
 };
 
-// Each warp finds the entries of a part while the others do; then they take turns.
-template <class W> __device__ void add_lists(const Batch<W>& batch, const Chunk& chunk, W* sums) {
+// Each warp finds the entries of a part while the others do; then they take turns. Notes the first entry of one part.
+template <class W>
+__device__ void add_lists(const Batch<W>& batch, const Chunk& chunk, W* sums, int64_t noted, int* first_of_noted) {
   constexpr int kWarps = kThreads / kWarp;
   const int warp = int(threadIdx.x) / kWarp;
   for (int64_t first = 0; first < batch.size; first += kWarps) {
     EntriesOfChunk<W> entries(batch, min(first + warp, batch.size - 1), chunk);
+    if (first + warp == noted && lane_index() == 0) *first_of_noted = entries.first();
     for (int turn = 0; turn < kWarps && first + turn < batch.size; ++turn) {
       if (turn == warp) entries.each([&](int i, W value) { sums[i] += value; });
       __syncthreads();
@@ -190,17 +209,21 @@ template <class T> __device__ void write_chunk(const Settle<T>& s, int64_t begin
 
 template <class T> __global__ void settle_kernel(const __grid_constant__ Batch<Work<T>> batch, Settle<T> s) {
   __shared__ Work<T> sums[kChunk];
+  __shared__ int first_of_own;
   const int64_t chunks = chunks_of(batch.cut);
   for (int64_t index = blockIdx.x; index < chunks; index += gridDim.x) {
     const Chunk chunk = chunk_of(batch.cut, index);
     const int64_t begin = batch.cut.begin(chunk.range) + chunk.first;
     for (int i = int(threadIdx.x); i < chunk.size; i += kThreads) sums[i] = s.begins ? Work<T>(0) : s.sums[begin + i];
     __syncthreads();
-    add_lists(batch, chunk, sums);
+    add_lists(batch, chunk, sums, s.own, &first_of_own);
     write_chunk(s, begin, chunk.size, sums);
     __syncthreads();
     if (s.residual && s.own >= 0 && threadIdx.x < kWarp)
-      EntriesOfChunk<Work<T>>(batch, s.own, chunk).each([&](int i, Work<T> value) { take_out(s, begin + i, value); });
+      EntriesOfChunk<Work<T>>(batch, s.own, chunk, first_of_own).each([&](int i, Work<T> value) {
+        take_out(s, begin + i, value);
+      });
+    __syncthreads();
   }
 }
 
