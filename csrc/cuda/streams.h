@@ -50,7 +50,10 @@ class PieceReader {
     __syncwarp();
     piece_.words[lane_index()] = word;
     if (lane_index() < 2) piece_.words[kWarp + lane_index()] = ~uint64_t(0);
-    note_exits();
+    if (parameter_ >= 3)
+      note_exits<4>();
+    else
+      note_exits<1>();
     __syncwarp();
   }
 
@@ -97,20 +100,23 @@ class PieceReader {
     return int64_t((words[0] >> shift | words[1] << 1 << (kLaneBits - 1 - shift)) & mask);
   }
 
-  // exits: where the codes go on behind the lane's bits if one began at this bit; or where that stops, marked.
-  __device__ void note_exits() {
-    const int first = first_bit();
+  // exits: where the codes go on behind the lane's bits if one began at this bit; or where that stops, marked. A code
+  // has more bits than the parameter says: so many neighbours do not wait for each other.
+  template <int kTogether> __device__ void note_exits() {
+    const int first = first_bit(), lane = lane_index();
     uint64_t left = word_;
     int next = zero_after_ + 1 + parameter_;
-#pragma unroll 4
-    for (int bit = kLaneBits - 1; bit >= 0; --bit, left <<= 1) {
-      if (left >> (kLaneBits - 1) == 0) next = first + bit + 1 + parameter_;
-      int exit = next;
-      if (next > valid_)
-        exit = kStuck + first + bit;
-      else if (next < first + kLaneBits)
-        exit = piece_.exits[next - first][lane_index()];
-      piece_.exits[bit][lane_index()] = uint16_t(exit);
+    for (int bit = kLaneBits - 1; bit >= 0; bit -= kTogether) {
+      int exits[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k, left <<= 1) {
+        if (left >> (kLaneBits - 1) == 0) next = first + bit - k + 1 + parameter_;
+        const int inside = piece_.exits[min(next - first, kLaneBits - 1)][lane];
+        exits[k] = next < first + kLaneBits ? inside : next;
+        if (next > valid_) exits[k] = kStuck + first + bit - k;
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) piece_.exits[bit - k][lane] = uint16_t(exits[k]);
     }
   }
 
