@@ -104,20 +104,19 @@ template <class T> __global__ void encode_kernel(SketchEncode<T> e, const WalkBa
 // ---- estimates --------------------------------------------------------------------------------------------
 // A lane finds where a unit's cells are; then half a warp reads them, neighbours at a time.
 
-// Loops over rows have a length that the compiler knows: their arrays stay in registers.
-struct UnitCells {
-  int size;                      // how many of its elements there are
-  uint32_t places[kSketchRows];  // the first cell of its place; how it is turned, in the bits of the cells of a place
+// The compiler knows the number of rows: arrays stay in registers.
+template <int kRows> struct UnitCells {
+  int size;                // how many of its elements there are
+  uint32_t places[kRows];  // the first cell of its place; how it is turned, in the bits of the cells of a place
   BlockBits bits;
 };
-template <class W> __device__ UnitCells cells_of_unit(const SketchTable<W>& s, int64_t unit) {
+template <int kRows, class W> __device__ UnitCells<kRows> cells_of_unit(const SketchTable<W>& s, int64_t unit) {
   const SketchSpan span = s.spans[span_index(s.spans, s.span_count, unit)];
   const int64_t first = (unit - span.units) * kSketchBlock;
   const Element e = element_of(s.map, uint64_t(span.start + first));
-  UnitCells cells{int(min(int64_t(kSketchBlock), span.count - first)), {}, block_bits(s.map.key, e.block)};
+  UnitCells<kRows> cells{int(min(int64_t(kSketchBlock), span.count - first)), {}, block_bits(s.map.key, e.block)};
 #pragma unroll
-  for (int row = 0; row < kSketchRows; ++row) {
-    if (row >= s.map.rows) continue;
+  for (int row = 0; row < kRows; ++row) {
     const uint32_t place = place_of(walk_of(s.map, row, e.layer), s.map.places, e.block_of_layer);
     cells.places[row] = place * kSketchBlock | turn_of(cells.bits, row);
   }
@@ -125,36 +124,36 @@ template <class W> __device__ UnitCells cells_of_unit(const SketchTable<W>& s, i
 }
 
 // What another lane holds.
-__device__ inline UnitCells cells_of_lane(const UnitCells& mine, int rows, int lane) {
-  UnitCells cells{__shfl_sync(kAllLanes, mine.size, lane), {}, {}};
+template <int kRows> __device__ UnitCells<kRows> cells_of_lane(const UnitCells<kRows>& mine, int lane) {
+  UnitCells<kRows> cells{__shfl_sync(kAllLanes, mine.size, lane), {}, {}};
 #pragma unroll
-  for (int row = 0; row < kSketchRows; ++row)
-    if (row < rows) cells.places[row] = __shfl_sync(kAllLanes, mine.places[row], lane);
+  for (int row = 0; row < kRows; ++row) cells.places[row] = __shfl_sync(kAllLanes, mine.places[row], lane);
   cells.bits.low = __shfl_sync(kAllLanes, mine.bits.low, lane);
   cells.bits.high = __shfl_sync(kAllLanes, uint32_t(mine.bits.high), lane);
   return cells;
 }
 
-template <class W> __device__ Int<W> estimate_bits(const SketchTable<W>& s, const UnitCells& cells, int element) {
-  W given[kSketchRows];
+template <int kRows, class W>
+__device__ Int<W> estimate_bits(const SketchTable<W>& s, const UnitCells<kRows>& cells, int element) {
+  W given[kRows];
+  Int<W> order[kRows];
 #pragma unroll
-  for (int row = 0; row < kSketchRows; ++row)
-    if (row < s.map.rows) given[row] = s.table[row * sketch_columns(s.map) + (cells.places[row] ^ uint32_t(element))];
-  Int<W> order[kSketchRows] = {};
+  for (int row = 0; row < kRows; ++row)
+    given[row] = s.table[row * sketch_columns(s.map) + (cells.places[row] ^ uint32_t(element))];
 #pragma unroll
-  for (int row = 0; row < kSketchRows; ++row)
-    if (row < s.map.rows) order[row] = order_of(negated_if(sign_bits(cells.bits, row) >> element & 1u, given[row]));
-  return turn_negative(median(order, s.map.rows), IntOf<W>::kMagnitude);
+  for (int row = 0; row < kRows; ++row)
+    order[row] = order_of(negated_if(sign_bits(cells.bits, row) >> element & 1u, given[row]));
+  return turn_negative(median(order, kRows), IntOf<W>::kMagnitude);
 }
 
 // Writes the bits of the estimates of all units; 0 behind the end of a span.
-template <class W> __global__ void estimates_kernel(SketchTable<W> s, Int<W>* estimates) {
+template <int kRows, class W> __global__ void estimates_kernel(SketchTable<W> s, Int<W>* estimates) {
   const int half = lane_index() / kSketchBlock, element = lane_index() % kSketchBlock;
   for (int64_t first = kWarp * first_warp(); first < s.units; first += kWarp * warp_stride()) {
     const int64_t mine = first + lane_index();
-    const UnitCells cells = mine < s.units ? cells_of_unit(s, mine) : UnitCells{};
+    const auto cells = mine < s.units ? cells_of_unit<kRows>(s, mine) : UnitCells<kRows>{};
     for (int pair = 0; pair < kWarp; pair += 2) {
-      const UnitCells of_unit = cells_of_lane(cells, s.map.rows, pair + half);
+      const auto of_unit = cells_of_lane(cells, pair + half);
       const int64_t unit = first + pair + half;
       if (unit >= s.units) continue;
       estimates[unit * kSketchBlock + element] = element < of_unit.size ? estimate_bits(s, of_unit, element) : 0;
@@ -286,7 +285,10 @@ int64_t run_top(const SketchTable<W>& s, int64_t k, int64_t* positions, W* estim
   const Scratch<Int<W>> bits(count, launch);
   const Scratch<Bound> bound(1, launch);
   const Scratch<int64_t> counts(chunks + 1, launch), found(1, launch);
-  start(estimates_kernel<W>, s.units, launch, s, bits.get());
+  auto* const kernel = s.map.rows == 1   ? estimates_kernel<1, W>
+                       : s.map.rows == 3 ? estimates_kernel<3, W>
+                                         : estimates_kernel<kSketchRows, W>;
+  start(kernel, s.units, launch, s, bits.get());
   find_bound<W>(bits.get(), count, k, bound.get(), launch);
   start(count_kernel<W>, (chunks + 1) * kWarp, launch, bits.get(), count, bound.get(), counts.get());
   prefix_sums(counts.get(), counts.get(), chunks + 1, launch);
