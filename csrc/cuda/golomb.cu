@@ -12,7 +12,8 @@ namespace {
 
 struct NoValues {
   __device__ int64_t operator()(int64_t) const { return 0; }
-  __device__ void operator()(uint8_t*, int64_t, int64_t, bool) const {}
+  __device__ bool load(int64_t) const { return false; }
+  __device__ void operator()(uint8_t*, int64_t, bool, bool) const {}
 };
 
 struct StreamBytes {

@@ -96,8 +96,8 @@ __device__ inline void put_zeros(uint8_t* stream, int64_t bit, uint32_t gap, int
   if (zeros >> 32 != 0) atomicAnd(word + 1, ~unsigned(zeros >> 32));
 }
 
-// Calls put(values, j, i, whether there is one) in all lanes for the values of a range: the j-th of them is that of
-// position i.
+// Calls put(where the values of a range are, j, value, whether there is a j-th one) in all lanes; put.load(i) is the
+// value of position i. What is written next is fetched before.
 template <class PutValue>
 __global__ void write_kernel(Given g, Ranges r, Head head, const PutValue put, const Measured* measured, uint8_t* out) {
   if (measured->bad != 0) return;
@@ -111,14 +111,22 @@ __global__ void write_kernel(Given g, Ranges r, Head head, const PutValue put, c
     if (lane_index() == 1 && head.numbers == 2) store_bytes(lengths + 4, uint32_t(number));
     fill_with_ones(stream, r.streams[range]);
     __syncwarp();
+    struct Code {
+      uint32_t gap;
+      decltype(put.load(0)) value;
+    };
+    const auto load = [&](int64_t j) {
+      return j < number ? Code{gap_of(g, begin, first, first + j), put.load(first + j)} : Code{};
+    };
     int64_t bit = 0;
-    for (int64_t group = 0; group < number; group += kWarp) {
-      const int64_t j = group + lane_index(), i = first + j;
-      const uint32_t gap = j < number ? gap_of(g, begin, first, i) : 0;
+    Code next = load(lane_index());
+    for (int64_t j = lane_index(); j - lane_index() < number; j += kWarp) {
+      const Code code = next;
+      next = load(j + kWarp);
       int all;
-      const int before = sum_before(j < number ? int(bits_of_gap(gap, g.parameter)) : 0, all);
-      if (j < number) put_zeros(stream, bit + before, gap, g.parameter);
-      put(stream + r.streams[range], j, i, j < number);
+      const int before = sum_before(j < number ? int(bits_of_gap(code.gap, g.parameter)) : 0, all);
+      if (j < number) put_zeros(stream, bit + before, code.gap, g.parameter);
+      put(stream + r.streams[range], j, code.value, j < number);
       bit += all;
     }
   }
@@ -138,7 +146,8 @@ template <class ValueBytes, class PutValue> int64_t write_section(const Given& g
   clear(measured.get(), sizeof(Measured), launch);
   start(measure_kernel<ValueBytes>, std::max(g.kept, kWarp * std::max<int64_t>(ranges, 1)), launch, g, r, value_bytes,
         measured.get());
-  start(write_kernel<PutValue>, kWarp * std::max<int64_t>(ranges, 1), launch, g, r, head, put, measured.get(), out);
+  start_blocks(write_kernel<PutValue>, std::min(std::max<int64_t>(ranges, 1), kMostBlocks), kWarp, launch, g, r, head,
+               put, measured.get(), out);
   Measured found{};
   fetch(&found, static_cast<const Measured*>(measured.get()), 1, launch);
   return found.bad != 0 ? -1 : head.value_bytes + 4 * head.numbers * ranges + found.bytes;

@@ -276,7 +276,7 @@ void add_sections(const Section* sections, int64_t section_count, int64_t own, c
       count_all_ranges(cut, wrong, launch);
   }
   const auto all = int64_t(readable.size());
-  const bool own_is_there = own >= 0 && sections[own].bytes >= form.head;
+  const Section* const mine = own >= 0 && sections[own].bytes >= form.head ? sections + own : nullptr;
   std::unique_ptr<Scratch<W>> sums;
   for (int64_t first = 0, end = 0; first == 0 || first < all; first = end) {
     int64_t room = 0;
@@ -289,9 +289,9 @@ void add_sections(const Section* sections, int64_t section_count, int64_t own, c
     s.begins = first == 0, s.ends = end == all;
     if (!s.ends && !sums) sums = std::make_unique<Scratch<W>>(cut.count, launch);
     s.sums = sums ? sums->get() : nullptr;
-    const auto at = std::find(readable.begin() + first, readable.begin() + end, sections + own);
-    s.own = own_is_there && at != readable.begin() + end ? at - (readable.begin() + first) : -1;
-    if (own_is_there ? s.own < 0 : !s.ends) s.residual = nullptr;
+    const auto at = std::find(readable.begin() + first, readable.begin() + end, mine);
+    s.own = at != readable.begin() + end ? at - (readable.begin() + first) : -1;
+    if (mine ? s.own < 0 : !s.ends) s.residual = nullptr;
     with_batch<W>(readable.data() + first, end - first, cut, form, room, launch, [&](const Batch<W>& batch) {
       if (batch.size > 0) lists(batch);
       const int64_t chunks = chunks_of(cut);

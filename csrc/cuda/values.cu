@@ -20,14 +20,15 @@ struct ValueBytes {
 // A lane writes a value; signs of a warp are its vote, of which four lanes write a byte.
 template <ValueForm kForm, class W> struct PutValue {
   const W* values;
-  __device__ void operator()(uint8_t* into, int64_t j, int64_t i, bool there) const {
+  __device__ W load(int64_t i) const { return values[i]; }
+  __device__ void operator()(uint8_t* into, int64_t j, W value, bool there) const {
     if constexpr (kForm == kSigns) {
-      const unsigned signs = __ballot_sync(kAllLanes, there && values[i] < 0);
+      const unsigned signs = __ballot_sync(kAllLanes, there && value < 0);
       const unsigned lanes = __ballot_sync(kAllLanes, there);
       const int byte = lane_index();
       if (byte < 4 && lanes >> (8 * byte) != 0) into[(j - byte) / 8 + byte] = uint8_t(signs >> (8 * byte));
     } else {
-      if (there) put_value<kForm>(into, j, values[i]);
+      if (there) put_value<kForm>(into, j, value);
     }
   }
 };
