@@ -1,10 +1,9 @@
-// QSGD with Elias codes: a warp writes the stream of a range, a thread reads it. Ranks are added one after the other,
-// so their order is kept.
+// QSGD with Elias codes: a warp writes the stream of a range, a thread reads it.
 #include "rules/elias.h"
 
 #include "blocks_of_codes.h"
-#include "positions.h"
 #include "scan.h"
+#include "sections.h"
 #include "visit.h"
 
 namespace hvc {
@@ -30,7 +29,6 @@ template <class T> struct Quantise {
 };
 
 struct Levels {
-  Section section;
   Layout l;
   int32_t levels;
   double scale;
@@ -55,16 +53,7 @@ template <class T> __global__ void quantise_kernel(Quantise<T> q) {
   add_count(q.nonfinite, bad);
 }
 
-// The sum, and the largest, of what the lanes before this one hold; `all` is that of all lanes.
-__device__ int sum_before(int mine, int& all) {
-  int sum = mine;
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int other = __shfl_up_sync(kAllLanes, sum, step);
-    if (lane_index() >= step) sum += other;
-  }
-  all = __shfl_sync(kAllLanes, sum, kWarp - 1);
-  return sum - mine;
-}
+// The largest of what the lanes before this one hold, and `none`; `all` is that of all lanes.
 __device__ int largest_before(int mine, int none, int& all) {
   int most = max(mine, none);
   for (int step = 1; step < kWarp; step *= 2) most = max(most, __shfl_up_sync(kAllLanes, most, step));
@@ -179,40 +168,44 @@ __global__ void streams_kernel(const uint64_t* codes, Layout l, const int64_t* b
 
 // ---- decoding ---------------------------------------------------------------------------------------------
 
-__global__ void lengths_kernel(Levels s, int64_t* lengths) {
-  for (int64_t range = first_item(); range < s.l.ranges; range += item_stride())
-    lengths[range] = load_bytes<uint32_t>(s.section.data + 4 * range);
-}
+struct StreamBytes {
+  __device__ int64_t operator()(const Section& s, int64_t range) const {
+    return load_bytes<uint32_t>(s.data + 4 * range);
+  }
+};
 
-template <class W> __global__ void add_kernel(Levels s, const int64_t* begins, W* sums, int64_t* wrong) {
+// A thread takes a range.
+template <class W> __global__ void lists_kernel(const __grid_constant__ Batch<W> batch, Levels s, int64_t* wrong) {
   int64_t malformed = 0;
-  const uint8_t* norms = s.section.data + 4 * s.l.ranges;
-  for (int64_t range = first_item(); range < s.l.ranges; range += item_stride()) {
-    const int64_t at = s.l.head() + begins[range], bytes = load_bytes<uint32_t>(s.section.data + 4 * range);
-    if (at + bytes > s.section.bytes) {
-      ++malformed;
-      continue;
-    }
-    EliasReader reader(s.section.data + at, bytes, s.l.elements(range), s.levels);
-    const int64_t begin = range * s.l.length;
-    int64_t position, end = 0;
-    int32_t level;
-    float norm = 0;
-    while (reader.next(position, level)) {
-      if (position >= end) {
-        const int64_t block = (begin + position) / s.l.block;
-        norm = bit_cast<float>(load_bytes<uint32_t>(norms + kNormBytes * block));
-        end = (block + 1) * s.l.block - begin;
+  const int64_t ranges = s.l.ranges;
+  for (int64_t item = first_item(); item < batch.size * ranges; item += item_stride()) {
+    const int64_t part = item / ranges, range = item % ranges;
+    const Section& section = batch.parts[part].section;
+    const int64_t at = s.l.head() + batch.offsets[item], bytes = StreamBytes()(section, range);
+    const int64_t first = batch.first_entry(part, range);
+    int64_t size = 0;
+    if (at + bytes <= section.bytes) {
+      const uint8_t* norms = section.data + 4 * ranges + kNormBytes * (range * s.l.length / s.l.block);
+      Entry<W>* const list = batch.entries + first;
+      EliasReader reader(section.data + at, bytes, s.l.elements(range), s.levels);
+      int64_t position, end = 0;
+      int32_t level;
+      float norm = 0;
+      while (reader.next(position, level)) {
+        if (position >= end) {
+          const uint32_t block = uint32_t(position) / uint32_t(s.l.block);
+          norm = bit_cast<float>(load_bytes<uint32_t>(norms + kNormBytes * block));
+          end = (block + 1) * s.l.block;
+        }
+        list[size++] = {int32_t(position), decoded(level, W(s.scale), W(norm))};
       }
-      sums[begin + position] += decoded(level, W(s.scale), W(norm));
+      malformed += reader.malformed();
+    } else {
+      ++malformed;
     }
-    malformed += reader.malformed();
+    batch.lists[item] = {first, size};
   }
   add_count(wrong, malformed);
-}
-
-template <class T> __global__ void settle_kernel(const Work<T>* sums, int64_t count, T* grad) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) grad[i] = from_work<T>(sums[i]);
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
@@ -251,23 +244,19 @@ void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, i
                   double scale, void* grad, int64_t* wrong, Launch launch) {
   clear_counts(wrong, 1, launch);
   const Layout l = layout_of(count, shape.block);
-  const Scratch<int64_t> begins(l.ranges, launch);
+  const Cut cut{count, l.length, l.ranges};
+  constexpr int kFewestBits = 3;  // of a level: two codes and a sign
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const Scratch<W> sums(count, launch);
-    clear(sums.get(), count * int64_t(sizeof(W)), launch);
-    for (int64_t i = 0; i < section_count; ++i) {
-      if (sections[i].bytes < l.head()) {
-        start_blocks(count_kernel, 1, 1, launch, wrong, l.ranges);
-        continue;
-      }
-      const Levels s{sections[i], l, levels_of(shape.bits), scale};
-      start_spread(lengths_kernel, l.ranges, launch, s, begins.get());
-      prefix_sums(begins.get(), begins.get(), l.ranges, launch);
-      start_spread(add_kernel<W>, l.ranges, launch, s, begins.get(), sums.get(), wrong);
-    }
-    start(settle_kernel<T>, count, launch, sums.get(), count, static_cast<T*>(grad));
+    Settle<T> settle{};
+    settle.scale = 1;
+    settle.grad = static_cast<T*>(grad);
+    const Levels levels{l, levels_of(shape.bits), scale};
+    add_sections(sections, section_count, -1, cut, Form<StreamBytes>{l.head(), kFewestBits, {}}, settle, wrong, launch,
+                 [&](const Batch<W>& batch) {
+                   start_spread(lists_kernel<W>, batch.size * l.ranges, launch, batch, levels, wrong);
+                 });
   });
 }
 

@@ -32,17 +32,22 @@ __global__ void hash_blocks_kernel(const uint8_t* data, int64_t bytes, int64_t b
   }
 }
 
-// One warp: each chaining waits for the one before, but 32 hashes are loaded at once.
+// One warp: each chaining waits for the one before, and for nothing else. So 32 hashes are fetched at once, before they
+// are needed, and only the last group asks how many are left.
 __global__ void chain_kernel(const uint64_t* hashes, int64_t blocks, int64_t bytes, uint64_t seed, uint64_t* out) {
-  uint64_t hash = hash_mix(seed);
-  for (int64_t first = 0; first < blocks; first += kWarp) {
-    const int64_t left = blocks - first;
-    const uint64_t mine = lane_index() < left ? hashes[first + lane_index()] : 0;
-    for (int lane = 0; lane < kWarp; ++lane) {
-      const uint64_t next = __shfl_sync(kAllLanes, mine, lane);
-      hash = lane < left ? hash_chain(hash, next) : hash;
-    }
+  const auto load = [&](int64_t first) { return first + lane_index() < blocks ? hashes[first + lane_index()] : 0; };
+  uint64_t hash = hash_mix(seed), mine = load(0);
+  int64_t first = 0;
+  for (; first + kWarp <= blocks; first += kWarp) {
+    const uint64_t later = load(first + kWarp);
+    uint64_t group[kWarp];
+#pragma unroll
+    for (int lane = 0; lane < kWarp; ++lane) group[lane] = __shfl_sync(kAllLanes, mine, lane);
+#pragma unroll
+    for (int lane = 0; lane < kWarp; ++lane) hash = hash_chain(hash, group[lane]);
+    mine = later;
   }
+  for (int lane = 0; first + lane < blocks; ++lane) hash = hash_chain(hash, __shfl_sync(kAllLanes, mine, lane));
   if (lane_index() == 0) *out = hash_chain(hash, uint64_t(bytes));
 }
 

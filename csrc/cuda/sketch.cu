@@ -2,7 +2,8 @@
 #include "rules/sketch.h"
 
 #include "rules/dense.h"
-#include "launch.h"
+#include "grid.h"
+#include "rows.h"
 #include "scan.h"
 #include "sketch_operands.h"
 #include "visit.h"
@@ -43,67 +44,121 @@ template <class T> __device__ Work<T> x_at(const SketchEncode<T>& e, int64_t i) 
   return e.residual ? e.residual[i] + x : x;
 }
 
+// What a layer adds to a place: which block of the gradient, if any, with which signs and how turned.
+struct Visit {
+  int32_t block;  // counts from the gradient's first one; or -1
+  uint32_t bits;  // the signs, then the turn
+};
+template <class T>
+__device__ Visit visit_of(const SketchEncode<T>& e, const WalkBack& walk, int64_t layer, int row, int64_t place) {
+  const int64_t places = e.map.places;
+  const uint64_t distance = uint64_t(place >= walk.start ? place - walk.start : place + places - walk.start);
+  const int64_t block = layer * places + int64_t(walk.inverse * distance % uint64_t(places));
+  const int64_t begin = e.offset / kSketchBlock, end = ceil_div(e.offset + e.count, kSketchBlock);
+  if (block < begin || block >= end) return {-1, 0};
+  const BlockBits bits = block_bits(e.map.key, uint64_t(block));
+  return {int32_t(block - begin), sign_bits(bits, row) | turn_of(bits, row) << kSketchBlock};
+}
+
+// Each lane of a place finds the block of another layer, and tells the others.
 template <class T> __global__ void encode_kernel(SketchEncode<T> e, const WalkBack* walks, int64_t first_layer,
                                                  int64_t layers, int64_t* nonfinite) {
   using W = Work<T>;
-  const int64_t columns = sketch_columns(e.map), places = e.map.places;
-  const int64_t begin = e.offset / kSketchBlock, end = ceil_div(e.offset + e.count, kSketchBlock);
+  const int64_t columns = sketch_columns(e.map), cells = columns * e.map.rows;
+  const int lane = lane_index() % kSketchBlock, first_lane = lane_index() - lane;
   int64_t bad = 0;
-  for (int64_t cell = first_item(); cell < columns * e.map.rows; cell += item_stride()) {
-    const int row = int(cell / columns);
-    const int64_t place = cell % columns / kSketchBlock, lane = cell % kSketchBlock;
-    W sum = e.table[cell];
-    for (int64_t layer = 0; layer < layers; ++layer) {
-      const WalkBack walk = walks[row * layers + layer];
-      const uint64_t distance = uint64_t(place >= walk.start ? place - walk.start : place + places - walk.start);
-      const int64_t block = (first_layer + layer) * places + int64_t(walk.inverse * distance % uint64_t(places));
-      if (block < begin || block >= end) continue;
-      const BlockBits bits = block_bits(e.map.key, uint64_t(block));
-      const int64_t from = lane ^ int64_t(turn_of(bits, row)), i = block * kSketchBlock + from - e.offset;
-      const W x = i < e.count ? x_at(e, i) : W(0);
-      bad += row == 0 && !is_finite(x);
-      sum += negated_if(sign_bits(bits, row) >> from & 1u, x);
+  for (int64_t cell = first_item(); cell - lane_index() < cells; cell += item_stride()) {
+    const bool there = cell < cells;
+    const int row = there ? int(cell / columns) : 0;
+    const int64_t place = cell % columns / kSketchBlock;
+    W sum = there ? e.table[cell] : W(0);
+    for (int64_t first = 0; first < layers; first += kSketchBlock) {
+      const int64_t mine = first + lane;
+      const Visit visit = there && mine < layers
+                              ? visit_of(e, walks[row * layers + mine], first_layer + mine, row, place)
+                              : Visit{-1, 0};
+      for (int next = 0; next < kSketchBlock && first + next < layers; next += kInFlight) {
+        W x[kInFlight];
+        Visit now[kInFlight];
+#pragma unroll
+        for (int k = 0; k < kInFlight; ++k) {
+          now[k].block = __shfl_sync(kAllLanes, visit.block, first_lane + next + k);
+          now[k].bits = __shfl_sync(kAllLanes, visit.bits, first_lane + next + k);
+          const int from = lane ^ int(now[k].bits >> kSketchBlock);
+          const int i = now[k].block * kSketchBlock + from;
+          x[k] = now[k].block >= 0 && i < e.count ? x_at(e, i) : W(0);
+        }
+#pragma unroll
+        for (int k = 0; k < kInFlight; ++k) {
+          if (now[k].block < 0) continue;
+          bad += row == 0 && !is_finite(x[k]);
+          sum += negated_if(now[k].bits >> (lane ^ int(now[k].bits >> kSketchBlock)) & 1u, x[k]);
+        }
+      }
     }
-    e.table[cell] = sum;
+    if (there) e.table[cell] = sum;
   }
   add_count(nonfinite, bad);
 }
 
 // ---- estimates --------------------------------------------------------------------------------------------
+// A lane finds where a unit's cells are; then half a warp reads them, neighbours at a time.
 
-// Loops over rows have a length that the compiler knows: their arrays stay in registers.
-struct Walks {
-  Walk of_row[kSketchRows];
+// The compiler knows the number of rows: arrays stay in registers.
+template <int kRows> struct UnitCells {
+  int size;                // how many of its elements there are
+  uint32_t places[kRows];  // the first cell of its place; how it is turned, in the bits of the cells of a place
+  BlockBits bits;
 };
-__device__ inline Walks walks_of(const SketchMap& map, uint64_t layer) {
-  Walks walks{};
-#pragma unroll
-  for (int row = 0; row < kSketchRows; ++row)
-    if (row < map.rows) walks.of_row[row] = walk_of(map, row, layer);
-  return walks;
-}
-
-template <class W>
-__device__ Int<W> estimate_bits(const SketchTable<W>& s, const Walks& walks, const BlockBits& bits, const Element& e) {
-  Int<W> order[kSketchRows] = {};
-#pragma unroll
-  for (int row = 0; row < kSketchRows; ++row) {
-    if (row >= s.map.rows) continue;
-    const W cell = s.table[cell_of(s.map, row, walks.of_row[row], bits, e)];
-    order[row] = order_of(negated_if(sign_bits(bits, row) >> e.lane & 1u, cell));
-  }
-  return turn_negative(median(order, s.map.rows), IntOf<W>::kMagnitude);
-}
-
-// Calls use(position, bits of the estimate) for the elements of one unit.
-template <class W, class Use> __device__ void each_of_unit(const SketchTable<W>& s, int64_t unit, const Use& use) {
+template <int kRows, class W> __device__ UnitCells<kRows> cells_of_unit(const SketchTable<W>& s, int64_t unit) {
   const SketchSpan span = s.spans[span_index(s.spans, s.span_count, unit)];
-  const int64_t begin = span.start + (unit - span.units) * kSketchBlock;
-  const int64_t end = min(begin + kSketchBlock, span.start + span.count);
-  Element e = element_of(s.map, uint64_t(begin));
-  const BlockBits bits = block_bits(s.map.key, e.block);
-  const Walks walks = walks_of(s.map, e.layer);
-  for (int64_t position = begin; position < end; ++position, ++e.lane) use(position, estimate_bits(s, walks, bits, e));
+  const int64_t first = (unit - span.units) * kSketchBlock;
+  const Element e = element_of(s.map, uint64_t(span.start + first));
+  UnitCells<kRows> cells{int(min(int64_t(kSketchBlock), span.count - first)), {}, block_bits(s.map.key, e.block)};
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) {
+    const uint32_t place = place_of(walk_of(s.map, row, e.layer), s.map.places, e.block_of_layer);
+    cells.places[row] = place * kSketchBlock | turn_of(cells.bits, row);
+  }
+  return cells;
+}
+
+// What another lane holds.
+template <int kRows> __device__ UnitCells<kRows> cells_of_lane(const UnitCells<kRows>& mine, int lane) {
+  UnitCells<kRows> cells{__shfl_sync(kAllLanes, mine.size, lane), {}, {}};
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) cells.places[row] = __shfl_sync(kAllLanes, mine.places[row], lane);
+  cells.bits.low = __shfl_sync(kAllLanes, mine.bits.low, lane);
+  cells.bits.high = __shfl_sync(kAllLanes, uint32_t(mine.bits.high), lane);
+  return cells;
+}
+
+template <int kRows, class W>
+__device__ Int<W> estimate_bits(const SketchTable<W>& s, const UnitCells<kRows>& cells, int element) {
+  W given[kRows];
+  Int<W> order[kRows];
+#pragma unroll
+  for (int row = 0; row < kRows; ++row)
+    given[row] = s.table[row * sketch_columns(s.map) + (cells.places[row] ^ uint32_t(element))];
+#pragma unroll
+  for (int row = 0; row < kRows; ++row)
+    order[row] = order_of(negated_if(sign_bits(cells.bits, row) >> element & 1u, given[row]));
+  return turn_negative(median(order, kRows), IntOf<W>::kMagnitude);
+}
+
+// Writes the bits of the estimates of all units; 0 behind the end of a span.
+template <int kRows, class W> __global__ void estimates_kernel(SketchTable<W> s, Int<W>* estimates) {
+  const int half = lane_index() / kSketchBlock, element = lane_index() % kSketchBlock;
+  for (int64_t first = kWarp * first_warp(); first < s.units; first += kWarp * warp_stride()) {
+    const int64_t mine = first + lane_index();
+    const auto cells = mine < s.units ? cells_of_unit<kRows>(s, mine) : UnitCells<kRows>{};
+    for (int pair = 0; pair < kWarp; pair += 2) {
+      const auto of_unit = cells_of_lane(cells, pair + half);
+      const int64_t unit = first + pair + half;
+      if (unit >= s.units) continue;
+      estimates[unit * kSketchBlock + element] = element < of_unit.size ? estimate_bits(s, of_unit, element) : 0;
+    }
+  }
 }
 
 // Threads that clear the same cell write the same.
@@ -119,99 +174,129 @@ template <class W> __global__ void clear_kernel(W* table, SketchMap map, const i
 
 constexpr int kDigitBits = 11, kBins = 1 << kDigitBits;
 template <class W> constexpr int kDigits = sizeof(W) == 4 ? 3 : 6;
+constexpr int64_t kChunk = 1024;  // elements that a warp takes
 
 // The magnitude of the k-th largest as far as it is known, and its rank among those that begin so.
 struct Bound {
   int64_t prefix, rank;
 };
 
-template <class W> __global__ void histogram_kernel(SketchTable<W> s, const Bound* bound, int shift, int64_t* bins) {
-  __shared__ unsigned counts[kBins];
-  for (int bin = int(threadIdx.x); bin < kBins; bin += int(blockDim.x)) counts[bin] = 0;
-  __syncthreads();
-  const int64_t prefix = bound->prefix;
-  for (int64_t unit = first_item(); unit < s.units; unit += item_stride())
-    each_of_unit(s, unit, [&](int64_t, Int<W> bits) {
-      const int64_t upper = int64_t(bits & IntOf<W>::kMagnitude) >> shift;
-      if (upper >> kDigitBits == prefix) atomicAdd(&counts[upper & (kBins - 1)], 1u);
-    });
-  __syncthreads();
-  for (int bin = int(threadIdx.x); bin < kBins; bin += int(blockDim.x)) add_count(bins + bin, counts[bin]);
-}
+// A digit of the magnitudes, and where it counts.
+struct Digit {
+  int shift;
+  bool first;
+  int64_t k;
+  int64_t* bins;
+  unsigned* arrived;
+  Bound* bound;
+};
 
-__global__ void choose_kernel(const int64_t* bins, Bound* bound) {
-  int64_t rank = bound->rank;
-  int digit = kBins - 1;
-  for (; digit > 0 && bins[digit] < rank; --digit) rank -= bins[digit];
-  *bound = {bound->prefix << kDigitBits | digit, rank};
+// Counts a digit of the magnitudes that agree with the bound so far; the last block chooses the bound's.
+template <class W> __global__ void histogram_kernel(const Int<W>* estimates, int64_t count, Digit digit) {
+  __shared__ unsigned counts[kBins];
+  for (int bin = int(threadIdx.x); bin < kBins; bin += kThreads) counts[bin] = 0;
+  __syncthreads();
+  const Bound bound = digit.first ? Bound{0, digit.k} : *digit.bound;
+  for (int64_t chunk = first_warp(); chunk * kChunk < count; chunk += warp_stride())
+    each_loaded(
+        chunk * kChunk, min((chunk + 1) * kChunk, count), [&](int64_t i) { return estimates[i]; },
+        [&](int64_t, Int<W> bits) {
+          const int64_t upper = int64_t(bits & IntOf<W>::kMagnitude) >> digit.shift;
+          if (upper >> kDigitBits == bound.prefix) atomicAdd(&counts[upper & (kBins - 1)], 1u);
+        });
+  __syncthreads();
+  for (int bin = int(threadIdx.x); bin < kBins; bin += kThreads) add_count(digit.bins + bin, counts[bin]);
+  if (!is_last_block(digit.arrived)) return;
+  const Ranked ranked = bin_of_rank(digit.bins, kBins, bound.rank);
+  if (threadIdx.x == 0) *digit.bound = {bound.prefix << kDigitBits | ranked.bin, ranked.rank};
 }
 
 // Above the bound all are taken, at the bound the first `rank`; zeros never.
 __device__ inline int64_t ties_of(const Bound& bound) { return bound.prefix == 0 ? 0 : bound.rank; }
 
-// How many of each unit are above the bound (in the upper half) and at it; 0 after the last unit. Fewer are above
-// than were asked for, so the sums of all units have no sign.
-template <class W> __global__ void count_kernel(SketchTable<W> s, const Bound* bound, int64_t* counts) {
-  const int64_t limit = bound->prefix;
-  for (int64_t unit = first_item(); unit <= s.units; unit += item_stride()) {
-    int64_t count = 0;
-    if (unit < s.units)
-      each_of_unit(s, unit, [&](int64_t, Int<W> bits) {
-        const int64_t magnitude = bits & IntOf<W>::kMagnitude;
-        count += magnitude > limit ? int64_t(1) << 32 : int64_t(magnitude == limit);
-      });
-    counts[unit] = count;
+// Calls use(i, bits, lanes above the bound, lanes at it) for a chunk, in all lanes of a warp.
+template <class W, class Use>
+__device__ void each_of_chunk(const Int<W>* estimates, int64_t count, int64_t chunk, int64_t limit, const Use& use) {
+  const int64_t end = min((chunk + 1) * kChunk, count);
+#pragma unroll 4
+  for (int64_t first = chunk * kChunk; first < end; first += kWarp) {
+    const int64_t i = first + lane_index();
+    const Int<W> bits = i < end ? estimates[i] : 0;
+    const int64_t magnitude = bits & IntOf<W>::kMagnitude;
+    use(i, bits, __ballot_sync(kAllLanes, magnitude > limit), __ballot_sync(kAllLanes, magnitude == limit));
   }
 }
 
-template <class W> __global__ void write_kernel(SketchTable<W> s, const Bound* bound, const int64_t* before,
-                                                int64_t* positions, W* estimates, int64_t* found) {
-  const int64_t limit = bound->prefix, ties = ties_of(*bound);
-  for (int64_t unit = first_item(); unit <= s.units; unit += item_stride()) {
-    int64_t above = before[unit] >> 32, equal = before[unit] & 0xffffffff;
-    if (unit == s.units) {
-      *found = above + min(equal, ties);
-      continue;
-    }
-    each_of_unit(s, unit, [&](int64_t position, Int<W> bits) {
-      const int64_t magnitude = bits & IntOf<W>::kMagnitude, at = above + min(equal, ties);
-      const bool tie = magnitude == limit;
-      if (magnitude > limit || (tie && equal < ties)) {
-        positions[at] = position;
+// How many of each chunk are above the bound (in the upper half) and at it; 0 after the last chunk. Fewer are above
+// than were asked for, so the sums of all chunks have no sign.
+template <class W>
+__global__ void count_kernel(const Int<W>* estimates, int64_t count, const Bound* bound, int64_t* counts) {
+  const int64_t limit = bound->prefix, chunks = ceil_div(count, kChunk);
+  for (int64_t chunk = first_warp(); chunk <= chunks; chunk += warp_stride()) {
+    int64_t sum = 0;
+    each_of_chunk<W>(estimates, count, chunk, limit, [&](int64_t, Int<W>, unsigned above, unsigned equal) {
+      sum += int64_t(__popc(above)) << 32 | __popc(equal);
+    });
+    if (lane_index() == 0) counts[chunk] = sum;
+  }
+}
+
+template <class W> __global__ void write_kernel(SketchTable<W> s, const Int<W>* bits_of_all, const Bound* bound,
+                                                const int64_t* before, int64_t* positions, W* estimates,
+                                                int64_t* found) {
+  const int64_t limit = bound->prefix, ties = ties_of(*bound), count = s.units * kSketchBlock;
+  const int64_t chunks = ceil_div(count, kChunk);
+  const unsigned lower = (1u << lane_index()) - 1;
+  if (first_item() == 0) *found = (before[chunks] >> 32) + min(before[chunks] & 0xffffffff, ties);
+  for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
+    int64_t larger = before[chunk] >> 32, same = before[chunk] & 0xffffffff;
+    each_of_chunk<W>(bits_of_all, count, chunk, limit, [&](int64_t i, Int<W> bits, unsigned above, unsigned equal) {
+      const int64_t tie = same + __popc(equal & lower), at = larger + __popc(above & lower) + min(tie, ties);
+      if (above >> lane_index() & 1u || (equal >> lane_index() & 1u && tie < ties)) {
+        const int64_t unit = i / kSketchBlock;
+        const SketchSpan& span = s.spans[span_index(s.spans, s.span_count, unit)];
+        positions[at] = span.start + (unit - span.units) * kSketchBlock + i % kSketchBlock;
         estimates[at] = bit_cast<W>(bits);
       }
-      above += magnitude > limit;
-      equal += tie;
+      larger += __popc(above);
+      same += __popc(equal);
     });
   }
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-template <class W> void find_bound(const SketchTable<W>& s, int64_t k, Bound* bound, Launch launch) {
-  const Bound start_value{0, k};
-  check(cudaMemcpyAsync(bound, &start_value, sizeof start_value, cudaMemcpyHostToDevice, stream_of(launch)),
-        "cudaMemcpyAsync");
-  const Scratch<int64_t> bins(kBins, launch);
+template <class W> void find_bound(const Int<W>* estimates, int64_t count, int64_t k, Bound* bound, Launch launch) {
+  constexpr int64_t kEach = kBins + 1;
+  const Scratch<int64_t> bins(kDigits<W> * kEach, launch);
+  clear(bins.get(), kDigits<W> * kEach * int64_t(sizeof(int64_t)), launch);
   for (int digit = kDigits<W> - 1; digit >= 0; --digit) {
-    clear(bins.get(), kBins * int64_t(sizeof(int64_t)), launch);
+    int64_t* const mine = bins.get() + digit * kEach;
+    const Digit given{
+        digit * kDigitBits, digit == kDigits<W> - 1, k, mine, reinterpret_cast<unsigned*>(mine + kBins), bound};
     // Every block adds all its bins at its end: rather few blocks.
-    start(histogram_kernel<W>, std::min<int64_t>(s.units, 1 << 18), launch, s, bound, digit * kDigitBits, bins.get());
-    start_blocks(choose_kernel, 1, 1, launch, bins.get(), bound);
+    start(histogram_kernel<W>, std::min<int64_t>(count, 1 << 18), launch, estimates, count, given);
   }
 }
 
 template <class W>
 int64_t run_top(const SketchTable<W>& s, int64_t k, int64_t* positions, W* estimates, Launch launch) {
+  const int64_t count = s.units * kSketchBlock, chunks = ceil_div(count, kChunk);
+  const Scratch<Int<W>> bits(count, launch);
   const Scratch<Bound> bound(1, launch);
-  const Scratch<int64_t> counts(s.units + 1, launch), found(1, launch);
-  find_bound(s, k, bound.get(), launch);
-  start(count_kernel<W>, s.units + 1, launch, s, bound.get(), counts.get());
-  prefix_sums(counts.get(), counts.get(), s.units + 1, launch);
-  start(write_kernel<W>, s.units + 1, launch, s, bound.get(), counts.get(), positions, estimates, found.get());
-  int64_t count = 0;
-  fetch(&count, static_cast<const int64_t*>(found.get()), 1, launch);
-  return count;
+  const Scratch<int64_t> counts(chunks + 1, launch), found(1, launch);
+  auto* const kernel = s.map.rows == 1   ? estimates_kernel<1, W>
+                       : s.map.rows == 3 ? estimates_kernel<3, W>
+                                         : estimates_kernel<kSketchRows, W>;
+  start(kernel, s.units, launch, s, bits.get());
+  find_bound<W>(bits.get(), count, k, bound.get(), launch);
+  start(count_kernel<W>, (chunks + 1) * kWarp, launch, bits.get(), count, bound.get(), counts.get());
+  prefix_sums(counts.get(), counts.get(), chunks + 1, launch);
+  start(write_kernel<W>, chunks * kWarp, launch, s, bits.get(), bound.get(), counts.get(), positions, estimates,
+        found.get());
+  int64_t size = 0;
+  fetch(&size, static_cast<const int64_t*>(found.get()), 1, launch);
+  return size;
 }
 
 }  // namespace

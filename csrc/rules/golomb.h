@@ -34,7 +34,21 @@ HVC_RULE bool too_short(const Section& s, int value_bytes, int64_t ranges) {
 template <class I> HVC_RULE I load_bytes(const uint8_t* from) {
   I value = 0;
 #if defined(__CUDA_ARCH__)
-  for (unsigned i = 0; i < sizeof(I); ++i) value |= I(I(from[i]) << (8 * i));
+  if constexpr (sizeof(I) < 4) {
+    for (unsigned i = 0; i < sizeof(I); ++i) value |= I(I(from[i]) << (8 * i));
+  } else {
+    // Aligned words, none of which is without a byte that was asked for.
+    const auto address = reinterpret_cast<uintptr_t>(from);
+    const auto* words = reinterpret_cast<const uint32_t*>(address - address % 4);
+    const auto shift = unsigned(8 * (address % 4));
+    uint32_t word = words[0];
+    for (unsigned i = 0; i < sizeof(I) / 4; ++i) {
+      const bool last = i + 1 == sizeof(I) / 4;
+      const uint32_t next = last && shift == 0 ? 0u : words[i + 1];
+      value |= I(__funnelshift_r(word, next, shift)) << (32 * i);
+      word = next;
+    }
+  }
 #else
   memcpy(&value, from, sizeof value);  // g++ does not make one load of the loop
 #endif

@@ -609,6 +609,34 @@ class TestBits:
         used, _ = ops.elias_encode(tame(count, kind, 1), section, KEY, **rule, norm=2)
         same("elias_decode", [section[:used]], poison(count, kind), **rule, scale=0.3)
 
+    @pytest.mark.parametrize("b", [0, 5])
+    def test_longest_codes(self, same: Same, b: int) -> None:
+        """Codes longer than what a warp reads in one go, at every place in a byte."""
+        length, kind = 1 << b + 11, torch.float32
+        for first in range(9):
+            positions = torch.tensor([*range(first), length - 1, 2 * length - 1 - first], dtype=torch.int32)
+            kept, count = positions.numel(), 2 * length
+            section = poison(ops.golomb_bound(kept, count, b, 4), torch.uint8)
+            same("binary_encode", positions, kept, torch.ones(1), b, count, section)
+            ops.binary_encode(positions, kept, torch.ones(1), b, count, section)
+            same("binary_clear", section, b, tame(count, kind, 2))
+            grad = torch.zeros(count)
+            same("binary_decode", [section], 0, b, grad, None, 1.0)
+            ops.binary_decode([section], 0, b, grad, None, 1.0)
+            assert grad.nonzero().flatten().tolist() == positions.tolist()
+
+    @pytest.mark.parametrize("own", [0, 3, 66, 69])
+    def test_sections_of_many_ranks(self, same: Same, own: int) -> None:
+        """More than are read together, with and without the own one among the first, one without a head."""
+        count, b, kind, ranks = 5000, 1, torch.float32, 70
+        positions = torch.arange(0, count, 3, dtype=torch.int32)
+        kept, values = positions.numel(), tame(positions.numel(), kind, 1)
+        section = poison(ops.values_bound(kept, count, b, 4), torch.uint8)
+        used = ops.values_encode(positions, kept, values, b, count, section)
+        sections = [section[:used].clone() for _ in range(ranks)]
+        sections[3] = sections[3][:2]
+        same("values_decode", sections, own, b, tame(count, kind, 2), tame(count, kind, 3), 0.3)
+
     def test_triad(self, same: Same) -> None:
         for count in (0, 1, 255, 1025):
             inputs = [numbers(count, torch.float32, seed) for seed in (1, 2)]
@@ -624,6 +652,14 @@ class TestMalformed:
         used, _ = ops.elias_encode(tame(count, torch.float32, 1), section, KEY, **rule, norm=2)
         for broken in breakages(section[:used]):
             assert_counts_agree(same, "elias_decode", [broken], count, **rule, scale=1.0)
+
+    def test_binary(self, same: Same) -> None:
+        count, b = 20_000, 1
+        positions = torch.arange(0, count, 3, dtype=torch.int32)
+        section = poison(ops.golomb_bound(positions.numel(), count, b, 4), torch.uint8)
+        used = ops.binary_encode(positions, positions.numel(), torch.ones(1), b, count, section)
+        for broken in breakages(section[:used]):
+            assert_counts_agree(same, "binary_decode", [broken], 0, b, count, None, 1.0)
 
     @pytest.mark.parametrize("form", ["full", "float16", "bfloat16", "signs"])
     def test_values(self, same: Same, form: str) -> None:

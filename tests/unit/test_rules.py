@@ -16,13 +16,17 @@ ONE_SIDED = {
     "bernoulli_word": "CUDA draws two words at a time, by decide()",
     "combine_lanes": "on CUDA lanes are threads, which shuffle",
     "full_add": "a thread of CUDA counts in bytes of a word",
+    "StreamWriter": "a lane of CUDA writes the zeros of a code among ones",
     "make_crc_tables": "checksums are of host memory",
     "crc_multiply": "checksums are of host memory",
     "crc_zeros": "checksums are of host memory",
     "negated_if": "the CPU gives vectors their signs, by with_signs()",
     "next_block": "a thread of CUDA has one block",
+    "open": "a warp of CUDA reads a range",
     "order_of": "the CPU orders vectors, by orders()",
+    "reader_of": "a warp of CUDA reads a range",
     "signed_code": "the CPU does the same to vectors of bytes",
+    "too_short": "CUDA asks the same of sections of every kind",
     "unit_begin": "a warp of CUDA takes a block, not a superblock",
 }
 WHO_CALLS_KERNELS = ("lowrank_operands.h", "record_operands.h", "select_operands.h", "sketch_operands.h")
