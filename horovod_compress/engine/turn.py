@@ -182,7 +182,7 @@ class Turn:
             if grads[position] is None and grad is not None:
                 grads[position] = whole = grad if grad.is_contiguous() else grad.contiguous()
                 if whole is not grad:
-                    self.state.device.keep((whole,))
+                    self.state.device.keep((whole, grad))
 
     def _put(self, hosted: HostBucket, positions: Sequence[int]) -> Counts:
         """Show gradients to the ranks of this host; the method is handed their means, in :meth:`exchange`."""
