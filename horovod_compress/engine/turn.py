@@ -151,7 +151,13 @@ class Turn:
         bucket at once is given these with the last one, by :meth:`submit_waiting`: then nothing is counted yet.
         """
         if self.gathers:
-            self._let_wait(positions, grads)
+            # Nothing is done for each gradient that can be done for all. They are held until their results are fetched,
+            # on a stream that follows on ours, so their memory needs no mark of our streams: that would be two calls
+            # for each, and as many events when it is freed.
+            for position, grad in zip(positions, grads, strict=True):
+                self._originals[position] = grad
+            self._waiting.positions += positions
+            self.state.device.note_stream(self._waiting.streams)
             return None
         state, device = self.state, self.state.device
         device.wait_events(state.decoded)
@@ -162,17 +168,6 @@ class Turn:
         counts = self._prepare(positions) if state.hosted is None else self._put(state.hosted, positions)
         device.record_in(self._offered)
         return counts
-
-    def _let_wait(self, positions: Sequence[int], grads: Sequence[Tensor]) -> None:
-        """Let gradients wait, with nothing done for each of them that can be done for all.
-
-        They are held until their results are fetched, on a stream that follows on ours: so their memory needs no mark
-        of our streams, which would be two calls for each, and as many events when it is freed.
-        """
-        for position, grad in zip(positions, grads, strict=True):
-            self._originals[position] = grad
-        self._waiting.positions += positions
-        self.state.device.note_stream(self._waiting.streams)
 
     def _show(self, positions: Sequence[int]) -> None:
         """Let the codec see gradients that waited, in copies if they are not contiguous."""
