@@ -69,6 +69,7 @@ class LocalStep:
             round_.work.gathered = [round_.work.regions["payload"][: round_.work.used]]
         round_.decode(round_.whole(), key, 1.0)
         self.state.finish(self._step)
+        self.state.grads[:] = [None] * len(self.grads)  # fetched, on the stream that they were decoded on
         self._step += 1
 
     def written(self) -> list[Tensor]:

@@ -151,7 +151,13 @@ class Turn:
         bucket at once is given these with the last one, by :meth:`submit_waiting`: then nothing is counted yet.
         """
         if self.gathers:
-            self._let_wait(positions, grads)
+            # Nothing is done for each gradient that can be done for all. They are held until their results are fetched,
+            # on a stream that follows on ours, so their memory needs no mark of our streams: that would be two calls
+            # for each, and as many events when it is freed.
+            for position, grad in zip(positions, grads, strict=True):
+                self._originals[position] = grad
+            self._waiting.positions += positions
+            self.state.device.note_stream(self._waiting.streams)
             return None
         state, device = self.state, self.state.device
         device.wait_events(state.decoded)
@@ -163,17 +169,6 @@ class Turn:
         device.record_in(self._offered)
         return counts
 
-    def _let_wait(self, positions: Sequence[int], grads: Sequence[Tensor]) -> None:
-        """Let gradients wait, with nothing done for each of them that can be done for all.
-
-        They are held until their results are fetched, on a stream that follows on ours: so their memory needs no mark
-        of our streams, which would be two calls for each, and as many events when it is freed.
-        """
-        for position, grad in zip(positions, grads, strict=True):
-            self._originals[position] = grad
-        self._waiting.positions += positions
-        self.state.device.note_stream(self._waiting.streams)
-
     def _show(self, positions: Sequence[int]) -> None:
         """Let the codec see gradients that waited, in copies if they are not contiguous."""
         grads, originals = self.state.grads, self._originals
@@ -182,7 +177,7 @@ class Turn:
             if grads[position] is None and grad is not None:
                 grads[position] = whole = grad if grad.is_contiguous() else grad.contiguous()
                 if whole is not grad:
-                    self.state.device.keep((whole,))
+                    self.state.device.keep((whole, grad))
 
     def _put(self, hosted: HostBucket, positions: Sequence[int]) -> Counts:
         """Show gradients to the ranks of this host; the method is handed their means, in :meth:`exchange`."""
