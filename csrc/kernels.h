@@ -51,8 +51,8 @@ struct SignDecoded {
   int64_t count, row_length, word_offset;
   void *grad, *residual;
 };
-void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
-                int64_t* nonfinite, Launch launch);
+void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, float scale,
+                const Stream* key, int64_t* nonfinite, Launch launch);
 void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
                  double scale, const Stream* key, Launch launch);
 

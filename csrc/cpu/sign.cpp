@@ -63,10 +63,10 @@ template <class T> int64_t run_offer(Offer<T> o, double* sums, int threads) {
   return nonfinite;
 }
 
-void steps_of_rows(const SignOffered& t, const double* sums, int64_t ranks) {
+void steps_of_rows(const SignOffered& t, const double* sums, int64_t ranks, float scale) {
   const DefaultRounding rounding;
   for (int64_t begin = 0, row = 0; begin < t.count; begin += t.row_length, ++row)
-    t.steps[row] = step_of(sums[row], std::min(t.row_length, t.count - begin), ranks);
+    t.steps[row] = step_of(sums[row], std::min(t.row_length, t.count - begin), ranks, scale);
 }
 
 template <class T> void run_decode(const Decode<T>& d, int threads) {
@@ -87,8 +87,8 @@ void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch
   });
 }
 
-void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
-                int64_t* nonfinite, Launch launch) {
+void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, float scale,
+                const Stream* key, int64_t* nonfinite, Launch launch) {
   std::vector<double> room;
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -105,7 +105,7 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, i
       if (t.steps && !t.sums) room.resize(size_t(ceil_div(t.count, t.row_length)));
       double* sums = t.steps && !t.sums ? room.data() : t.sums;
       nonfinite[i] = run_offer(offer, sums, launch.threads);
-      if (t.steps) steps_of_rows(t, sums, ranks);
+      if (t.steps) steps_of_rows(t, sums, ranks, scale);
     }
   });
 }

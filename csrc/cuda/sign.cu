@@ -23,10 +23,11 @@ struct Step {
   double* sums;
   float* steps;
   int64_t count, row_length, ranks;
+  float scale;
   __device__ void operator()(int64_t row, const Sum& found) const {
     const double sum = canonical(found.sum);
     if (sums) sums[row] = sum;
-    if (steps) steps[row] = step_of(sum, min(row_length, count - row * row_length), ranks);
+    if (steps) steps[row] = step_of(sum, min(row_length, count - row * row_length), ranks, scale);
   }
 };
 
@@ -276,8 +277,8 @@ void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch
   });
 }
 
-void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
-                int64_t* nonfinite, Launch launch) {
+void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, float scale,
+                const Stream* key, int64_t* nonfinite, Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
   const auto blocks = [&](int64_t i) { return blocks_in(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
@@ -288,7 +289,8 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, i
   const Trees<Sum> trees(tensor_count, shape, adds, launch);
   const auto adding = [&](int64_t i) {
     const SignOffered& t = tensors[i];
-    return Adding<Sum, Step>{trees.of(i, t.count, t.row_length), {t.sums, t.steps, t.count, t.row_length, ranks}};
+    return Adding<Sum, Step>{trees.of(i, t.count, t.row_length),
+                             {t.sums, t.steps, t.count, t.row_length, ranks, scale}};
   };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;

@@ -39,7 +39,7 @@ Written signs(Launch launch) {
   Written w;
   const SignOffered offered{grad.get(), residual.get(),      nullptr,           kCount, kRow,
                             0,          bits.as<uint64_t>(), steps.as<float>(), nullptr};
-  sign_offer(&offered, 1, kFloat32, 2, &kKey, &w.counted, launch);
+  sign_offer(&offered, 1, kFloat32, 2, 0.5f, &kKey, &w.counted, launch);
   const SignDecoded decoded{bits.as<uint64_t>(), nullptr,       steps.as<float>(), nullptr, kCount, kRow, 0,
                             grad.get(),          residual.get()};
   sign_decode(&decoded, 1, kFloat32, kFeedbackOwn, 1, 0.5, &kKey, launch);

@@ -43,10 +43,12 @@ template <class W> HVC_RULE W combine_lanes(W* lanes) {
 
 HVC_RULE double canonical(double sum) { return sum == sum ? sum : bit_cast<double>(uint64_t(0x7ff8000000000000u)); }
 
-// What a row's sum of |x| is as a step: a rank's share in the mean over so many ranks of the mean of |x|.
-HVC_RULE float step_of(double sum, int64_t elements, int64_t ranks) {
+// What a row's sum of |x| is as a step: a rank's share in the mean over so many ranks of the mean of |x|, times a
+// scale.
+HVC_RULE float step_of(double sum, int64_t elements, int64_t ranks, float scale) {
   const double mean = sum / double(elements * ranks);
-  return mean == mean ? float(mean) : bit_cast<float>(uint32_t(0x7fc00000u));
+  const float step = float(mean) * scale;
+  return step == step ? step : bit_cast<float>(uint32_t(0x7fc00000u));
 }
 
 }  // namespace hvc

@@ -49,6 +49,7 @@ def sign_offer_all(
     row_lengths: Sequence[int],
     *,
     ranks: int = 1,
+    scale: float = 1.0,
     key: Key | None = None,
     word_offsets: Sequence[int] | None = None,
     sums: Sequence[Tensor] | None = None,
@@ -59,8 +60,8 @@ def sign_offer_all(
 
     Args:
         residuals: float32 (float64 for float64 gradients), or None for zero.
-        steps: float32, one for each ``row_length`` elements: the mean of ``|x|`` there, divided by ``ranks``;
-            None to skip.
+        steps: float32, one for each ``row_length`` elements: the mean of ``|x|`` there, divided by ``ranks`` and
+            multiplied by ``scale``, each rounded to float32; None to skip.
         key: names the random bits that exact zeros get; None gives zeros the bit 1.
         word_offsets: which word of that stream the first one of each tensor is; None for 0.
         sums: float64, for the same rows: the sums of ``|x|``, in one fixed order; None to skip.
@@ -73,7 +74,7 @@ def sign_offer_all(
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}")
     columns = (grads, residuals, divisors, row_lengths, word_offsets, bits, steps, sums)
-    return run.sign_offer(*columns, ranks=ranks, key=key, checked_before=checked_before)
+    return run.sign_offer(*columns, ranks=ranks, scale=scale, key=key, checked_before=checked_before)
 
 
 def sign_decode_all(

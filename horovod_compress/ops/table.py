@@ -122,10 +122,10 @@ LEFT, RIGHT = ("left", WORK, "rank * rows"), ("right", WORK, "rank * columns")
 TABLE = (
     # ---- signs
     Operation("sign_pack", "x_at, x_code, n, bits_at", arrays=(Array("x", ANY), new("bits", I64, WORDS)), of="x"),
-    Operation("sign_offer", "rows, grad_code, ranks, key and key.words()",
+    Operation("sign_offer", "rows, grad_code, ranks, scale, key and key.words()",
         (GRAD, RESIDUAL, DIVISOR, COUNT, ROW_LENGTH, WORD_OFFSET, new("bits", I64, WORDS),
          new("steps", F32, ROWS, optional=True), new("sums", F64, ROWS, optional=True)),
-        options="ranks key", counts=True),
+        options="ranks scale key", counts=True),
     Operation("sign_decode", "rows, grad_code, FEEDBACK[feedback], decay, scale, key and key.words()",
         (Array("bits", I64, WORDS), maybe("zeros", I64, WORDS), Array("steps", F32, ROWS), DIVISOR, COUNT, ROW_LENGTH,
          WORD_OFFSET, new("grad", ANY, disjoint="divisor"),

@@ -417,7 +417,7 @@ class TestNumbers:
             for residuals, key in ((offered.residuals, KEY), (None, None)):
                 rule: dict[str, Any] = {"key": key, "word_offsets": places}
                 outputs = (offered.bits(), offered.steps())
-                same("sign_offer_all", offered.grads, residuals, *outputs, rows, ranks=3, **rule)
+                same("sign_offer_all", offered.grads, residuals, *outputs, rows, ranks=3, scale=0.7, **rule)
                 same("sign_offer_all", offered.grads, residuals, offered.bits(), None, rows, key=key)
             sent, steps = offered.sent()
             for feedback in ("global", "own", "momentum"):

@@ -146,13 +146,12 @@ def started_for(bucket: Bucket, step_size: str | float, operations: list[str]) -
     """Return what Marsit starts.
 
     A launch each for bits and results, and one for the sums of rows of more than a block. Counts are cleared, and bits
-    where rows share words, and how many superblocks of a row have come where there are several; measured steps are
-    scaled.
+    where rows share words, and how many superblocks of a row have come where there are several.
     """
     measured, longest = isinstance(step_size, str), longest_row(bucket, step_size)
     kernels = 2 + (measured and longest > 1024)
     memsets = 1 + shares_words(bucket, step_size) + (measured and longest > 65_536)
-    return Started(kernels, memsets, [*operations, "mul_"] if measured else operations)
+    return Started(kernels, memsets, operations)
 
 
 @each_value
@@ -266,7 +265,7 @@ def test_one_by_one_costs_launches_for_every_tensor() -> None:
         alone = [started_for(Bucket(0, (tensor,)), "row", []) for tensor in bucket.tensors]
         assert started.kernels == sum(one.kernels for one in alone)
         assert started.memsets == sum(one.memsets for one in alone)
-        assert started.operations == [*cleared(bucket), "mul_"]
+        assert started.operations == cleared(bucket)
 
 
 def test_counts_of_a_bucket_come_in_one_piece() -> None:

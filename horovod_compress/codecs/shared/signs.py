@@ -206,6 +206,7 @@ class Signs(Codec):
             found.steps if self._measured() else None,
             found.lengths,
             ranks=work.world,
+            scale=self._scale(),
             key=self._zero_key(key),
             word_offsets=found.offsets,
             divisors=divisors,
@@ -244,8 +245,6 @@ class Signs(Codec):
         if self._measured():
             for position in work.absent():
                 work.regions["steps"][work.memo["steps"][position]].zero_()  # nothing was submitted: no old one is sent
-        if self._measured() and self._scale() != 1:
-            work.regions["steps"].mul_(self._scale())
         for position in work.withheld if self._measured() else ():
             mine = work.regions["steps"][work.memo["steps"][position]]
             mine.mul_(more_where_left_out(work, position, work.memo["lengths"][position], mine.numel()))

@@ -48,6 +48,7 @@ def sign_offer(
     word_offset: int = 0,
     steps: Tensor | None = None,
     ranks: int = 1,
+    scale: float = 1.0,
     divisor: Tensor | None = None,
 ) -> int:
     x = offered(grad, residual, divisor)
@@ -57,7 +58,7 @@ def sign_offer(
         sums.numpy()[:] = found
     if steps is not None:
         sizes = np.minimum(row_length, x.size - np.arange(found.size) * row_length)
-        steps.numpy()[:] = found / (sizes * ranks)
+        steps.numpy()[:] = (found / (sizes * ranks)).astype(np.float32) * np.float32(scale)
     return too_large(x)
 
 
