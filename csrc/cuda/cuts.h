@@ -91,7 +91,7 @@ template <class K> __device__ void note_want(const Noted<K>& noted, const Digit<
 template <int kSides, class K> __device__ void choose(const Digit<K>& digit, const Noted<K>& noted) {
   for (int side = 0; side < kSides; ++side) {
     Search<K> s = digit.above == kKeyBits<K> ? Search<K>{0, digit.k, false} : digit.searches[side];
-    const Ranked ranked = bin_of_rank(digit.counts + side * kBins, kBins, s.rank);
+    const Ranked ranked = bin_of_rank<kBins>(digit.counts + side * kBins, s.rank);
     if (threadIdx.x != 0 || s.whole) continue;
     const bool first = digit.above == kKeyBits<K>;
     if (first) note_want(noted, digit, side, ranked.total);
@@ -143,7 +143,7 @@ template <int kSides> class Counters {
 };
 
 // Blocks enough to keep a GPU busy, and few enough that adding up their bins takes no time.
-inline int64_t items_for(int64_t count) { return std::min<int64_t>(ceil_div(count, 4), 1 << 18); }
+inline int64_t items_for(int64_t count) { return std::min<int64_t>(count, 1 << 17); }
 
 // Finds the first `digits` digits of the k-th largest key of each side, in at most `size` keys of a source.
 template <int kSides, class Source, class K> void find_digits(const Source& source, int64_t size, int64_t k, int digits,

@@ -20,17 +20,20 @@ __device__ inline bool is_last_block(unsigned* arrived) {
 }
 
 // The bin of a histogram in which the rank-th largest is, or the lowest where there are fewer; its rank there; how many
-// the histogram holds. A block of kThreads finds it; the number of bins is a multiple of that.
+// the histogram holds. A block of kThreads finds it: every thread has some bins, the first one those at the top.
 struct Ranked {
   int bin;
   int64_t rank, total;
 };
-__device__ inline Ranked bin_of_rank(const int64_t* bins, int number, int64_t rank) {
+template <int kBins> __device__ Ranked bin_of_rank(const int64_t* bins, int64_t rank) {
+  constexpr int kEach = kBins / kThreads;
+  static_assert(kEach * kThreads == kBins, "threads have equal parts");
   __shared__ int64_t sums[kThreads];
   __shared__ Ranked found;
-  const int thread = int(threadIdx.x), each = number / kThreads, end = number - thread * each;
-  int64_t mine = 0;
-  for (int i = 1; i <= each; ++i) mine += __ldcg(bins + end - i);
+  const int thread = int(threadIdx.x), top = kBins - 1 - thread * kEach;
+  int64_t counts[kEach], mine = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) mine += counts[i] = __ldcg(bins + top - i);
   sums[thread] = mine;
   __syncthreads();
   for (int step = 1; step < kThreads; step *= 2) {
@@ -40,12 +43,17 @@ __device__ inline Ranked bin_of_rank(const int64_t* bins, int number, int64_t ra
     __syncthreads();
   }
   const int64_t before = sums[thread] - mine, total = sums[kThreads - 1];
-  const bool first = thread == 0 || rank > before, last = rank <= sums[thread] || thread == kThreads - 1;
-  if (first && last) {
-    int bin = end - 1;
+  const bool is_first = thread == 0 || rank > before, is_last = rank <= sums[thread] || thread == kThreads - 1;
+  if (is_first && is_last) {
     int64_t left = rank - before;
-    for (; bin > end - each && left > __ldcg(bins + bin); --bin) left -= __ldcg(bins + bin);
-    found = {bin, left, total};
+    int below = 0;  // bins that are passed over
+#pragma unroll
+    for (int i = 0; i < kEach - 1; ++i) {
+      const bool passes = below == i && left > counts[i];
+      left -= passes ? counts[i] : 0;
+      below += passes;
+    }
+    found = {top - below, left, total};
   }
   __syncthreads();
   return found;

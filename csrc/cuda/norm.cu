@@ -84,27 +84,36 @@ __device__ void take_groups(const T* grad, int left, OfLane<T>& found) {
   }
 }
 
-// A warp takes a block of 1024 elements of a row, lane by lane as rules/tree.h says.
+// Takes a block of 1024 elements, lane by lane as rules/tree.h says.
+template <Power kPower, bool kLargest, class Of, class T>
+__device__ Of take_block(const T* block, int count, int& bad) {
+  OfLane<T> lane;
+  for (int first = 0; first < count; first += kGroups * kWarp) {
+    const T* grad = block + first + lane_index();
+    if (count == kBlock)
+      take_groups<kPower, kLargest, true>(grad, 0, lane);
+    else
+      take_groups<kPower, kLargest, false>(grad, count - first - lane_index(), lane);
+  }
+  bad += lane.bad;
+  Of found{};
+  if constexpr (kPower != kMaximum) found.sum = combine_warp(lane.sum);
+  if constexpr (kLargest) found.largest = double(to_work(bit_cast<T>(largest_of_warp<T>(lane.largest))));
+  return found;
+}
+
 template <Power kPower, bool kLargest, class Of, class T, class Table>
-__global__ void blocks_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
+__global__ void norms_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<Of, T>& o = table.items[item];
-    const int64_t block = unit - table.begins[item];
-    const auto [row, begin, count] = block_of(o.adding.tree, block);
-    OfLane<T> lane;
-    for (int first = 0; first < count; first += kGroups * kWarp) {
-      const T* grad = o.grad + begin + first + lane_index();
-      if (count == kBlock)
-        take_groups<kPower, kLargest, true>(grad, 0, lane);
-      else
-        take_groups<kPower, kLargest, false>(grad, count - first - lane_index(), lane);
-    }
-    add_count(nonfinite + item, lane.bad);
+    const Stretch stretch = stretch_of(o.adding.tree, unit - table.begins[item]);
     Of found{};
-    if constexpr (kPower != kMaximum) found.sum = combine_warp(lane.sum);
-    if constexpr (kLargest) found.largest = double(to_work(bit_cast<T>(largest_of_warp<T>(lane.largest))));
-    note_block(o.adding, block, row, found);
+    int bad = 0;
+    for (int64_t begin = stretch.begin; begin < stretch.end; begin += kBlock)
+      found.take(take_block<kPower, kLargest, Of>(o.grad + begin, int(min(kBlock, stretch.end - begin)), bad));
+    add_count(nonfinite + item, bad);
+    note_stretch(o.adding, stretch, found);
   }
 }
 
@@ -115,15 +124,15 @@ template <Power kPower, bool kLargest, class Of, class T, class TensorOf>
 void run(int64_t tensor_count, TensorOf tensor, int64_t* nonfinite, Launch launch) {
   clear_counts(nonfinite, tensor_count, launch);
   const auto shape = [&](int64_t i) { return std::pair(tensor(i).count, tensor(i).row_length); };
-  const auto blocks = [&](int64_t i) { return blocks_in(tensor(i).count, tensor(i).row_length); };
+  const auto units = [&](int64_t i) { return stretches_in(tensor(i).count, tensor(i).row_length); };
   const Trees<Of> trees(tensor_count, shape, true, launch);
   const auto adding = [&](int64_t i) {
     const MomentsOffered& t = tensor(i);
     return AddingOf<Of>{trees.of(i, t.count, t.row_length), {static_cast<Work<T>*>(t.largest), t.squares}};
   };
   const auto item = [&](int64_t i) { return Offered<Of, T>{static_cast<const T*>(tensor(i).grad), adding(i)}; };
-  in_tables<Offered<Of, T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
-    start(blocks_kernel<kPower, kLargest, Of, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
+  in_tables<Offered<Of, T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
+    start(norms_kernel<kPower, kLargest, Of, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
           nonfinite + first);
   });
   trees.add(tensor_count, adding, launch);

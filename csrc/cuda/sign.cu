@@ -131,28 +131,37 @@ __device__ inline uint32_t coins_of_group(const Stream& stream, int64_t word_off
   return uint32_t(shift <= kWarp ? low : low | random_word(stream, word + 1, 0) << (kWordBits - shift));
 }
 
+// Takes a block, writes its bits, and returns what its |x| come to.
+template <class T>
+__device__ Sum take_block(const Offered<T>& o, const Coins& coins, int64_t begin, int count, int& bad) {
+  OfBlock<Work<T>> found;
+  for (int first = 0; first * kWarp < count; first += kGroups) {
+    if (count == kBlock)
+      take_groups<true>(o, coins.present, begin, count, first, found);
+    else
+      take_groups<false>(o, coins.present, begin, count, first, found);
+  }
+  if (found.zeros != 0) {
+    const uint32_t flips = coins_of_group(coins.stream, o.word_offset, begin + lane_index() * kWarp);
+    found.bits = (found.bits & ~found.zeros) | (flips & found.zeros);
+  }
+  put_block(o.halves, o.adding.tree, begin, count, found.bits);
+  bad += found.bad;
+  return {double(combine_warp(found.sum))};
+}
+
 template <class T, class Table>
 __global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, int64_t* nonfinite) {
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<T>& o = table.items[item];
-    const Tree<Sum>& tree = o.adding.tree;
-    const int64_t block = unit - table.begins[item];
-    const auto [row, begin, count] = block_of(tree, block);
-    OfBlock<Work<T>> found;
-    for (int first = 0; first * kWarp < count; first += kGroups) {
-      if (count == kBlock)
-        take_groups<true>(o, coins.present, begin, count, first, found);
-      else
-        take_groups<false>(o, coins.present, begin, count, first, found);
-    }
-    if (found.zeros != 0) {
-      const uint32_t flips = coins_of_group(coins.stream, o.word_offset, begin + lane_index() * kWarp);
-      found.bits = (found.bits & ~found.zeros) | (flips & found.zeros);
-    }
-    put_block(o.halves, tree, begin, count, found.bits);
-    add_count(nonfinite + item, found.bad);
-    if (tree.of_blocks) note_block(o.adding, block, row, Sum{double(combine_warp(found.sum))});
+    const Stretch stretch = stretch_of(o.adding.tree, unit - table.begins[item]);
+    Sum sum{};
+    int bad = 0;
+    for (int64_t begin = stretch.begin; begin < stretch.end; begin += kBlock)
+      sum.take(take_block(o, coins, begin, int(min(kBlock, stretch.end - begin)), bad));
+    add_count(nonfinite + item, bad);
+    if (o.adding.tree.of_blocks) note_stretch(o.adding, stretch, sum);
   }
 }
 
@@ -166,7 +175,7 @@ template <Feedback kFeedback, class T> __device__ Work<T> left_of(const Decoded<
 }
 
 // What a warp decodes in one go: `step` is that of all these elements, if they share one.
-template <class W> struct Stretch {
+template <class W> struct Taken {
   int64_t first, last;
   bool shared;
   W step;
@@ -181,15 +190,15 @@ template <class T> __device__ uint32_t halves_of_lane(const Decoded<T>& d, int64
 
 // A warp takes several groups of 32 elements.
 template <Feedback kFeedback, bool kWhole, class T>
-__device__ void decode_groups(const Decoded<T>& d, const Rule<Work<T>>& rule, const Stretch<Work<T>>& stretch,
+__device__ void decode_groups(const Decoded<T>& d, const Rule<Work<T>>& rule, const Taken<Work<T>>& taken,
                               int64_t begin) {
   using W = Work<T>;
   constexpr bool kKeeps = kFeedback != kFeedbackNone;
   const int64_t at = begin + lane_index();
-  const int left = int(min(stretch.last - at, int64_t(kInFlight * kWarp)));
+  const int left = int(min(taken.last - at, int64_t(kInFlight * kWarp)));
   T given[kInFlight];
   W kept[kInFlight], by[kInFlight];
-  const uint32_t halves = halves_of_lane(d, begin, stretch.last);
+  const uint32_t halves = halves_of_lane(d, begin, taken.last);
 #pragma unroll
   for (int k = 0; k < kInFlight; ++k) {
     const bool inside = kWhole || k * kWarp < left;
@@ -203,7 +212,7 @@ __device__ void decode_groups(const Decoded<T>& d, const Rule<Work<T>>& rule, co
     const bool zero = __shfl_sync(kAllLanes, halves, kInFlight + k) >> lane_index() & 1;
     if (!kWhole && k * kWarp >= left) continue;
     const int64_t i = at + k * kWarp;
-    const W step = stretch.shared ? stretch.step : W(d.steps[row_of(i, d.row_length, d.count)]);
+    const W step = taken.shared ? taken.step : W(d.steps[row_of(i, d.row_length, d.count)]);
     if (kKeeps) {
       const W mine = d.divisor ? to_work(given[k]) / by[k] : to_work(given[k]), x = mine + kept[k];
       const W result = signed_step_or_zero(zero, bit, step);
@@ -223,12 +232,12 @@ __global__ void decode_kernel(const __grid_constant__ Table table, const __grid_
     const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, d.count);
     const int64_t row = row_of(first, d.row_length, d.count);
     const bool shared = row == row_of(last - 1, d.row_length, d.count);
-    const Stretch<Work<T>> stretch{first, last, shared, Work<T>(d.steps[row])};
+    const Taken<Work<T>> taken{first, last, shared, Work<T>(d.steps[row])};
     for (int64_t begin = first; begin < last; begin += kElements) {
       if (begin + kElements <= last)
-        decode_groups<kFeedback, true>(d, rule, stretch, begin);
+        decode_groups<kFeedback, true>(d, rule, taken, begin);
       else
-        decode_groups<kFeedback, false>(d, rule, stretch, begin);
+        decode_groups<kFeedback, false>(d, rule, taken, begin);
     }
   }
 }
@@ -280,7 +289,7 @@ void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch
 void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, float scale,
                 const Stream* key, int64_t* nonfinite, Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
-  const auto blocks = [&](int64_t i) { return blocks_in(tensors[i].count, tensors[i].row_length); };
+  const auto units = [&](int64_t i) { return takenes_in(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
   clear_bits(tensors, tensor_count, launch);
   // An array without elements may have no address.
@@ -295,7 +304,7 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, i
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) { return offered_of<T>(tensors[i], adding(i)); };
-    in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
+    in_tables<Offered<T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
       start(offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, Coins(key),
             nonfinite + first);
     });

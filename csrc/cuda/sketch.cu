@@ -207,7 +207,7 @@ template <class W> __global__ void histogram_kernel(const Int<W>* estimates, int
   __syncthreads();
   for (int bin = int(threadIdx.x); bin < kBins; bin += kThreads) add_count(digit.bins + bin, counts[bin]);
   if (!is_last_block(digit.arrived)) return;
-  const Ranked ranked = bin_of_rank(digit.bins, kBins, bound.rank);
+  const Ranked ranked = bin_of_rank<kBins>(digit.bins, bound.rank);
   if (threadIdx.x == 0) *digit.bound = {bound.prefix << kDigitBits | ranked.bin, ranked.rank};
 }
 

@@ -35,16 +35,23 @@ template <class V> __device__ V loaded_value(const V* from) {
   return value;
 }
 
-// A warp takes values in index order, from nothing: 32 are loaded at once, and the next ones meanwhile. Every lane gets
-// the result.
+// A warp takes values in index order, from nothing: several times 32 are loaded at once. Every lane gets the result.
 template <class V> __device__ V in_order(const V* values, int64_t count) {
-  V total{}, mine = lane_index() < count ? loaded_value(values + lane_index()) : V{};
-  for (int64_t first = 0; first < count; first += kWarp) {
-    const int64_t next = first + kWarp + lane_index();
-    const V coming = next < count ? loaded_value(values + next) : V{};
+  constexpr int kAtOnce = 4;
+  V total{};
+  for (int64_t first = 0; first < count; first += kAtOnce * kWarp) {
+    V mine[kAtOnce];
 #pragma unroll
-    for (int lane = 0; lane < kWarp; ++lane) total.take(value_of_lane(mine, lane));
-    mine = coming;
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t i = first + k * kWarp + lane_index();
+      mine[k] = i < count ? loaded_value(values + i) : V{};
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (first + k * kWarp >= count) break;
+#pragma unroll 8
+      for (int lane = 0; lane < kWarp; ++lane) total.take(value_of_lane(mine[k], lane));
+    }
   }
   return total;
 }
@@ -68,20 +75,29 @@ template <class V> struct Tree {
 inline int64_t row_within(int64_t count, int64_t row_length) {
   return std::max<int64_t>(std::min(count, row_length), 1);
 }
-inline int64_t blocks_in(int64_t count, int64_t row_length) {
-  const int64_t row = row_within(count, row_length);
-  return count / row * ceil_div(row, kBlock) + ceil_div(count % row, kBlock);
+// Rows of so many blocks are a warp's work, and need no second launch; of longer rows a warp takes a block.
+constexpr int64_t kBlocksOfWarp = 4;
+
+__host__ __device__ inline bool is_short(int64_t blocks_per_row) { return blocks_per_row <= kBlocksOfWarp; }
+
+// How many warps a tensor gives work to.
+inline int64_t stretches_in(int64_t count, int64_t row_length) {
+  const int64_t row = row_within(count, row_length), per_row = ceil_div(row, kBlock);
+  if (is_short(per_row)) return ceil_div(count, row);
+  return count / row * per_row + ceil_div(count % row, kBlock);
 }
 
-// A block of a tensor: its row, and its elements.
-struct BlockOfTree {
-  int64_t row, begin;
-  int count;
+// The work of a warp: a short row, or a block of a longer one.
+struct Stretch {
+  int64_t row, begin, end, block;
 };
-template <class V> __device__ BlockOfTree block_of(const Tree<V>& tree, int64_t block) {
-  const int64_t row = block < tree.blocks_per_row ? 0 : block / tree.blocks_per_row;
-  const int64_t begin = row * tree.row_length + (block - row * tree.blocks_per_row) * kBlock;
-  return {row, begin, int(min(min(kBlock, (row + 1) * tree.row_length - begin), tree.count - begin))};
+template <class V> __device__ Stretch stretch_of(const Tree<V>& tree, int64_t number) {
+  const bool is_row = is_short(tree.blocks_per_row);
+  const int64_t row = is_row ? number : number < tree.blocks_per_row ? 0 : number / tree.blocks_per_row;
+  const int64_t first = row * tree.row_length, end = min(first + tree.row_length, tree.count);
+  if (is_row) return {row, first, end, number};
+  const int64_t begin = first + (number - row * tree.blocks_per_row) * kBlock;
+  return {row, begin, min(begin + kBlock, end), number};
 }
 
 // Of the warps that come here so often, whether this one is the last. It sees what the first lanes of the others have
@@ -104,14 +120,14 @@ template <class V, class Put> struct Adding {
   Put put;
 };
 
-// A warp brings what it has found of a block, all of a row or a part.
+// A warp brings what it has found of its stretch.
 template <class V, class Put>
-__device__ void note_block(const Adding<V, Put>& adding, int64_t block, int64_t row, const V& found) {
+__device__ void note_stretch(const Adding<V, Put>& adding, const Stretch& stretch, const V& found) {
   if (lane_index() != 0) return;
-  if (adding.tree.blocks_of(row) == 1)
-    adding.put(row, found);
+  if (is_short(adding.tree.blocks_per_row))
+    adding.put(stretch.row, found);
   else
-    adding.tree.of_blocks[block] = found;
+    adding.tree.of_blocks[stretch.block] = found;
 }
 
 // A warp takes a superblock.
@@ -120,7 +136,7 @@ template <class V, class Put> __device__ void add_unit(const Adding<V, Put>& add
   const int64_t per_row = tree.units_per_row(), row = per_row == 1 ? unit : unit / per_row;
   const int64_t blocks = tree.blocks_of(row), units = ceil_div(blocks, kBlocksOfUnit);
   const int64_t first = (unit - row * per_row) * kBlocksOfUnit;
-  if (blocks == 1 || first >= blocks) return;
+  if (first >= blocks) return;
   V total = in_order(tree.of_blocks + row * tree.blocks_per_row + first, min(kBlocksOfUnit, blocks - first));
   if (units > 1) {
     if (lane_index() == 0) tree.of_units[unit] = total;
@@ -180,12 +196,12 @@ template <class V> class Trees {
     return {blocks, blocks + place.blocks, arrived_.get() + place.arrived, count, row, per_row};
   }
 
-  // Adds up what the blocks have noted: `adding(i)` has the tree of tensor i. Nothing to do where they are whole rows.
+  // Adds up what was noted of blocks: `adding(i)` has the tree of tensor i.
   template <class AddingOf> void add(int64_t tensors, const AddingOf& adding, Launch launch) const {
     if (!values_.get() || !several_) return;
     const auto units = [&](int64_t i) {
       const auto tree = adding(i).tree;
-      return tree.blocks_per_row == 1 ? 0 : units_of(tree.count, tree.row_length).total;
+      return is_short(tree.blocks_per_row) ? 0 : units_of(tree.count, tree.row_length).total;
     };
     in_tables<decltype(adding(0))>(tensors, adding, units, [&](const auto& table, int64_t) {
       start_spread(add_kernel<std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table);
@@ -208,13 +224,13 @@ template <class V> class Trees {
       places_[size_t(i)] = next;
       next.value += next.blocks + units.total;
       next.arrived += units.per_row > 1 ? rows : 0;
-      several_ |= per_row > 1;
+      several_ |= !is_short(per_row);
     }
     places_[size_t(tensors)] = next;
     return next.value;
   }
 
-  bool several_ = false;  // blocks in some row
+  bool several_ = false;  // warps in some row
   std::vector<Place> places_;
   Scratch<V> values_;
   Scratch<unsigned> arrived_;

@@ -52,36 +52,67 @@ struct Sent {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-// A warp sums both sides of a block of 1024 elements, lane by lane, as the tree says.
+constexpr int kGroups = 8;  // of 32 elements are loaded at once
+
+// What a lane finds of a block: the bits of its group, and its part of the sums.
+template <class W> struct OfLane {
+  W high = 0, low = 0;
+  int bad = 0;
+  uint32_t bits = 0;
+};
+
+template <bool kWhole, class T>
+__device__ void take_groups(const Offered<T>& o, int64_t begin, int count, int first, OfLane<Work<T>>& found) {
+  using W = Work<T>;
+  const int64_t at = begin + first * kWarp + lane_index();
+  const int left = count - first * kWarp - lane_index();
+  T given[kGroups];
+  W x[kGroups];
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    const bool inside = kWhole || k * kWarp < left;
+    given[k] = inside ? (o.grad + at)[k * kWarp] : T{};
+    x[k] = o.residual && inside ? (o.residual + at)[k * kWarp] : W(0);
+  }
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    x[k] = to_work(given[k]) + x[k];
+    const bool bit = (kWhole || k * kWarp < left) && sign_bit(x[k]);
+    const uint32_t bits = __ballot_sync(kAllLanes, bit);
+    found.bits = lane_index() == first + k ? bits : found.bits;
+    found.high += bit ? magnitude(x[k]) : W(0);
+    found.low += bit ? W(0) : magnitude(x[k]);
+    found.bad += !can_be_kept(x[k]);
+  }
+}
+
+// Takes a block, writes its bits, and returns what both sides come to, summed lane by lane, as the tree says.
+template <class T> __device__ Sides take_block(const Offered<T>& o, int64_t begin, int count, int& bad) {
+  OfLane<Work<T>> found;
+  for (int first = 0; first * kWarp < count; first += kGroups) {
+    if (count == kBlock)
+      take_groups<true>(o, begin, count, first, found);
+    else
+      take_groups<false>(o, begin, count, first, found);
+  }
+  put_block(o.halves, o.adding.tree, begin, count, found.bits);
+  bad += found.bad;
+  const int ones = combine_warp(__popc(found.bits));
+  return {double(combine_warp(found.high)), double(combine_warp(found.low)), double(ones)};
+}
+
 template <class T, class Table>
 __global__ void two_value_offer_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
-  using W = Work<T>;
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<T>& o = table.items[item];
-    const int64_t block = unit - table.begins[item];
-    const auto [row, begin, count] = block_of(o.adding.tree, block);
-    W high = 0, low = 0;
-    int ones = 0, bad = 0;
-    uint32_t mine = 0;
-    for (int first = 0; first * kWarp < count; first += kInFlight) {
-      const Loaded<T> loaded = load_groups(o.grad, o.residual, begin + first * kWarp, begin + count);
-#pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        const W x = loaded.x[k];
-        const bool bit = (first + k) * kWarp + lane_index() < count && sign_bit(x);
-        const uint32_t bits = __ballot_sync(kAllLanes, bit);
-        mine = lane_index() == first + k ? bits : mine;
-        high += bit ? magnitude(x) : W(0);
-        low += bit ? W(0) : magnitude(x);
-        ones += __popc(bits);
-        bad += !can_be_kept(x);
-      }
-    }
-    put_block(o.halves, o.adding.tree, begin, count, mine);
+    const Stretch stretch = stretch_of(o.adding.tree, unit - table.begins[item]);
+    Sides sides{};
+    int bad = 0;
+    for (int64_t begin = stretch.begin; begin < stretch.end; begin += kBlock)
+      sides.take(take_block(o, begin, int(min(kBlock, stretch.end - begin)), bad));
     add_count(nonfinite + item, bad);
-    const Sides sides{double(combine_warp(high)), double(combine_warp(low)), double(ones)};
-    note_block(o.adding, block, row, sides);
+    note_stretch(o.adding, stretch, sides);
   }
 }
 
@@ -176,7 +207,7 @@ template <class T, class Table> __global__ void two_value_decode_kernel(const __
 void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
                      Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
-  const auto blocks = [&](int64_t i) { return blocks_in(tensors[i].count, tensors[i].row_length); };
+  const auto units = [&](int64_t i) { return stretches_in(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
   clear_bits(tensors, tensor_count, launch);
   const Trees<Sides> trees(tensor_count, shape, true, launch);
@@ -191,7 +222,7 @@ void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype
       return Offered<T>{static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.residual),
                         reinterpret_cast<uint32_t*>(t.bits), adding(i)};
     };
-    in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
+    in_tables<Offered<T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
       start(two_value_offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
             nonfinite + first);
     });
