@@ -150,8 +150,9 @@ __device__ Sum take_block(const Offered<T>& o, const Coins& coins, int64_t begin
   return {double(combine_warp(found.sum))};
 }
 
-template <class T, class Table>
-__global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, int64_t* nonfinite) {
+// Registers for four blocks on a multiprocessor, of float64 for three.
+template <class T, class Table> __global__ void __launch_bounds__(kThreads, sizeof(Work<T>) == 8 ? 3 : 4)
+    offer_kernel(const __grid_constant__ Table table, Coins coins, int64_t* nonfinite) {
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<T>& o = table.items[item];
@@ -289,7 +290,7 @@ void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch
 void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, float scale,
                 const Stream* key, int64_t* nonfinite, Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
-  const auto units = [&](int64_t i) { return takenes_in(tensors[i].count, tensors[i].row_length); };
+  const auto units = [&](int64_t i) { return stretches_in(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
   clear_bits(tensors, tensor_count, launch);
   // An array without elements may have no address.

@@ -145,11 +145,11 @@ def rows_of(shape: Sequence[int], step_size: str | float) -> tuple[int, int]:
 def started_for(bucket: Bucket, step_size: str | float, operations: list[str]) -> Started:
     """Return what Marsit starts.
 
-    A launch each for bits and results, and one for the sums of rows of more than a block. Counts are cleared, and bits
+    A launch each for bits and results, and one for the sums of rows of more than four blocks. Counts are cleared, and bits
     where rows share words, and how many superblocks of a row have come where there are several.
     """
     measured, longest = isinstance(step_size, str), longest_row(bucket, step_size)
-    kernels = 2 + (measured and longest > 1024)
+    kernels = 2 + (measured and longest > 4096)
     memsets = 1 + shares_words(bucket, step_size) + (measured and longest > 65_536)
     return Started(kernels, memsets, operations)
 
@@ -200,7 +200,7 @@ def test_a_step_of_gathered_signs(codec: Codec, operations: int) -> None:
         assert (started.kernels, started.memsets, len(started.operations)) == (2, 2, operations)
 
 
-#: Codecs with the kernels of a step where every row is a block or less, and the elements of a row, 0 for all.
+#: Codecs with the kernels of a step where every row is of four blocks or less, and the elements of a row, 0 for all.
 QUANTISED = [
     (Standard(8, "max", 2048), 3, 2048),
     (Standard(4, "max", 0), 3, 0),
@@ -218,12 +218,12 @@ QUANTISED = [
 def norms_of(bucket: Bucket, row: int) -> tuple[int, int]:
     """Return kernels and memsets that norms of longer rows take."""
     longest = max(min(row or tensor.count, tensor.count) for tensor in bucket.tensors)
-    return int(longest > 1024), int(longest > 65_536)
+    return int(longest > 4096), int(longest > 65_536)
 
 
 @pytest.mark.parametrize(("codec", "kernels", "row"), QUANTISED, ids=repr)
 def test_a_step_of_quantised_numbers(codec: Codec, kernels: int, row: int) -> None:
-    """A launch each for blocks, norms of several blocks, codes and results; nothing but counts is cleared.
+    """A launch each for blocks, norms of many blocks, codes and results; nothing but counts is cleared.
 
     Torch's operations are on the norms of a bucket, as many whatever the number of tensors.
     """
