@@ -27,8 +27,11 @@ template <class K> struct Search {
 
 // ---- where keys come from -----------------------------------------------------------------------------------
 
+constexpr int64_t kChunk = 1024;  // elements that a warp marks, gathers or compacts
+
 template <class T> struct Whole {
   using W = Work<T>;
+  static constexpr int64_t kChunk = hvc::kChunk;
   Input<T> in;
   __device__ int64_t size() const { return in.count; }
   __device__ W value(int64_t i) const { return offered(in.grad, in.residual, i); }
@@ -52,6 +55,7 @@ template <class V> struct Candidate {
 // The elements that may be kept, in index order. More may have been found than there is room for.
 template <class V> struct Few {
   using W = V;
+  static constexpr int64_t kChunk = 128;  // so that there is work for many warps
   Candidate<V>* list;
   const int64_t* found;
   int64_t room;
@@ -162,8 +166,7 @@ template <int kSides, class Source, class K> void find_digits(const Source& sour
 // ---- candidates ---------------------------------------------------------------------------------------------
 // One pass marks them, 32 elements in a word, and counts them by chunks of 1024; the other one gathers what is marked.
 
-constexpr int64_t kChunk = 1024;  // elements that a warp marks, gathers or compacts
-constexpr int kGroups = 8;        // of 32 elements are loaded at once
+constexpr int kGroups = 8;  // of 32 elements are loaded at once
 
 // The marks of a lane's group, and what is not finite.
 struct Marks {

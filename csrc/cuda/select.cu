@@ -14,22 +14,38 @@ template <class W> struct Kept {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
+// So many times 32 keys are loaded at once.
+constexpr int kAtOnce = 4;
+
+// Calls use(i, value) for the keys of a chunk that a lane has, and zeros behind the end: all lanes call it alike.
+template <class Source, class Use> __device__ void each_of_chunk(const Source& source, int64_t chunk, const Use& use) {
+  const int64_t end = min((chunk + 1) * Source::kChunk, source.size());
+  for (int64_t first = chunk * Source::kChunk; first < end; first += kAtOnce * kWarp) {
+    typename Source::W x[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t i = first + k * kWarp + lane_index();
+      x[k] = i < end ? less_nan(source.value(i)) : typename Source::W(0);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) use(first + k * kWarp + lane_index(), x[k]);
+  }
+}
+
 // Counts, in every chunk, the keys above the cut of each side, then those that equal it.
 template <int kSides, class Source, class K>
 __global__ void tally_kernel(Source source, const Search<K>* searches, int64_t chunks, int64_t* tallies) {
   for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
-    int64_t counts[2 * kSides] = {};
-    const int64_t end = min((chunk + 1) * kChunk, source.size());
-    for (int64_t first = chunk * kChunk; first < end; first += kWarp) {
-      const int64_t i = first + lane_index();
-      const auto x = i < end ? less_nan(source.value(i)) : typename Source::W(0);
+    int counts[2 * kSides] = {};
+    each_of_chunk(source, chunk, [&](int64_t, typename Source::W x) {
       const K key = key_of(x);
+#pragma unroll
       for (int side = 0; side < kSides; ++side) {
         const bool mine = key != 0 && side_of<kSides>(x) == side;
         counts[2 * side] += __popc(__ballot_sync(kAllLanes, mine && key > searches[side].key));
         counts[2 * side + 1] += __popc(__ballot_sync(kAllLanes, mine && key == searches[side].key));
       }
-    }
+    });
     if (lane_index() != 0) continue;
     for (int kind = 0; kind < 2 * kSides; ++kind) tallies[kind * chunks + chunk] = counts[kind];
     if (chunk == 0) tallies[2 * kSides * chunks] = 0;  // what is added up ends with the sum of all
@@ -43,39 +59,41 @@ __device__ int64_t size_of(const Search<K>* searches, int side, int64_t chunks, 
   return equal[0] - larger[0] + min(equal[chunks] - equal[0], searches[side].rank);
 }
 
+// Writes what a chunk has of a side, at its place.
+template <int kSides, class Source, class K>
+__device__ void compact_chunk(const Source& source, const Search<K>& cut, int side, int64_t chunk, int64_t above,
+                              int64_t ties, Kept<typename Source::W> kept) {
+  using W = typename Source::W;
+  const unsigned lower = (1u << lane_index()) - 1;
+  each_of_chunk(source, chunk, [&](int64_t i, W x) {
+    const K key = key_of(x);
+    const bool mine = key != 0 && side_of<kSides>(x) == side;
+    const unsigned is_above = __ballot_sync(kAllLanes, mine && key > cut.key);
+    const unsigned is_tie = __ballot_sync(kAllLanes, mine && key == cut.key);
+    const int64_t tie = ties + __popc(is_tie & lower);
+    const int64_t place = above + __popc(is_above & lower) + min(tie, cut.rank);
+    if (mine && (key > cut.key || (key == cut.key && tie < cut.rank))) {
+      kept.positions[place] = source.position(i);
+      kept.values[place] = x;
+    }
+    above += __popc(is_above);
+    ties += __popc(is_tie);
+  });
+}
+
 template <int kSides, class Source, class K>
 __global__ void compact_kernel(Source source, const Search<K>* searches, int64_t chunks, const int64_t* before,
                                Kept<typename Source::W> first_side, Kept<typename Source::W> second_side,
                                int64_t* sizes) {
-  using W = typename Source::W;
-  const unsigned lower = (1u << lane_index()) - 1;
   if (first_item() < kSides) sizes[first_item()] = size_of(searches, int(first_item()), chunks, before);
-  for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
-    const int64_t end = min((chunk + 1) * kChunk, source.size());
+  for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride())
     for (int side = 0; side < kSides; ++side) {
-      int32_t* const positions = side == 0 ? first_side.positions : second_side.positions;
-      W* const values = side == 0 ? first_side.values : second_side.values;
       const int64_t *larger = before + 2 * side * chunks, *equal = larger + chunks;
-      const auto cut = searches[side];
-      int64_t above = larger[chunk] - larger[0], ties = equal[chunk] - equal[0];
-      for (int64_t first = chunk * kChunk; first < end; first += kWarp) {
-        const int64_t i = first + lane_index();
-        const W x = i < end ? less_nan(source.value(i)) : W(0);
-        const K key = key_of(x);
-        const bool mine = key != 0 && side_of<kSides>(x) == side;
-        const unsigned is_above = __ballot_sync(kAllLanes, mine && key > cut.key);
-        const unsigned is_tie = __ballot_sync(kAllLanes, mine && key == cut.key);
-        const int64_t tie = ties + __popc(is_tie & lower);
-        const int64_t place = above + __popc(is_above & lower) + min(tie, cut.rank);
-        if (mine && (key > cut.key || (key == cut.key && tie < cut.rank))) {
-          positions[place] = source.position(i);
-          values[place] = x;
-        }
-        above += __popc(is_above);
-        ties += __popc(is_tie);
-      }
+      const int64_t above = larger[chunk] - larger[0], ties = equal[chunk] - equal[0];
+      const Kept<typename Source::W> kept{side == 0 ? first_side.positions : second_side.positions,
+                                          side == 0 ? first_side.values : second_side.values};
+      compact_chunk<kSides>(source, searches[side], side, chunk, above, ties, kept);
     }
-  }
 }
 
 // The order of rules/tree.h: a warp adds a block of one side.
@@ -127,7 +145,7 @@ void select_from(const Source& source, int64_t size, int64_t k, const Noted<Key<
                  Kept<typename Source::W> first_side, Kept<typename Source::W> second_side, int64_t* sizes,
                  Launch launch) {
   using K = Key<typename Source::W>;
-  const int64_t chunks = ceil_div(size, kChunk), kinds = 2 * kSides * chunks;
+  const int64_t chunks = ceil_div(size, Source::kChunk), kinds = 2 * kSides * chunks;
   const Scratch<Search<K>> searches(kSides, launch);
   const Scratch<int64_t> tallies(kinds + 1, launch), before(kinds + 1, launch);
   find_digits<kSides>(source, size, k, kDigits<K>, searches.get(), noted, launch);
