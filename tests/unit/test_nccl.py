@@ -589,22 +589,24 @@ def test_virtual_ranks_come_to_the_bytes_of_local(
     assert library.groups > 0
 
 
+@pytest.fixture(scope="module")
+def link_of_one() -> Iterator[NcclLink]:
+    """Return a communicator of one rank on a GPU."""
+    from horovod_compress.exchange.transports.nccl import api
+
+    library, where = api(), device.of("cuda:0")
+    link = connect(library, library.get_unique_id(), where, SimpleNamespace(rank=0, size=1), 60.0)
+    yield link
+    link.abort()
+
+
 class TestOnGpu:
     pytestmark = gpu
-
-    @pytest.fixture(scope="class")
-    def link(self) -> Iterator[NcclLink]:
-        from horovod_compress.exchange.transports.nccl import api
-
-        library, where = api(), device.of("cuda:0")
-        link = connect(library, library.get_unique_id(), where, SimpleNamespace(rank=0, size=1), 60.0)
-        yield link
-        link.abort()
 
     @pytest.mark.parametrize("world", [2, 3, 4])
     @pytest.mark.parametrize(("method", "exchange", "options"), VIRTUAL)
     def test_virtual_ranks(
-        self, link: NcclLink, method: str, exchange: str, options: dict[str, Any], world: int
+        self, link_of_one: NcclLink, method: str, exchange: str, options: dict[str, Any], world: int
     ) -> None:
         torch.cuda.set_device(0)
-        check_virtual(method, exchange, options, world, link.where, link)
+        check_virtual(method, exchange, options, world, link_of_one.where, link_of_one)
