@@ -145,7 +145,7 @@ def rows_of(shape: Sequence[int], step_size: str | float) -> tuple[int, int]:
 def started_for(bucket: Bucket, step_size: str | float, operations: list[str]) -> Started:
     """Return what Marsit starts.
 
-    A launch each for bits and results, and one for the sums of rows of more than four blocks. Counts are cleared, and bits
+    A launch each for bits and results, and one for the sums of rows of more than four blocks. Counts are cleared, bits
     where rows share words, and how many superblocks of a row have come where there are several.
     """
     measured, longest = isinstance(step_size, str), longest_row(bucket, step_size)
