@@ -92,6 +92,7 @@ template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int 
   __shared__ uint64_t codes[kThreads];
   uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
   const int bits = rule.shape.bits, block = int(rule.shape.block);
+  const Packing packing(bits);
   const float limit = level_limit(levels_of(bits));
   const Scaling<W> scaling = scaling_for(W(norm), W(limit));
   for (int first = 0; first < block; first += kKept) {
@@ -111,7 +112,7 @@ template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int 
         of_warp[lane_index()] = 0;
         if (begin < count) encode(Go<false, NoRows>{begin, count, NoRows()});
       }
-      put_packed(of_warp, bits, into + begin / kPacked * bits,
+      put_packed(of_warp, packing, into + begin / kPacked * bits,
                  int(packed_bytes(min(block - begin, int(kOfWarp)), bits)));
     });
   }
