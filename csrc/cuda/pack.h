@@ -65,8 +65,10 @@ __device__ inline void put_packed(uint64_t* codes, const Packing& packing, uint8
     __syncwarp();
   }
   const int words = reinterpret_cast<uintptr_t>(into) % 4 == 0 ? used / 4 : 0;
+#pragma unroll 1  // at most two, and registers are scarce
   for (int i = lane_index(); i < words; i += kWarp)
     reinterpret_cast<uint32_t*>(into)[i] = word_of_groups(codes, packing, 4 * i);
+#pragma unroll 1
   for (int i = 4 * words + lane_index(); i < used; i += kWarp) into[i] = uint8_t(word_of_groups(codes, packing, i));
   __syncwarp();
 }
