@@ -73,6 +73,15 @@ __device__ inline void put_packed(uint64_t* codes, const Packing& packing, uint8
   __syncwarp();
 }
 
+// The same for codes that are 32 apart in a lane. A lane has made all of them before it writes one: the compiler would
+// not read the next random number from shared memory before that.
+template <int kCodes> __device__ void put_packed(const uint32_t (&mine)[kCodes], uint64_t* codes,
+                                                 const Packing& packing, uint8_t* into, int used) {
+#pragma unroll
+  for (int k = 0; k < kCodes; ++k) reinterpret_cast<uint8_t*>(codes)[k * kWarp + lane_index()] = uint8_t(mine[k]);
+  put_packed(codes, packing, into, used);
+}
+
 // The packed codes of this lane's group of eight, of kWarp groups that begin at a multiple of four bytes.
 __device__ inline uint64_t load_group(const uint8_t* groups, int bits) {
   const auto* words = reinterpret_cast<const uint32_t*>(groups);

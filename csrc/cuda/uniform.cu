@@ -61,11 +61,9 @@ __global__ void encode_packed_kernel(const __grid_constant__ Table table, const 
   uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
   const Packing packing(rule.bits);
   each_go_of_levels<Work<T>>(table, rule, [&](const UniformEncoded& e, const auto& go) {
-    if (!go.whole) of_warp[lane_index()] = 0;
-    each_code<T>(e, go, rule.key, [&](const Place& place, uint32_t code) {
-      reinterpret_cast<uint8_t*>(of_warp)[place.k * kWarp + lane_index()] = uint8_t(code);
-    });
-    put_packed(of_warp, packing, static_cast<uint8_t*>(e.codes) + go.first / kPacked * rule.bits,
+    uint32_t mine[kOfLane] = {};
+    each_code<T>(e, go, rule.key, [&](const Place& place, uint32_t code) { mine[place.k] = code; });
+    put_packed(mine, of_warp, packing, static_cast<uint8_t*>(e.codes) + go.first / kPacked * rule.bits,
                int(packed_bytes(min(e.count - go.first, kOfWarp), rule.bits)));
   });
 }
