@@ -125,8 +125,9 @@ template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int 
 // The records of a unit of work: more where there are several tensors, as a warp looks for theirs first.
 __host__ __device__ constexpr int64_t records_at_once(bool several) { return several ? 4 : 1; }
 
-// Writes record i of a tensor; returns how many of this lane's elements are not finite.
-template <class T> __device__ int64_t encode_record(const QsgdEncoded& e, const Rule& rule, int64_t i) {
+// Writes record i of a tensor, and counts elements that are not finite.
+template <class T>
+__device__ void encode_record(const QsgdEncoded& e, const Rule& rule, int64_t i, int64_t* nonfinite) {
   using W = Work<T>;
   const int64_t begin = i * rule.shape.block;
   const int count = int(min(rule.shape.block, e.count - begin));
@@ -143,10 +144,10 @@ template <class T> __device__ int64_t encode_record(const QsgdEncoded& e, const 
   };
   Kept<W> kept;
   const Measured found = measured(rule.shape.norm, count, fetch, kept);
+  add_count(nonfinite, found.nonfinite);
   uint8_t* record = e.records + i * record_bytes(rule.shape.block, rule.shape.bits);
   put_norm(record, found.norm);
   put_codes<W>(rule, count, found.norm, e.offset + begin, record + kNormBytes, fetch, kept);
-  return found.nonfinite;
 }
 
 template <class T, class Table> __global__ void encode_kernel(const __grid_constant__ Table table,
@@ -158,7 +159,7 @@ template <class T, class Table> __global__ void encode_kernel(const __grid_const
     const int64_t first = (unit - table.begins[item]) * kMost;
     const int64_t end = kMost == 1 ? first + 1 : min(first + kMost, ceil_div(e.count, rule.shape.block));
 #pragma unroll 1
-    for (int64_t i = first; i < end; ++i) add_count(nonfinite + item, encode_record<T>(e, rule, i));
+    for (int64_t i = first; i < end; ++i) encode_record<T>(e, rule, i, nonfinite + item);
   }
 }
 
