@@ -162,12 +162,12 @@ def measure(runs: Sequence[Callable[[], object]], repeat: int, calls: int, cycle
 
 def timed(runs: Sequence[Callable[[], object]], repeat: int) -> list[float]:
     """Return the seconds of a call, measured ``repeat`` times, the runs taking turns."""
+    host = 0.0
     for index in range(WARM_UP):
+        started = time.perf_counter()
         runs[index % len(runs)]()
+        host = time.perf_counter() - started
     torch.cuda.synchronize()
-    started = time.perf_counter()
-    runs[0]()
-    host = time.perf_counter() - started
     calls = calls_for(min(measure(runs, WARM_UP, 1)))
     return measure(runs, repeat, calls, busy_cycles(calls, host))
 

@@ -91,7 +91,7 @@ template <class Codes> __device__ uint32_t merged(uint32_t a, uint32_t b, uint32
   return exponential_merge(a, b, pair, 1u << pair.trials, random, sign_bit);
 }
 
-template <class Codes> __global__ void merge_kernel(ExponentialMerge m) {
+template <class Codes> __global__ void __launch_bounds__(kThreads, 4) merge_kernel(ExponentialMerge m) {
   each_go_of(m.count, [&](const auto& go) {
     if (kBits<Codes> == 8 && go.whole && m.aligned) {
       const int64_t first = go.first + lane_index() * kDrawsPerGroup;
