@@ -14,6 +14,7 @@ import json
 import math
 import sys
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -47,7 +48,8 @@ CACHES = 4  # how many times the cache the arrays of a case take together
 WARM_UP = 3
 LONG = 1e-3  # seconds between two events that hide what Python needs to queue a call
 MOST_CALLS = 100  # between two events
-BUSY_CYCLES = 20_000_000  # of a GPU's clock: some 10 ms
+BUSY_CYCLES = 20_000_000  # of a GPU's clock: some 10 ms, the least that it is kept busy
+CYCLES = 2e9  # of a GPU's clock in a second, about
 
 
 @dataclass
@@ -137,12 +139,17 @@ def calls_for(seconds: float) -> int:
     return max(1, min(MOST_CALLS, math.ceil(LONG / max(seconds, 1e-9))))
 
 
-def measure(runs: Sequence[Callable[[], object]], repeat: int, calls: int) -> list[float]:
+def busy_cycles(calls: int, host: float) -> int:
+    """Return for how long a GPU must be busy while so many calls are queued, each in ``host`` seconds."""
+    return max(BUSY_CYCLES, math.ceil(2 * calls * host * CYCLES))
+
+
+def measure(runs: Sequence[Callable[[], object]], repeat: int, calls: int, cycles: int = BUSY_CYCLES) -> list[float]:
     """Return the seconds of one call, ``repeat`` times the mean of so many."""
     turn, pairs = cycle(runs), []
     for _ in range(repeat):
         # The GPU is kept busy while the calls are queued: an idle one would wait for Python between two events.
-        torch.cuda._sleep(BUSY_CYCLES)
+        torch.cuda._sleep(cycles)
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
         for _ in range(calls):
@@ -155,10 +162,14 @@ def measure(runs: Sequence[Callable[[], object]], repeat: int, calls: int) -> li
 
 def timed(runs: Sequence[Callable[[], object]], repeat: int) -> list[float]:
     """Return the seconds of a call, measured ``repeat`` times, the runs taking turns."""
+    host = 0.0
     for index in range(WARM_UP):
+        started = time.perf_counter()
         runs[index % len(runs)]()
+        host = time.perf_counter() - started
     torch.cuda.synchronize()
-    return measure(runs, repeat, calls_for(min(measure(runs, WARM_UP, 1))))
+    calls = calls_for(min(measure(runs, WARM_UP, 1)))
+    return measure(runs, repeat, calls, busy_cycles(calls, host))
 
 
 def kernel_runs(case: Case, count: int, cache: int) -> tuple[list[Callable[[], object]], int]:

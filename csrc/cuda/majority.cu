@@ -7,12 +7,13 @@ namespace {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-// A thread counts 32 lanes, half a word: an integer of a GPU's registers. Planes above `levels` stay 0; the loops are
-// unrolled to keep them in registers, and the votes of several parts are under way at once.
-__global__ void fold_kernel(PartList<uint32_t> parts, int64_t part_count, int levels, int64_t count, uint32_t* out) {
+// A thread counts 32 lanes, half a word: an integer of a GPU's registers. The votes of several parts are under way at
+// once. kPlanes hold all counts: loops over them have no branches, which would cost more than planes that stay 0.
+template <int kPlanes>
+__global__ void fold_kernel(PartList<uint32_t> parts, int64_t part_count, int64_t count, uint32_t* out) {
   constexpr int kVotes = 8;
   for (int64_t half = first_item(); half < 2 * words_for(count); half += item_stride()) {
-    uint32_t planes[kMaxPlanes] = {};
+    uint32_t planes[kPlanes] = {};
     for (int64_t part = 0; part < part_count; part += kVotes) {
       uint32_t votes[kVotes];
 #pragma unroll
@@ -21,8 +22,7 @@ __global__ void fold_kernel(PartList<uint32_t> parts, int64_t part_count, int le
       for (int k = 0; k < kVotes; ++k) {
         uint32_t carry = votes[k];
 #pragma unroll
-        for (int level = 0; level < kMaxPlanes; ++level) {
-          if (level >= levels) break;
+        for (int level = 0; level < kPlanes; ++level) {
           const uint32_t sum = planes[level] ^ carry;
           carry &= planes[level];
           planes[level] = sum;
@@ -31,18 +31,10 @@ __global__ void fold_kernel(PartList<uint32_t> parts, int64_t part_count, int le
     }
     uint32_t majority = ~uint32_t(0);
 #pragma unroll
-    for (int level = 0; level < kMaxPlanes; ++level) {
-      if (level >= levels) break;  // and so has the threshold no more
+    for (int level = 0; level < kPlanes; ++level)
       at_least(majority_threshold(part_count) >> level & 1, planes[level], majority);
-    }
     out[half] = majority & uint32_t(valid_bits(half / 2, count) >> (half % 2 * 32));
   }
-}
-
-int bit_length(int64_t value) {
-  int bits = 0;
-  while (value >> bits != 0) ++bits;
-  return bits;
 }
 
 }  // namespace
@@ -52,8 +44,10 @@ int bit_length(int64_t value) {
 void majority_fold(const uint64_t* const* parts, int64_t part_count, int64_t count, uint64_t* out, Launch launch) {
   if (count == 0) return;
   const Parts<uint32_t> halves(reinterpret_cast<const uint32_t* const*>(parts), part_count, launch);
-  start(fold_kernel, 2 * words_for(count), launch, halves.list(), part_count, bit_length(part_count), count,
-        reinterpret_cast<uint32_t*>(out));
+  const auto kernel = part_count < 1 << 4   ? fold_kernel<4>
+                      : part_count < 1 << 8 ? fold_kernel<8>
+                                            : fold_kernel<kMaxPlanes>;
+  start(kernel, 2 * words_for(count), launch, halves.list(), part_count, count, reinterpret_cast<uint32_t*>(out));
 }
 
 }  // namespace hvc

@@ -6,43 +6,37 @@
 namespace hvc {
 namespace {
 
-__device__ inline uint64_t pack_eight_as(int bits, uint64_t bytes) {
-  switch (bits) {
-    case 2:
-      return pack_eight<2>(bytes);
-    case 3:
-      return pack_eight<3>(bytes);
-    case 4:
-      return pack_eight<4>(bytes);
-    case 5:
-      return pack_eight<5>(bytes);
-    case 6:
-      return pack_eight<6>(bytes);
-    case 7:
-      return pack_eight<7>(bytes);
-    default:
-      return bytes;
-  }
-}
+// The rule of rules/pack.h for a number of bits that is known at run time only, in halves of 32 bits, the integers of a
+// GPU's registers. What it needs is found once.
+struct Packing {
+  int bits;
+  uint32_t codes, pairs;  // those of neighbours that stay where they are
+  uint32_t inverse;       // of `bits`, times 2^16, for numbers below 2^8
 
-__device__ inline uint64_t unpack_eight_as(int bits, uint64_t packed) {
-  switch (bits) {
-    case 2:
-      return unpack_eight<2>(packed);
-    case 3:
-      return unpack_eight<3>(packed);
-    case 4:
-      return unpack_eight<4>(packed);
-    case 5:
-      return unpack_eight<5>(packed);
-    case 6:
-      return unpack_eight<6>(packed);
-    case 7:
-      return unpack_eight<7>(packed);
-    default:
-      return packed;
+  __device__ explicit Packing(int width)
+      : bits(width),
+        codes(((1u << width) - 1u) * 0x00010001u),
+        pairs((1u << 2 * width) - 1u),
+        inverse(0xffffu / uint32_t(width) + 1u) {}
+
+  __device__ uint64_t pack(uint64_t bytes) const {
+    return pack_four(uint32_t(bytes)) | uint64_t(pack_four(uint32_t(bytes >> 32))) << (4 * bits);
   }
-}
+  // The codes are not negative yet: see signed_code.
+  __device__ uint64_t unpack(uint64_t packed) const {
+    return unpack_four(uint32_t(packed)) | uint64_t(unpack_four(uint32_t(packed >> (4 * bits)))) << 32;
+  }
+
+ private:
+  __device__ uint32_t pack_four(uint32_t bytes) const {
+    const uint32_t two = (bytes & codes) | (bytes >> (8 - bits) & codes << bits);
+    return (two & pairs) | (two >> (16 - 2 * bits) & pairs << 2 * bits);
+  }
+  __device__ uint32_t unpack_four(uint32_t packed) const {
+    const uint32_t two = (packed & pairs) | (packed & pairs << 2 * bits) << (16 - 2 * bits);
+    return (two & codes) | (two & codes << bits) << (8 - bits);
+  }
+};
 
 // Adds numbers that lie side by side; `tops` are their top bits, which are added apart, so that no carry crosses.
 __device__ inline uint64_t add_beside(uint64_t a, uint64_t b, uint64_t tops) {
@@ -54,24 +48,57 @@ __device__ inline uint64_t bytes_before_end(uint64_t bytes, int64_t left) {
   return left >= kPacked ? bytes : left <= 0 ? 0 : bytes & ~(~uint64_t(0) << (8 * left));
 }
 
+// Four bytes of what kWarp groups of eight codes are packed into, from byte i on: of a group and the next one.
+__device__ inline uint32_t word_of_groups(const uint64_t* groups, const Packing& packing, int i) {
+  if (packing.bits == 8) return uint32_t(groups[i / 8] >> (8 * (i % 8)));
+  const int group = int(uint32_t(i) * packing.inverse >> 16), behind = i - group * packing.bits;
+  return uint32_t(groups[group] >> (8 * behind)) |
+         uint32_t(groups[min(group + 1, kWarp - 1)] << (8 * (packing.bits - behind)));
+}
+
 // Packs the codes of kWarp groups of eight, a byte each in the block's shared memory, and writes the first `used` bytes
 // of what they become: all lanes together, words where those are aligned.
-__device__ inline void put_packed(uint64_t* codes, int bits, uint8_t* into, int used) {
-  auto* bytes = reinterpret_cast<uint8_t*>(codes);
+__device__ inline void put_packed(uint64_t* codes, const Packing& packing, uint8_t* into, int used) {
   __syncwarp();
-  if (bits != 8) {
-    const uint64_t packed = pack_eight_as(bits, codes[lane_index()]);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kPacked; ++i)
-      if (i < bits) bytes[lane_index() * bits + i] = uint8_t(packed >> (8 * i));
+  if (packing.bits != 8) {
+    codes[lane_index()] = packing.pack(codes[lane_index()]);
     __syncwarp();
   }
   const int words = reinterpret_cast<uintptr_t>(into) % 4 == 0 ? used / 4 : 0;
+#pragma unroll 1  // at most two, and registers are scarce
   for (int i = lane_index(); i < words; i += kWarp)
-    reinterpret_cast<uint32_t*>(into)[i] = reinterpret_cast<const uint32_t*>(codes)[i];
-  for (int i = 4 * words + lane_index(); i < used; i += kWarp) into[i] = bytes[i];
+    reinterpret_cast<uint32_t*>(into)[i] = word_of_groups(codes, packing, 4 * i);
+#pragma unroll 1
+  for (int i = 4 * words + lane_index(); i < used; i += kWarp) into[i] = uint8_t(word_of_groups(codes, packing, i));
   __syncwarp();
+}
+
+// The same for codes that are 32 apart in a lane. A lane has made all of them before it writes one: the compiler would
+// not read the next random number from shared memory before that.
+template <int kCodes> __device__ void put_packed(const uint32_t (&mine)[kCodes], uint64_t* codes,
+                                                 const Packing& packing, uint8_t* into, int used) {
+#pragma unroll
+  for (int k = 0; k < kCodes; ++k) reinterpret_cast<uint8_t*>(codes)[k * kWarp + lane_index()] = uint8_t(mine[k]);
+  put_packed(codes, packing, into, used);
+}
+
+// The packed codes of this lane's group of eight, of kWarp groups that begin at a multiple of four bytes.
+__device__ inline uint64_t load_group(const uint8_t* groups, int bits) {
+  const auto* words = reinterpret_cast<const uint32_t*>(groups);
+  const int byte = lane_index() * bits, first = byte / 4, last = 8 * bits - 1, shift = byte % 4 * 8;
+  const uint64_t middle = words[min(first + 1, last)];
+  const uint32_t low = uint32_t((middle << 32 | words[first]) >> shift);
+  const uint32_t high = uint32_t((uint64_t(words[min(first + 2, last)]) << 32 | middle) >> shift);
+  return uint64_t(high) << 32 | low;
+}
+
+// The same where they begin anywhere: the `used` bytes of it that there are.
+__device__ inline uint64_t load_bytes_of_group(const uint8_t* group, int used) {
+  uint64_t packed = 0;
+#pragma unroll
+  for (int i = 0; i < kPacked; ++i)
+    if (i < used) packed |= uint64_t(group[i]) << (8 * i);
+  return packed;
 }
 
 __device__ inline int32_t packed_code(const uint8_t* codes, int64_t i, int bits) {

@@ -66,16 +66,20 @@ __device__ Measured measured(Power power, int count, const Fetch& fetch, Kept<W>
   int nonfinite = 0;
   for (int first = 0; first < count; first += kKept) {
     kept = fetch(first);
-    Kept<W> sizes;
-    each_kept([&](int g, int k) {
-      const W size = fabs(kept.x[g][k]);
-      const bool finite = size < infinity<W>;
-      nonfinite += !finite;
-      sizes.x[g][k] = finite ? size : W(0);
-      largest = max(largest, sizes.x[g][k]);
-    });
+    bool finite = true;
+    each_kept([&](int g, int k) { finite &= fabs(kept.x[g][k]) < infinity<W>; });
+    const auto take = [&](const auto& size_of) {
+      each_kept([&](int g, int k) { largest = max(largest, size_of(kept.x[g][k])); });
+      if (power != kMaximum)
+        each_kept([&](int g, int k) { sum += double(size_of(kept.x[g][k])) * double(size_of(kept.x[g][k])); });
+    };
+    if (finite) {
+      take([](W x) { return fabs(x); });
+    } else {
+      each_kept([&](int g, int k) { nonfinite += !(fabs(kept.x[g][k]) < infinity<W>); });
+      take([](W x) { return fabs(x) < infinity<W> ? fabs(x) : W(0); });
+    }
     if (power == kMaximum) continue;
-    each_kept([&](int g, int k) { sum += double(sizes.x[g][k]) * double(sizes.x[g][k]); });
     if (first + kKept < count && (first + kKept) % kBlock != 0) continue;
     squares += __shfl_sync(kAllLanes, combine_warp(sum), 0);
     sum = 0;
@@ -92,26 +96,25 @@ template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int 
   __shared__ uint64_t codes[kThreads];
   uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
   const int bits = rule.shape.bits, block = int(rule.shape.block);
+  const Packing packing(bits);
   const float limit = level_limit(levels_of(bits));
   const Scaling<W> scaling = scaling_for(W(norm), W(limit));
   for (int first = 0; first < block; first += kKept) {
     if (count > kKept) kept = fetch(first);
     each_kept_go(first, block, [&](int g, int begin) {
+      uint32_t mine[kOfLane] = {};
       const auto encode = [&](const auto& go) {
         each_drawn(
             rule.key, offset, go, [](int64_t, NoRows) { return Nothing(); },
             [&](const Place& place, Nothing, NoRows, uint32_t random) {
-              const int32_t code = level_of(scaled(kept.x[g][place.k], scaling), limit, random);
-              reinterpret_cast<uint8_t*>(of_warp)[place.k * kWarp + lane_index()] = uint8_t(code);
+              mine[place.k] = uint32_t(level_of(scaled(kept.x[g][place.k], scaling), limit, random));
             });
       };
-      if (begin + kOfWarp <= count) {
+      if (begin + kOfWarp <= count)
         encode(Go<true, NoRows>{begin, count, NoRows()});
-      } else {
-        of_warp[lane_index()] = 0;
-        if (begin < count) encode(Go<false, NoRows>{begin, count, NoRows()});
-      }
-      put_packed(of_warp, bits, into + begin / kPacked * bits,
+      else if (begin < count)
+        encode(Go<false, NoRows>{begin, count, NoRows()});
+      put_packed(mine, of_warp, packing, into + begin / kPacked * bits,
                  int(packed_bytes(min(block - begin, int(kOfWarp)), bits)));
     });
   }
@@ -119,32 +122,44 @@ template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int 
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
+// The records of a unit of work: more where there are several tensors, as a warp looks for theirs first.
+__host__ __device__ constexpr int64_t records_at_once(bool several) { return several ? 4 : 1; }
+
+// Writes record i of a tensor, and counts elements that are not finite.
+template <class T>
+__device__ void encode_record(const QsgdEncoded& e, const Rule& rule, int64_t i, int64_t* nonfinite) {
+  using W = Work<T>;
+  const int64_t begin = i * rule.shape.block;
+  const int count = int(min(rule.shape.block, e.count - begin));
+  const T* x = static_cast<const T*>(e.grad) + begin;
+  const auto fetch = [&](int first) {
+    Kept<W> kept;
+    const T* mine = x + first + lane_index();
+    const int left = count - first - lane_index();
+    if (first + kKept <= count)
+      each_kept([&](int g, int k) { kept.x[g][k] = to_work(mine[kept_at(g, k)]); });
+    else
+      each_kept([&](int g, int k) { kept.x[g][k] = kept_at(g, k) < left ? W(to_work(mine[kept_at(g, k)])) : W(0); });
+    return kept;
+  };
+  Kept<W> kept;
+  const Measured found = measured(rule.shape.norm, count, fetch, kept);
+  add_count(nonfinite, found.nonfinite);
+  uint8_t* record = e.records + i * record_bytes(rule.shape.block, rule.shape.bits);
+  put_norm(record, found.norm);
+  put_codes<W>(rule, count, found.norm, e.offset + begin, record + kNormBytes, fetch, kept);
+}
+
 template <class T, class Table> __global__ void encode_kernel(const __grid_constant__ Table table,
                                                               const __grid_constant__ Rule rule, int64_t* nonfinite) {
-  using W = Work<T>;
-  const int64_t block = rule.shape.block, bytes = record_bytes(block, rule.shape.bits);
+  constexpr int64_t kMost = records_at_once(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const QsgdEncoded& e = table.items[item];
-    const int64_t i = unit - table.begins[item], begin = i * block;
-    const int count = int(min(block, e.count - begin));
-    const T* x = static_cast<const T*>(e.grad) + begin;
-    const auto fetch = [&](int first) {
-      Kept<W> kept;
-      const T* mine = x + first + lane_index();
-      const int left = count - first - lane_index();
-      if (first + kKept <= count)
-        each_kept([&](int g, int k) { kept.x[g][k] = to_work(mine[kept_at(g, k)]); });
-      else
-        each_kept([&](int g, int k) { kept.x[g][k] = kept_at(g, k) < left ? W(to_work(mine[kept_at(g, k)])) : W(0); });
-      return kept;
-    };
-    Kept<W> kept;
-    const Measured found = measured(rule.shape.norm, count, fetch, kept);
-    add_count(nonfinite + item, found.nonfinite);
-    uint8_t* record = e.records + i * bytes;
-    put_norm(record, found.norm);
-    put_codes<W>(rule, count, found.norm, e.offset + begin, record + kNormBytes, fetch, kept);
+    const int64_t first = (unit - table.begins[item]) * kMost;
+    const int64_t end = kMost == 1 ? first + 1 : min(first + kMost, ceil_div(e.count, rule.shape.block));
+#pragma unroll 1
+    for (int64_t i = first; i < end; ++i) encode_record<T>(e, rule, i, nonfinite + item);
   }
 }
 
@@ -220,7 +235,8 @@ __global__ void decode_kernel(const __grid_constant__ Table table, QsgdShape sha
 void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
                  int64_t* nonfinite, Launch launch) {
   clear_counts(nonfinite, tensor_count, launch);
-  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, shape.block); };
+  const int64_t in_unit = shape.block * records_at_once(tensor_count > 1);
+  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_unit); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t first) {

@@ -54,43 +54,48 @@ __global__ void encode_kernel(const __grid_constant__ Table table, const __grid_
   });
 }
 
-// Codes of a number of bits that shares bytes unevenly: eight neighbours are packed at once.
+// Codes that share bytes: eight neighbours are packed at once.
 template <class T, class Table>
 __global__ void encode_packed_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
   __shared__ uint64_t codes[kThreads];
   uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
+  const Packing packing(rule.bits);
   each_go_of_levels<Work<T>>(table, rule, [&](const UniformEncoded& e, const auto& go) {
-    if (!go.whole) of_warp[lane_index()] = 0;
-    each_code<T>(e, go, rule.key, [&](const Place& place, uint32_t code) {
-      reinterpret_cast<uint8_t*>(of_warp)[place.k * kWarp + lane_index()] = uint8_t(code);
-    });
-    put_packed(of_warp, rule.bits, static_cast<uint8_t*>(e.codes) + go.first / kPacked * rule.bits,
+    uint32_t mine[kOfLane] = {};
+    each_code<T>(e, go, rule.key, [&](const Place& place, uint32_t code) { mine[place.k] = code; });
+    put_packed(mine, of_warp, packing, static_cast<uint8_t*>(e.codes) + go.first / kPacked * rule.bits,
                int(packed_bytes(min(e.count - go.first, kOfWarp), rule.bits)));
   });
 }
 
 // A lane adds the codes of eight neighbours, in the bytes of one number: those of all parts, less half of what a code
 // can be, and then so many halves.
-__global__ void fold_kernel(PartList<uint8_t> parts, int64_t part_count, int64_t count, int bits, int sum_bits,
-                            uint8_t* out) {
+__global__ void fold_kernel(PartList<uint8_t> parts, int64_t part_count, bool words, int64_t count, int bits,
+                            int sum_bits, uint8_t* out) {
   constexpr uint64_t kBytes = every(8, 1), kTops = kBytes << 7;
   __shared__ uint64_t codes[kThreads];
   uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
+  const Packing packing(bits), packing_sums(sum_bits);
   const uint64_t half = uint64_t(1) << (bits - 1);
-  each_go_of(count, [&](const auto& go) {
-    const int64_t first = go.first + lane_index() * kPacked, left = count - first;
-    const int used = left <= 0 ? 0 : int(packed_bytes(min(left, int64_t(kPacked)), bits));
+  // With fetch(a part's codes from this go on); those of several parts are under way at once.
+  const auto sum = [&](int64_t behind, const auto& fetch) {
     uint64_t sums = kBytes * uint8_t(0 - uint64_t(part_count) * half);
-    for (int64_t part = 0; part < part_count; ++part) {
-      const uint8_t* group = parts[part] + first / kPacked * bits;
-      uint64_t packed = 0;
-#pragma unroll
-      for (int i = 0; i < kPacked; ++i)
-        if (i < used) packed |= uint64_t(group[i]) << (8 * i);
-      sums = add_beside(sums, unpack_eight_as(bits, packed) ^ kBytes * half, kTops);
+#pragma unroll 4
+    for (int64_t part = 0; part < part_count; ++part)
+      sums = add_beside(sums, packing.unpack(fetch(parts[part] + behind)) ^ kBytes * half, kTops);
+    return sums;
+  };
+  each_go_of(count, [&](const auto& go) {
+    const int64_t behind = go.first / kPacked * bits, left = count - go.first - lane_index() * kPacked;
+    if (go.whole && words) {
+      of_warp[lane_index()] = sum(behind, [&](const uint8_t* groups) { return load_group(groups, bits); });
+    } else {
+      const int used = left <= 0 ? 0 : int(packed_bytes(min(left, int64_t(kPacked)), bits));
+      of_warp[lane_index()] = bytes_before_end(
+          sum(behind, [&](const uint8_t* groups) { return load_bytes_of_group(groups + lane_index() * bits, used); }),
+          left);
     }
-    of_warp[lane_index()] = bytes_before_end(sums, left);
-    put_packed(of_warp, sum_bits, out + go.first / kPacked * sum_bits,
+    put_packed(of_warp, packing_sums, out + go.first / kPacked * sum_bits,
                int(packed_bytes(min(count - go.first, kOfWarp), sum_bits)));
   });
 }
@@ -148,8 +153,7 @@ void uniform_encode(const UniformEncoded* tensors, int64_t tensor_count, Dtype d
     using T = typename decltype(type)::type;
     in_tables_of(tensors, tensor_count, units_of_goes(tensors, tensor_count), [&](const auto& table, int64_t) {
       using Table = std::decay_t<decltype(table)>;
-      const auto kernel = bits == 4    ? encode_kernel<Nibbles, T, Table>
-                          : bits == 8  ? encode_kernel<Whole<int8_t>, T, Table>
+      const auto kernel = bits == 8    ? encode_kernel<Whole<int8_t>, T, Table>
                           : bits == 16 ? encode_kernel<Whole<int16_t>, T, Table>
                                        : encode_packed_kernel<T, Table>;
       start(kernel, table.units() * kWarp, launch, table, Rule{bits, levels, *key});
@@ -168,7 +172,10 @@ void uniform_fold(const uint8_t* const* parts, int64_t part_count, int64_t count
                   Launch launch) {
   if (count == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
-  start(fold_kernel, units_of_goes(count) * kWarp, launch, listed.list(), part_count, count, bits, sum_bits, out);
+  const bool words = std::all_of(parts, parts + part_count,
+                                 [](const uint8_t* part) { return reinterpret_cast<uintptr_t>(part) % 4 == 0; });
+  start(fold_kernel, units_of_goes(count) * kWarp, launch, listed.list(), part_count, words, count, bits, sum_bits,
+        out);
 }
 
 void uniform_decode(const UniformDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
