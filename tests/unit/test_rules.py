@@ -25,6 +25,7 @@ ONE_SIDED = {
     "open": "a warp of CUDA reads a range",
     "order_of": "the CPU orders vectors, by orders()",
     "pack_eight": "a warp of CUDA takes any number of bits in one path, by Packing",
+    "put_code": "a warp of CUDA writes the codes of a range beside each other",
     "reader_of": "a warp of CUDA reads a range",
     "signed_code": "the CPU does the same to vectors of bytes",
     "too_short": "CUDA asks the same of sections of every kind",
