@@ -139,11 +139,12 @@ __global__ void copy_kernel(const int32_t* positive, const int32_t* negative, co
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-// Writes what each side keeps of a source with at most `size` keys, and how many: sizes[side].
+// Writes what each side keeps of a source with at most `size` keys, and how many: sizes[side], which begin with 0.
 template <int kSides, class Source>
 void select_from(const Source& source, int64_t size, int64_t k, const Noted<Key<typename Source::W>>& noted,
                  Kept<typename Source::W> first_side, Kept<typename Source::W> second_side, int64_t* sizes,
                  Launch launch) {
+  if (size == 0) return;
   using K = Key<typename Source::W>;
   const int64_t chunks = ceil_div(size, Source::kChunk), kinds = 2 * kSides * chunks;
   const Scratch<Search<K>> searches(kSides, launch);

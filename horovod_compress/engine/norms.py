@@ -295,7 +295,7 @@ class Norms:
         mine = torch.cat([self._sum(deadline), torch.tensor([float(self._against)], dtype=torch.float64)])
         exchange = context.exchange(len(self._buckets), "norm", NonFiniteCount(), deadline)
         context.recorder.note(now.number, len(self._buckets), "norm")
-        with context.metrics.timed("exchange", where=(now.number,)):
+        with context.metrics.timed("exchange", where=(now.number, None, "exchange of norms")):
             found, _ = everywhere.all_gather(exchange, mine.to(torch.bfloat16).view(torch.uint8))
         context.metrics.sent(exchange.bytes_sent, exact=False)
         total = torch.zeros(len(mine), dtype=torch.float64)

@@ -109,7 +109,8 @@ class Trace:
             replace_whole(self.path, json.dumps(self._document()))
             _log.info("rank %d: the timeline is in %s", self._rank, self.path)
         except Exception as error:  # noqa: BLE001  training goes on without it
-            _log.warning("rank %d: the timeline was not written to %s: %s", self._rank, self.path, error)
+            what = f"{type(error).__name__}: {error}"
+            _log.warning("rank %d: the timeline was not written to %s: %s", self._rank, self.path, what)
         finally:
             self._recordings.clear()  # whoever keeps this object shall not keep them
             self._written.set()

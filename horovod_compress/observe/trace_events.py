@@ -94,6 +94,10 @@ class _Timeline:
 
     def _exchange(self, record: Span) -> None:
         """Add an exchange and its hops, each of which lasts until the next one begins."""
+        if record.bucket is None:  # of what is measured of all buckets
+            self._hops.clear()
+            self._span(_STEPS, record, record.detail)
+            return
         row = self._in_bucket(record)
         self._exchanged[row] = record.ended
         hops = [hop for hop in self._hops if hop.began >= record.began]

@@ -47,7 +47,7 @@ class Job:
         """Return what every rank's cases came to, by name; a case that failed fails the test with its traceback."""
         for report in self.reports:
             errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
-            assert not errors, errors
+            assert not errors, f"{errors}\n{self.tail()}"
         return [{name: case["value"] for name, case in report.items()} for report in self.reports]
 
     def tail(self) -> str:

@@ -90,6 +90,21 @@ def test_hops_fill_an_exchange(tmp_path: Path, exchange: str, last: int) -> None
     assert all(end(a) == b["ts"] for a, b in pairwise(hops[: len(names)]))
 
 
+def test_the_norms_of_a_step_are_exchanged_in_the_row_of_steps(tmp_path: Path) -> None:
+    """They are of all buckets together, and measured in some steps only."""
+    with Fleet(2, TENSORS, "marsit", schedule="layerwise") as fleet:
+        for reducer in fleet.reducers:
+            reducer.norms.follow(fleet.plan.names())
+        with trace.begin(tmp_path / "t.json", 0, None, 10_000) as found:
+            found.follow(fleet.reducers[0], "test")
+            for step in range(3):
+                for reducer in fleet.reducers:
+                    reducer.norms.begin(reducer.next_step())
+                fleet.step(random_grads(2, TENSORS, seed=step))
+    check(read(found.path))
+    assert spans(read(found.path), "steps", "exchange")[0]["name"] == "exchange of norms"
+
+
 def test_a_trace_changes_no_result_and_leaves_nothing_behind(tmp_path: Path) -> None:
     results = []
     for traced in (False, True):
