@@ -166,8 +166,6 @@ template <int kSides, class Source, class K> void find_digits(const Source& sour
 // ---- candidates ---------------------------------------------------------------------------------------------
 // One pass marks them, 32 elements in a word, and counts them by chunks of 1024; the other one gathers what is marked.
 
-constexpr int kGroups = 8;  // of 32 elements are loaded at once
-
 // The marks of a lane's group, and what is not finite.
 struct Marks {
   uint32_t bits = 0;
@@ -222,22 +220,13 @@ template <int kSides, class T> __global__ void mark_kernel(Input<T> in, const Se
   }
 }
 
-// The sum over the lanes before.
-__device__ inline int sum_before(int value) {
-  int total = value;
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int before = __shfl_up_sync(kAllLanes, total, step);
-    total += lane_index() >= step ? before : 0;
-  }
-  return total - value;
-}
-
 // `before` holds the counts of all chunks before each. What finds no room is dropped.
 template <class T> __global__ void gather_kernel(Input<T> in, int64_t chunks, const uint32_t* marked,
                                                  const int64_t* before, Candidate<Work<T>>* list, int64_t room) {
   for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
     uint32_t bits = marked[chunk * kWarp + lane_index()];
-    int64_t place = before[chunk] + sum_before(__popc(bits));
+    int all;
+    int64_t place = before[chunk] + sum_before(__popc(bits), all);
     for (; bits != 0 && place < room; bits &= bits - 1, ++place) {
       const int64_t i = chunk * kChunk + lane_index() * kWarp + __ffs(int(bits)) - 1;
       list[place] = {offered(in.grad, in.residual, i), int32_t(i)};

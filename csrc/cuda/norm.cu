@@ -67,8 +67,6 @@ template <class T> struct OfLane {
   int bad = 0;
 };
 
-constexpr int kGroups = 8;  // of 32 elements are loaded at once
-
 template <Power kPower, bool kLargest, bool kWhole, class T>
 __device__ void take_groups(const T* grad, int left, OfLane<T>& found) {
   T values[kGroups];

@@ -201,7 +201,8 @@ template <bool kBytes> __global__ void fold_kernel(QsgdFold f) {
     Kept<float> kept;
     const Measured found = measured(shape.norm, block, fetch, kept);
     const float norm = bounded_sum_norm(found.norm, power, f.part_count);
-    // `out` may be a part: a lane overwrites only codes that it alone reads, and norms when all lanes are done.
+    // `out` may be a part: all lanes have read what a piece overwrites before any of them writes it, see put_codes(),
+    // and norms are written when all codes are.
     uint8_t* record = f.out + at;
     __syncwarp();
     put_codes<float>(f.rule, block, norm, f.offset + i * block, record + kNormBytes, fetch, kept);

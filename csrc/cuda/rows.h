@@ -21,6 +21,7 @@ __device__ inline int64_t row_of(int64_t i, int64_t row_length, int64_t count) {
 // A warp's part of consecutive elements: lane by lane, as the sums and the votes want them, with this many loads of
 // each lane under way. Loads of 16 bytes would put neighbours into one lane, and need an alignment that gradients lack.
 constexpr int kInFlight = 4;
+constexpr int kGroups = 8;  // the same where little else needs registers
 
 // How many elements of no particular order a warp takes in one go: more where there are several tensors, as it looks
 // for theirs first.

@@ -61,7 +61,7 @@ template <class Value> __device__ int64_t prefix_sums_of_block(int64_t count, co
 }
 
 // The first index of [0, count) that is not below, or count; those that are below come first. All lanes of a warp
-// search together, in 33 parts at a time.
+// search together, in 32 parts at a time.
 template <class Below> __device__ int64_t first_not_below(int64_t count, const Below& below) {
   int64_t low = 0, high = count;
   while (low < high) {

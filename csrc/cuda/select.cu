@@ -162,14 +162,16 @@ void select_from(const Source& source, int64_t size, int64_t k, const Noted<Key<
 #endif
 constexpr int64_t kSample = HVC_SAMPLE;
 
-// Where a sample pays, and how many candidates there is room for: a bin of a digit spans an eighth of a power of two at
-// most, so of most gradients no more than twice as many as are kept.
+// Where a sample pays, and how many candidates there is room for. Two digits of a cut leave the sample's own error: a
+// fifth more candidates than are kept, most of the time.
 bool is_sampled(int64_t count, int64_t k) { return count >= 4 * kSample && k <= count / 16 && count <= INT32_MAX; }
 template <int kSides> int64_t room_for(int64_t k) { return kSides * (3 * k + kSample / 16); }
+constexpr int kDigitsOfFloor = 2;
 
-// The rank in a sample that the k-th largest of all has, and some more: it falls short once in 30,000 times.
-int64_t rank_in_sample(int64_t count, int64_t k) {
-  const double expected = double(k) * double(kSample) / double(count);
+// The rank in a sample of some size that the k-th largest of all has, and some more: it falls short once in 30,000
+// times.
+int64_t rank_in_sample(int64_t size, int64_t count, int64_t k) {
+  const double expected = double(k) * double(size) / double(count);
   return int64_t(expected + 4 * std::sqrt(expected) + 8);
 }
 
@@ -187,8 +189,9 @@ template <int kSides, class T> void select_sampled(const Input<T>& in, Kept<Work
   const Scratch<Search<K>> floors(kSides, launch);
   const Scratch<Candidate<W>> list(room, launch);
   const Scratch<int64_t> before(chunks + 1, launch);  // ends with how many were found
-  const Sampled<T> sample{in, in.count / kSample};
-  find_digits<kSides>(sample, kSample, rank_in_sample(in.count, in.k), 1, floors.get(), Noted<K>{}, launch);
+  const int64_t step = in.count / kSample, size = in.count / step;
+  find_digits<kSides>(Sampled<T>{in, step}, size, rank_in_sample(size, in.count, in.k), kDigitsOfFloor, floors.get(),
+                      Noted<K>{}, launch);
   const int64_t* const found = before.get() + chunks;
   const Few<W> few{list.get(), found, room};
   find_candidates<kSides>(in, floors.get(), few, before.get(), results.nonfinite, launch);
@@ -203,8 +206,9 @@ template <int kSides, class T> void select_largest(const Input<T>& in, bool samp
   select_from<kSides>(Whole<T>{in}, in.count, in.k, noted, first_side, second_side, results.sizes, launch);
 }
 
-// Calls attempt(sampled, results) once, or once more without the sample if that was not enough: results are cleared
-// before, and the host has them afterwards. A kernel may change the first size, which is what was found.
+// Calls attempt(sampled, results) once, or once more without the sample if that was not enough, as where a cut goes
+// through very many equal elements: results are cleared before, and the host has them afterwards. A kernel may change
+// the first size, which is what was found.
 template <class Attempt> Found selected(int64_t count, int64_t k, Launch launch, const Attempt& attempt) {
   const Scratch<int64_t> memory(4, launch);
   for (bool sampled = is_sampled(count, k);; sampled = false) {

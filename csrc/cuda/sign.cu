@@ -17,7 +17,6 @@ struct Coins {
   Stream stream;
 };
 
-// What differs between the tensors of a bucket, at an offer and in decoding, and what all have in common.
 // The sum of each row, the step that it makes, or both.
 struct Step {
   double* sums;
@@ -31,6 +30,7 @@ struct Step {
   }
 };
 
+// What differs between the tensors of a bucket, at an offer and in decoding, and what all have in common.
 template <class T> struct Offered {
   const T* grad;
   const Work<T>*residual, *divisor;
@@ -59,9 +59,6 @@ template <class W> __device__ bool own_bit(W x, const Coins& coins, int64_t word
 }
 
 // ---- kernels ----------------------------------------------------------------------------------------------
-
-// So many groups of 32 elements are loaded at once.
-constexpr int kGroups = 8;
 
 // A warp votes on several halves of words, and as many lanes write them.
 template <class T> __global__ void pack_kernel(const T* x, int64_t count, uint32_t* halves) {

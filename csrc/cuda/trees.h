@@ -136,7 +136,6 @@ template <class V, class Put> __device__ void add_unit(const Adding<V, Put>& add
   const int64_t per_row = tree.units_per_row(), row = per_row == 1 ? unit : unit / per_row;
   const int64_t blocks = tree.blocks_of(row), units = ceil_div(blocks, kBlocksOfUnit);
   const int64_t first = (unit - row * per_row) * kBlocksOfUnit;
-  if (first >= blocks) return;
   V total = in_order(tree.of_blocks + row * tree.blocks_per_row + first, min(kBlocksOfUnit, blocks - first));
   if (units > 1) {
     if (lane_index() == 0) tree.of_units[unit] = total;

@@ -52,8 +52,6 @@ struct Sent {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-constexpr int kGroups = 8;  // of 32 elements are loaded at once
-
 // What a lane finds of a block: the bits of its group, and its part of the sums.
 template <class W> struct OfLane {
   W high = 0, low = 0;

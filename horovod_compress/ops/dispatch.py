@@ -139,7 +139,7 @@ def _remembering(row: Operation, columns: Sequence[str], checks: Sequence[str]) 
     decide = [option for option in row.options.split() if re.search(rf"\b{option}\b", text)]
     rest = [column for column in columns if column != f"{row.of}_"] + decide
     return [
-        f"    fixed = ({', '.join(rest)},)",
+        f"    fixed = ({''.join(f'{name}, ' for name in rest)})",
         f"    rows = checked_before and checked_before.rows({row.of}_, {row.of}_kind, device, fixed)",
     ]
 

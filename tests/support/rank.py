@@ -10,6 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .dynamo import leave_out
+
+leave_out()
+
 _found: dict[str, Any] = {}
 
 

@@ -1,0 +1,42 @@
+"""Leaves torch's compiler out of ranks that compile nothing.
+
+The first optimizer of a process imports it, to tell it what not to compile: seconds of a core, for each rank of each
+job. A stand-in answers that, and becomes the real module as soon as anything else is asked of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+NAME = "torch._dynamo"
+
+
+class Later(ModuleType):
+    """The module, until it is needed."""
+
+    @staticmethod
+    def disable(function: Any = None, *_: Any, **__: Any) -> Any:
+        """Return a function as it is, or what does so."""
+        return (lambda given: given) if function is None else function
+
+    @staticmethod
+    def graph_break(*_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Imports of submodules look for __path__ here.
+        if sys.modules.get(NAME) is self:
+            del sys.modules[NAME]
+            del torch._dynamo
+        return getattr(importlib.import_module(NAME), name)
+
+
+def leave_out() -> None:
+    """Put the stand-in where the compiler has not been imported yet."""
+    if NAME not in sys.modules:
+        sys.modules[NAME] = torch._dynamo = Later(NAME)  # type: ignore[assignment]
