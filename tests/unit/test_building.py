@@ -90,9 +90,16 @@ def test_each_cause_has_its_advice(stages: Stages, line: str, remedy: str) -> No
 
 
 def is_over(process: int) -> bool:
-    """Whether a process has ended; an orphan may wait a moment for init to collect it."""
-    status = Path(f"/proc/{process}/stat")
-    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+    """Whether a process ends that was told to: who told it does not wait, nor does init to collect an orphan."""
+    status, deadline = Path(f"/proc/{process}/stat"), time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if status.read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def number_in(path: Path) -> int:
