@@ -179,12 +179,7 @@ template <int kSides, bool kWhole, class T> __device__ void mark_groups(const In
   const int64_t at = begin + first * kWarp + lane_index(), left = in.count - at;
   T given[kGroups];
   W x[kGroups];
-#pragma unroll
-  for (int k = 0; k < kGroups; ++k) {
-    const bool inside = kWhole || k * kWarp < left;
-    given[k] = inside ? (in.grad + at)[k * kWarp] : T{};
-    x[k] = in.residual && inside ? (in.residual + at)[k * kWarp] : W(0);
-  }
+  load_offered<kWhole>(in.grad, in.residual, at, left, given, x);
 #pragma unroll
   for (int k = 0; k < kGroups; ++k) {
     x[k] = to_work(given[k]) + x[k];

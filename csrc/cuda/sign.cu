@@ -94,12 +94,7 @@ template <bool kWhole, class T> __device__ void take_groups(const Offered<T>& o,
   const int left = count - first * kWarp - lane_index();
   T given[kGroups];
   W x[kGroups];
-#pragma unroll
-  for (int k = 0; k < kGroups; ++k) {
-    const bool inside = kWhole || k * kWarp < left;
-    given[k] = inside ? (o.grad + at)[k * kWarp] : T{};
-    x[k] = o.residual && inside ? (o.residual + at)[k * kWarp] : W(0);
-  }
+  load_offered<kWhole>(o.grad, o.residual, at, left, given, x);
   if (o.divisor) {
 #pragma unroll
     for (int k = 0; k < kGroups; ++k)

@@ -66,12 +66,7 @@ __device__ void take_groups(const Offered<T>& o, int64_t begin, int count, int f
   const int left = count - first * kWarp - lane_index();
   T given[kGroups];
   W x[kGroups];
-#pragma unroll
-  for (int k = 0; k < kGroups; ++k) {
-    const bool inside = kWhole || k * kWarp < left;
-    given[k] = inside ? (o.grad + at)[k * kWarp] : T{};
-    x[k] = o.residual && inside ? (o.residual + at)[k * kWarp] : W(0);
-  }
+  load_offered<kWhole>(o.grad, o.residual, at, left, given, x);
 #pragma unroll
   for (int k = 0; k < kGroups; ++k) {
     x[k] = to_work(given[k]) + x[k];
