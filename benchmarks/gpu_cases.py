@@ -83,7 +83,7 @@ class Inputs:
     def chosen(self) -> tuple[Tensor, Tensor]:
         """Return the positions and values of the largest elements."""
         positions, values = torch.zeros(self.kept, dtype=torch.int32), torch.zeros(self.kept)
-        ops.top_select(self.grad, None, self.kept, positions, values)
+        ops.top_select(self.grad, None, self.kept, positions, values, single.numbers_for(self.grad))
         return positions, values
 
 
@@ -219,40 +219,43 @@ def qsgd(a: Inputs, what: str, bits: int) -> Arguments:
 def elias(a: Inputs, what: str) -> Arguments:
     rule = {"bits": 2, "block": QSGD_BLOCK}
     room = a.bytes(ops.elias_bound(a.count, **rule))
-    used, _ = ops.elias_encode(a.grad, room, KEY, **rule, norm=2)
+    ops.elias_encode(a.grad, place := single.place_in(room), room, KEY, **rule, norm=2)
+    used = int(place[1])
     if what == "encode":
-        return Arguments((a.grad, torch.zeros_like(room), KEY), 4 * a.count + used, rule | {"norm": 2})
+        return Arguments((a.grad, place, torch.zeros_like(room), KEY), 4 * a.count + used, rule | {"norm": 2})
     return Arguments(([room[:used]] * RANKS, a.floats()), 4 * a.count + RANKS * used, rule | {"scale": 0.01})
 
 
 def selection(a: Inputs, mean: bool) -> Arguments:
     outputs = (torch.zeros(a.kept, dtype=torch.int32), a.floats(1 if mean else a.kept))
-    return Arguments((a.grad, a.residual, a.kept, *outputs), 8 * a.count + 8 * a.kept)
+    return Arguments((a.grad, a.residual, a.kept, *outputs, single.numbers_for(a.grad)), 8 * a.count + 8 * a.kept)
 
 
 def binary_section(a: Inputs) -> tuple[Tensor, Tensor]:
     positions, _ = a.chosen()
     out = a.bytes(ops.golomb_bound(a.kept, a.count, a.parameter, 4))
-    used = ops.binary_encode(positions, a.kept, torch.ones(1), a.parameter, a.count, out)
-    return positions, out[:used]
+    ops.binary_encode(positions, a.kept, torch.ones(1), a.parameter, a.count, place := single.place_in(out), out)
+    return positions, out[: int(place[1])]
 
 
 def binary(a: Inputs, what: str) -> Arguments:
     positions, section = binary_section(a)
     if what == "encode":
         out = a.bytes(ops.golomb_bound(a.kept, a.count, a.parameter, 4))
-        return Arguments((positions, a.kept, torch.ones(1), a.parameter, a.count, out), 4 * a.kept + section.nbytes)
+        given = (positions, a.kept, torch.ones(1), a.parameter, a.count, single.place_in(out), out)
+        return Arguments(given, 4 * a.kept + section.nbytes)
     if what == "clear":
         return Arguments((section, a.parameter, a.grad), section.nbytes + 4 * a.kept)
-    given = ([section] * RANKS, 0, a.parameter, a.grad, a.residual, 0.25)
-    return Arguments(given, 16 * a.count + RANKS * section.nbytes)
+    decoded = ([section] * RANKS, 0, a.parameter, a.grad, a.residual, 0.25)
+    return Arguments(decoded, 16 * a.count + RANKS * section.nbytes)
 
 
 def values(a: Inputs, what: str) -> Arguments:
     positions, kept = a.chosen()
     out = a.bytes(ops.values_bound(a.kept, a.count, a.parameter, 4))
-    given = (positions, a.kept, kept, a.parameter, a.count)
-    used = ops.values_encode(*given, out)
+    given = (positions, a.kept, kept, a.parameter, a.count, place := single.place_in(out))
+    ops.values_encode(*given, out)
+    used = int(place[1])
     if what == "encode":
         return Arguments((*given, torch.zeros_like(out)), 8 * a.kept + used)
     decoded = ([out[:used]] * RANKS, 0, a.parameter, a.grad, a.residual, 0.25)

@@ -81,11 +81,14 @@ class Arrays:
         self.kept = max(1, count // KEPT_ONE_IN)
         self.parameter = ops.golomb_parameter(self.kept, count)
         self.positions, self.values = torch.zeros(self.kept, dtype=torch.int32), torch.zeros(self.kept)
-        self.found, _ = ops.binary_select(self.grad, self.residual, self.kept, self.positions, self.values[:1])
+        numbers, chosen = single.numbers_for(self.grad), (self.positions, self.values[:1])
+        ops.binary_select(self.grad, self.residual, self.kept, *chosen, numbers)
+        self.found = int(numbers[0])
         room = ops.golomb_bound(self.kept, count, self.parameter, 4)
         self.section = torch.zeros(room, dtype=torch.uint8)
-        encoded = (self.positions, self.found, self.values[:1], self.parameter, count, self.section)
-        self.section_bytes = ops.binary_encode(*encoded)
+        encoded = (self.positions, self.found, self.values[:1], self.parameter, count)
+        ops.binary_encode(*encoded, place := single.place_in(self.section), self.section)
+        self.section_bytes = int(place[1])
         self.step, self.row_steps = torch.full((1,), 0.01), torch.full((self.row_sums.numel(),), 0.01)
 
     @property
@@ -309,17 +312,19 @@ def elias(a: Arrays) -> Iterable[Case]:
     for bits in (4, 8):
         rule = {"bits": bits, "block": QSGD_BLOCK}
         out, small = (torch.zeros(ops.elias_bound(x.numel(), **rule), dtype=torch.uint8) for x in (a.grad, piece))
-        used, _ = ops.elias_encode(a.grad, out, KEY, **rule, norm=2)
-        used_there, _ = ops.elias_encode(piece, small, KEY, **rule, norm=2)
-        sent, there, scale = out[:used].clone(), small[:used_there].clone(), {"scale": 0.01}
+        place, place_there = single.place_in(out), single.place_in(small)
+        ops.elias_encode(a.grad, place, out, KEY, **rule, norm=2)
+        ops.elias_encode(piece, place_there, small, KEY, **rule, norm=2)
+        used, scale = int(place[1]), {"scale": 0.01}
+        sent, there = out[:used].clone(), small[: int(place_there[1])].clone()
 
-        def encode(out: Tensor = out, rule: dict[str, int] = rule) -> None:
-            ops.elias_encode(a.grad, out, KEY, **rule, norm=2)
+        def encode(out: Tensor = out, place: Tensor = place, rule: dict[str, int] = rule) -> None:
+            ops.elias_encode(a.grad, place, out, KEY, **rule, norm=2)
 
         def decode(ranks: int, sent: Tensor = sent, rule: dict[str, int] = rule) -> None:
             ops.elias_decode([sent] * ranks, a.out, **rule, scale=0.01)
 
-        check = against_reference("elias_encode", piece, small, KEY, **rule, norm=2)
+        check = against_reference("elias_encode", piece, place_there, small, KEY, **rule, norm=2)
         yield Case(f"elias_encode {bits} bits", 4 * n + used, encode, check)
         for ranks in (1, 4):
             given = ([there] * ranks, a.out[: piece.numel()])
@@ -338,9 +343,11 @@ def torch_qsgd(a: Arrays) -> None:
 def sparse(a: Arrays) -> Iterable[Case]:
     """Bytes of positions and sections are left out beside the tensor's own."""
     n, x, sent = a.count, (a.grad, a.residual, a.kept), a.section[: a.section_bytes]
-    yield kernel_case("top_select 1 %", 8 * n, "top_select", *x, a.positions.clone(), a.values.clone())
-    yield kernel_case("binary_select 1 %", 8 * n, "binary_select", *x, a.positions.clone(), a.values[:1].clone())
-    encoded = (a.positions, a.found, a.values[:1], a.parameter, n, a.section.clone())
+    numbers, mean = single.numbers_for(a.grad), a.values[:1].clone()
+    yield kernel_case("top_select 1 %", 8 * n, "top_select", *x, a.positions.clone(), a.values.clone(), numbers)
+    yield kernel_case("binary_select 1 %", 8 * n, "binary_select", *x, a.positions.clone(), mean, numbers)
+    place = single.place_in(a.section)
+    encoded = (a.positions, a.found, a.values[:1], a.parameter, n, place, a.section.clone())
     yield kernel_case("binary_encode", 4 * a.kept + a.section_bytes, "binary_encode", *encoded)
     decoded = (a.work, a.left, 0.25)
     yield kernel_case("binary_decode", 16 * n, "binary_decode", [sent], 0, a.parameter, *decoded)
@@ -354,10 +361,12 @@ def sparse(a: Arrays) -> Iterable[Case]:
 def values(a: Arrays) -> Iterable[Case]:
     """Bytes of sections and samples are left out beside the tensor's own."""
     n, chosen, found = a.count, a.positions.clone(), a.values.clone()
-    kept, _ = ops.top_select(a.grad, a.residual, a.kept, chosen, found)
+    ops.top_select(a.grad, a.residual, a.kept, chosen, found, numbers := single.numbers_for(a.grad))
+    kept = int(numbers[0])
     room = torch.zeros(ops.values_bound(kept, n, a.parameter, 4), dtype=torch.uint8)
-    encoded = (chosen, kept, found, a.parameter, n, room)
-    sent = room[: ops.values_encode(*encoded)].clone()
+    encoded = (chosen, kept, found, a.parameter, n, place := single.place_in(room), room)
+    ops.values_encode(*encoded)
+    sent = room[: int(place[1])].clone()
     yield kernel_case("values_encode", 8 * kept + sent.numel(), "values_encode", *encoded)
     decoded = (0, a.parameter, a.work, a.left, 0.25)
     yield kernel_case("values_decode", 16 * n, "values_decode", [sent], *decoded)

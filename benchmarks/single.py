@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from horovod_compress import ops
@@ -53,6 +54,16 @@ def sign_offer(
 ) -> Any:
     """Offer signs with the sums of rows instead of steps."""
     return operation("sign_offer")(grad, residual, bits, None, row_length, sums=sums, **options)
+
+
+def place_in(out: Tensor) -> Tensor:
+    """Return the place of a section at the beginning of an array, as :func:`ops.binary_encode` takes it."""
+    return torch.zeros(2, dtype=torch.int64, device=out.device)
+
+
+def numbers_for(grad: Tensor) -> Tensor:
+    """Return room for what a selection finds, as :func:`ops.top_select` takes it."""
+    return torch.zeros(3, dtype=torch.int64, device=grad.device)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -177,9 +177,6 @@ template <class... A> constexpr bool has_count() {
   return std::is_same_v<std::tuple_element_t<sizeof...(A), Types>, int64_t*>;  // the last but one
 }
 
-std::pair<int64_t, int64_t> shown(hvc::Found found) { return {found.kept, found.nonfinite}; }
-template <class T> T shown(T value) { return value; }
-
 template <class R, class... A> void define(py::module_& module, const char* name, R (*kernel)(A...)) {
   const auto call = [kernel](Given<A>... given) {
     int64_t count = 0;
@@ -190,7 +187,7 @@ template <class R, class... A> void define(py::module_& module, const char* name
             if constexpr (std::is_void_v<R>)
               return kernel(last...);
             else
-              return shown(kernel(last...));
+              return kernel(last...);
           };
           if constexpr (!has_count<A...>()) {
             return run(argument.get()...);

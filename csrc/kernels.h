@@ -217,8 +217,8 @@ void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, 
 // elias.cpp, elias.cu: the same codes in sections as rules/elias.h describes them. Encoding returns the bytes written
 // and waits for its stream on CUDA, `nonfinite` is host memory; decoding adds the sections in their order, `wrong`
 // counts malformed ranges.
-int64_t elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
-                     uint8_t* out, int64_t* nonfinite, Launch launch);
+void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
+                  int64_t* place, uint8_t* out, int64_t room, int64_t* nonfinite, Launch launch);
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
                   double scale, void* grad, int64_t* wrong, Launch launch);
 
@@ -236,30 +236,31 @@ int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, con
 void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* positions,
                   int64_t count, Launch launch);
 
-// select.cpp, select.cu: count < 2^31, k <= count; waits for its stream on CUDA
-struct Found {
-  int64_t kept, nonfinite;
-};
-Found top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                 void* values, Launch launch);
-Found binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                    void* mean, Launch launch);
+// select.cpp, select.cu: count < 2^31, k <= count. The three numbers: how many were kept, how many elements are not
+// finite, and 1 if a sample has misled, on CUDA. Then nothing else that was written counts, and it is to be repeated
+// with `whole`.
+constexpr int kSelected = 3;
+void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                void* values, int64_t* numbers, bool whole, Launch launch);
+void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                   void* mean, int64_t* numbers, bool whole, Launch launch);
 
-// golomb.cpp, golomb.cu: sections as rules/golomb.h describes them; `wrong` counts malformed ranges. Encoding returns
-// the bytes written, -1 if the positions do not ascend below `count`, and waits for its stream on CUDA.
-int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
-                      int parameter, uint8_t* out, Launch launch);
+// golomb.cpp, golomb.cu: sections as rules/golomb.h describes them; `wrong` counts malformed ranges. Encoding begins
+// at place[0] of out, and writes where it ends to place[1]: -1 if the positions do not ascend below `count`, if there
+// is no room, or if place[0] is such a -1 itself.
+void binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
+                   int parameter, int64_t* place, uint8_t* out, int64_t room, Launch launch);
 void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,
                    int64_t count, double scale, void* grad, void* residual, int64_t* wrong, Launch launch);
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
                   Launch launch);
 
-// values.cpp, values.cu: sections as rules/values.h describes them; `wrong` counts malformed ranges. Encoding returns
-// the bytes written, -1 if the positions do not ascend below `count`, and waits for its stream on CUDA; `mean` is for
-// kSigns only. With momentum, which needs a residual and kFullValues, what is kept is u = factor u + grad and
+// values.cpp, values.cu: sections as rules/values.h describes them; `wrong` counts malformed ranges. Encoding takes
+// `place` as binary_encode() does; `mean` is for kSigns only. With momentum, which needs a residual and kFullValues, what is kept is u = factor u + grad and
 // residual = x + factor u.
-int64_t values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
-                      ValueForm form, int64_t count, int parameter, uint8_t* out, Launch launch);
+void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
+                   ValueForm form, int64_t count, int parameter, int64_t* place, uint8_t* out, int64_t room,
+                   Launch launch);
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
                    Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
                    bool masking, int64_t* wrong, Launch launch);

@@ -78,8 +78,19 @@ def qsgd_fold(
 def qsgd_encode(rows: _Rows, dtype: int, shape: _Shape, key: _Key, nonfinite: int, launch: int, /) -> list[int]: ...
 def qsgd_decode(rows: _Rows, dtype: int, shape: _Shape, scale: float, launch: int, /) -> None: ...
 def elias_encode(
-    grad: int, dtype: int, count: int, shape: _Shape, key: _Key, offset: int, out: int, nonfinite: int, launch: int, /
-) -> tuple[int, int]: ...
+    grad: int,
+    dtype: int,
+    count: int,
+    shape: _Shape,
+    key: _Key,
+    offset: int,
+    place: int,
+    out: int,
+    room: int,
+    nonfinite: int,
+    launch: int,
+    /,
+) -> int: ...
 def elias_decode(
     sections: _Rows,
     section_count: int,
@@ -126,14 +137,44 @@ def sketch_clear(
     table: int, dtype: int, rows: int, places: int, key: _Key, positions: int, count: int, launch: int, /
 ) -> None: ...
 def top_select(
-    grad: int, residual: int, dtype: int, count: int, k: int, positions: int, values: int, launch: int, /
-) -> tuple[int, int]: ...
+    grad: int,
+    residual: int,
+    dtype: int,
+    count: int,
+    k: int,
+    positions: int,
+    values: int,
+    numbers: int,
+    whole: bool,
+    launch: int,
+    /,
+) -> None: ...
 def binary_select(
-    grad: int, residual: int, dtype: int, count: int, k: int, positions: int, mean: int, launch: int, /
-) -> tuple[int, int]: ...
+    grad: int,
+    residual: int,
+    dtype: int,
+    count: int,
+    k: int,
+    positions: int,
+    mean: int,
+    numbers: int,
+    whole: bool,
+    launch: int,
+    /,
+) -> None: ...
 def binary_encode(
-    positions: int, kept: int, mean: int, value_bytes: int, count: int, parameter: int, out: int, launch: int, /
-) -> int: ...
+    positions: int,
+    kept: int,
+    mean: int,
+    value_bytes: int,
+    count: int,
+    parameter: int,
+    place: int,
+    out: int,
+    room: int,
+    launch: int,
+    /,
+) -> None: ...
 def binary_decode(
     sections: _Rows,
     section_count: int,
@@ -160,10 +201,12 @@ def values_encode(
     form: int,
     count: int,
     parameter: int,
+    place: int,
     out: int,
+    room: int,
     launch: int,
     /,
-) -> int: ...
+) -> None: ...
 def values_decode(
     sections: _Rows,
     section_count: int,

@@ -72,10 +72,9 @@ int64_t clear_ranges(const Section& section, int parameter, int64_t count, T* te
   return wrong;
 }
 
-}  // namespace
-
-int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
-                      int parameter, uint8_t* out, Launch) {
+// Returns the bytes of a section, or -1.
+int64_t write_section(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
+                      int parameter, uint8_t* out) {
   const int64_t ranges = ranges_for(count, parameter);
   memcpy(out, mean, size_t(value_bytes));
   uint8_t* begin = out + streams_begin(value_bytes, ranges);
@@ -94,6 +93,14 @@ int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, 
     begin = finished;
   }
   return i == kept ? begin - out : -1;
+}
+
+}  // namespace
+
+void binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
+                   int parameter, int64_t* place, uint8_t* out, int64_t, Launch) {
+  if (place[0] < 0) return put_end(-1, place);
+  put_end(write_section(positions, kept, mean, value_bytes, count, parameter, out + place[0]), place);
 }
 
 void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,

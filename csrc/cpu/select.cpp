@@ -285,12 +285,17 @@ template <class W> int64_t take_winner(Part<W>& part, int32_t* positions, W* mea
   return taken;
 }
 
+void put_numbers(int64_t kept, int64_t nonfinite, int64_t* numbers) {
+  numbers[0] = kept;
+  numbers[1] = nonfinite;
+  numbers[2] = 0;
+}
+
 }  // namespace
 
-Found top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                 void* values, Launch launch) {
+void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                void* values, int64_t* numbers, bool, Launch launch) {
   const Memory memory;
-  Found found{};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const DefaultRounding rounding;
@@ -298,23 +303,20 @@ Found top_select(const void* grad, const void* residual, Dtype dtype, int64_t co
     const Candidates<Work<T>>& kept = parts[0].list;
     std::copy(kept.positions, kept.positions + kept.size, positions);
     std::copy(kept.values, kept.values + kept.size, static_cast<Work<T>*>(values));
-    found = {kept.size, parts[0].nonfinite};
+    put_numbers(kept.size, parts[0].nonfinite, numbers);
   });
-  return found;
 }
 
-Found binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                    void* mean, Launch launch) {
+void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                   void* mean, int64_t* numbers, bool, Launch launch) {
   const Memory memory;
-  Found found{};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const DefaultRounding rounding;
     auto parts = select_largest<kApart>(input<T>(grad, residual, count, k), memory.arena(), launch);
     auto* value = static_cast<Work<T>*>(mean);
-    found = {take_winner(parts[0], positions, value), parts[0].nonfinite};
+    put_numbers(take_winner(parts[0], positions, value), parts[0].nonfinite, numbers);
   });
-  return found;
 }
 
 }  // namespace hvc

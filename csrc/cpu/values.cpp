@@ -82,16 +82,17 @@ template <class W> int64_t encode_as(ValueForm form, const Given& given, const W
 
 }  // namespace
 
-int64_t values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
-                      ValueForm form, int64_t count, int parameter, uint8_t* out, Launch) {
+void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
+                   ValueForm form, int64_t count, int parameter, int64_t* place, uint8_t* out, int64_t, Launch) {
   int64_t used = -1;
+  if (place[0] < 0) return put_end(used, place);
   const DefaultRounding rounding;
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     const Given given{positions, kept, count, parameter};
-    used = encode_as(form, given, static_cast<const W*>(values), static_cast<const W*>(mean), out);
+    used = encode_as(form, given, static_cast<const W*>(values), static_cast<const W*>(mean), out + place[0]);
   });
-  return used;
+  put_end(used, place);
 }
 
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,

@@ -23,7 +23,9 @@ template <class T> struct Quantise {
   QsgdShape shape;
   Stream key;
   int64_t offset;
-  uint8_t* norms;
+  const int64_t* place;  // where the section begins in memory
+  uint8_t* memory;
+  int64_t room;
   uint64_t* codes;  // eight to a word; whole blocks
   int64_t* nonfinite;
 };
@@ -38,7 +40,9 @@ struct Levels {
 
 template <class T> __global__ void quantise_kernel(Quantise<T> q) {
   using W = Work<T>;
-  const int64_t block = q.l.block;
+  const int64_t block = q.l.block, begin = q.place[0];
+  const bool has_room = begin >= 0 && begin + q.l.head() <= q.room;
+  uint8_t* const norms = q.memory + begin + 4 * q.l.ranges;
   int64_t bad = 0;
   for (int64_t i = first_warp(); i < q.l.blocks; i += warp_stride()) {
     const T* x = q.grad + i * block;
@@ -46,7 +50,7 @@ template <class T> __global__ void quantise_kernel(Quantise<T> q) {
     const auto value = [&](int64_t j) { return W(to_work(x[j])); };
     for (int64_t j = lane_index(); j < count; j += kWarp) bad += !is_finite(x[j]);
     const float norm = norm_of(q.shape.norm, count, value);
-    put_norm(q.norms + kNormBytes * i, norm);
+    if (has_room) put_norm(norms + kNormBytes * i, norm);
     each_eight_codes<W>(q.shape, count, norm, q.key, q.offset + i * block, value,
                         [&](int64_t first, uint64_t bytes) { q.codes[(i * block + first) / kPacked] = bytes; });
   }
@@ -140,8 +144,25 @@ __global__ void measure_kernel(const uint64_t* codes, Layout l, int64_t* lengths
   }
 }
 
+// Clears the memory of the streams, whose bytes are the last of `begins`, and says where the section ends.
+__global__ void clear_kernel(Layout l, const int64_t* begins, int64_t* place, uint8_t* memory, int64_t room) {
+  const int64_t bytes = begins[l.ranges], end = place[0] + l.head() + bytes;
+  const bool good = place[0] >= 0 && end <= room;
+  if (first_item() == 0) put_end(good ? l.head() + bytes : -1, place);
+  if (!good) return;
+  uint8_t* const streams = memory + place[0] + l.head();
+  const int64_t before = min(int64_t(-reinterpret_cast<uintptr_t>(streams) % 4), bytes), words = (bytes - before) / 4;
+  for (int64_t i = first_item(); i < words; i += item_stride()) reinterpret_cast<uint32_t*>(streams + before)[i] = 0;
+  if (first_item() < before) streams[first_item()] = 0;
+  const int64_t after = before + 4 * words + first_item();
+  if (after < bytes) streams[after] = 0;
+}
+
 // `begins` counts bytes from the first stream.
-__global__ void streams_kernel(const uint64_t* codes, Layout l, const int64_t* begins, uint8_t* out) {
+__global__ void streams_kernel(const uint64_t* codes, Layout l, const int64_t* begins, const int64_t* place,
+                               uint8_t* memory) {
+  if (place[1] < 0) return;
+  uint8_t* const out = memory + place[0];
   for (int64_t range = first_warp(); range < l.ranges; range += warp_stride()) {
     const int elements = int(l.elements(range));
     uint8_t* stream = out + l.head() + begins[range];
@@ -216,28 +237,22 @@ Layout layout_of(int64_t count, int64_t block) {
 
 }  // namespace
 
-// Waits for its stream: its results are numbers for the host, `nonfinite` among them.
-int64_t elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
-                     uint8_t* out, int64_t* nonfinite, Launch launch) {
+void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
+                  int64_t* place, uint8_t* out, int64_t room, int64_t* nonfinite, Launch launch) {
   const Layout l = layout_of(count, shape.block);
   const Scratch<uint64_t> codes(l.blocks * (l.block / kPacked), launch);
-  // Behind the places of the streams how many elements are not finite: fetched together with the bytes of all streams.
-  const Scratch<int64_t> begins(l.ranges + 2, launch);
-  int64_t *total = begins.get() + l.ranges, *bad = total + 1;
-  clear(bad, sizeof(int64_t), launch);
+  const Scratch<int64_t> begins(l.ranges + 1, launch);
+  clear_counts(nonfinite, 1, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     start(quantise_kernel<T>, l.blocks * kWarp, launch,
-          Quantise<T>{static_cast<const T*>(grad), l, shape, *key, offset, out + 4 * l.ranges, codes.get(), bad});
+          Quantise<T>{static_cast<const T*>(grad), l, shape, *key, offset, place, out, room, codes.get(), nonfinite});
   });
   start(measure_kernel, (l.ranges + 1) * kWarp, launch, codes.get(), l, begins.get());
   prefix_sums(begins.get(), begins.get(), l.ranges + 1, launch);
-  int64_t found[2];
-  fetch(found, static_cast<const int64_t*>(total), 2, launch);
-  clear(out + l.head(), found[0], launch);
-  start(streams_kernel, l.ranges * kWarp, launch, codes.get(), l, begins.get(), out);
-  *nonfinite = found[1];
-  return l.head() + found[0];
+  constexpr int64_t kMostItems = 1 << 18;
+  start(clear_kernel, std::clamp<int64_t>(count, kWarp, kMostItems), launch, l, begins.get(), place, out, room);
+  start(streams_kernel, l.ranges * kWarp, launch, codes.get(), l, begins.get(), place, out);
 }
 
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,

@@ -72,11 +72,11 @@ int64_t warps_for(int64_t ranges) { return std::min(ranges, kMostBlocks); }
 
 }  // namespace
 
-// Waits for its stream: its result is a number for the host.
-int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
-                      int parameter, uint8_t* out, Launch launch) {
+void binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
+                   int parameter, int64_t* place, uint8_t* out, int64_t room, Launch launch) {
   const Head head{static_cast<const uint8_t*>(mean), value_bytes, 1};
-  return write_section(Given{positions, kept, count, parameter}, head, NoValues{}, NoValues{}, out, launch);
+  write_section(Given{positions, kept, count, parameter}, head, NoValues{}, NoValues{}, Place{place, room}, out,
+                launch);
 }
 
 void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,

@@ -24,12 +24,20 @@ struct Ranges {
 struct Head {
   const uint8_t* value;
   int value_bytes, numbers;
+
+  __device__ int64_t bytes(int64_t ranges) const { return value_bytes + 4 * numbers * ranges; }
 };
 
-// For the host: the bytes of all ranges, and how many positions are wrong. Clear before.
+// How many positions are wrong, and how many blocks have looked. Clear before.
 struct Measured {
-  int64_t bytes, bad;
+  int64_t bad;
   unsigned arrived;
+};
+
+// Where a section begins in its memory and ends, as binary_encode() says, and how much of that there is.
+struct Place {
+  int64_t* ends;
+  int64_t room;
 };
 
 // ---- lengths ----------------------------------------------------------------------------------------------
@@ -49,7 +57,7 @@ __device__ inline int64_t bits_of_gap(uint32_t gap, int parameter) { return (gap
 // A range takes its stream's bytes and value_bytes(number of its positions). Nothing is read outside of the positions,
 // whatever they are.
 template <class ValueBytes>
-__global__ void measure_kernel(Given g, Ranges r, ValueBytes value_bytes, Measured* measured) {
+__global__ void measure_kernel(Given g, Ranges r, ValueBytes value_bytes, Head head, Place place, Measured* measured) {
   int64_t bad = 0;
   for (int64_t i = first_item(); i < g.kept; i += item_stride()) bad += is_bad(g, i);
   add_count(&measured->bad, bad);
@@ -71,7 +79,10 @@ __global__ void measure_kernel(Given g, Ranges r, ValueBytes value_bytes, Measur
   if (!is_last_block(&measured->arrived)) return;
   const int64_t bytes =
       prefix_sums_of_block(g.ranges(), [&](int64_t range) { return __ldcg(r.begins + range); }, r.begins);
-  if (threadIdx.x == 0) measured->bytes = bytes;
+  if (threadIdx.x != 0) return;
+  const int64_t begin = place.ends[0], all = head.bytes(g.ranges()) + bytes;
+  const bool good = __ldcg(&measured->bad) == 0 && begin >= 0 && begin + all <= place.room;
+  put_end(good ? all : -1, place.ends);
 }
 
 // ---- streams ----------------------------------------------------------------------------------------------
@@ -99,10 +110,11 @@ __device__ inline void put_zeros(uint8_t* stream, int64_t bit, uint32_t gap, int
 // Calls put(where the values of a range are, j, value, whether there is a j-th one) in all lanes; put.load(i) is the
 // value of position i. What is written next is fetched before.
 template <class PutValue>
-__global__ void write_kernel(Given g, Ranges r, Head head, const PutValue put, const Measured* measured, uint8_t* out) {
-  if (measured->bad != 0) return;
+__global__ void write_kernel(Given g, Ranges r, Head head, const PutValue put, Place place, uint8_t* memory) {
+  if (place.ends[1] < 0) return;
+  uint8_t* const out = memory + place.ends[0];
   for (int64_t i = first_item(); i < head.value_bytes; i += item_stride()) out[i] = head.value[i];
-  uint8_t* const ranges = out + head.value_bytes + 4 * head.numbers * g.ranges();
+  uint8_t* const ranges = out + head.bytes(g.ranges());
   for (int64_t range = first_warp(); range < g.ranges(); range += warp_stride()) {
     const int64_t first = r.firsts[range], number = r.numbers[range], begin = range * range_elements(g.parameter);
     uint8_t* const stream = ranges + r.begins[range];
@@ -134,10 +146,10 @@ __global__ void write_kernel(Given g, Ranges r, Head head, const PutValue put, c
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-// Writes a section; returns its bytes, or -1 if the positions do not ascend within the count. Waits for its stream.
-template <class ValueBytes, class PutValue> int64_t write_section(const Given& g, const Head& head,
-                                                                  const ValueBytes& value_bytes, const PutValue& put,
-                                                                  uint8_t* out, Launch launch) {
+// Writes a section. What it needs of the device it finds there: nothing waits.
+template <class ValueBytes, class PutValue>
+void write_section(const Given& g, const Head& head, const ValueBytes& value_bytes, const PutValue& put,
+                   const Place& place, uint8_t* out, Launch launch) {
   const int64_t ranges = g.ranges();
   const Scratch<Measured> measured(1, launch);
   const Scratch<int64_t> firsts(ranges, launch), numbers(ranges, launch), streams(ranges, launch),
@@ -145,12 +157,9 @@ template <class ValueBytes, class PutValue> int64_t write_section(const Given& g
   const Ranges r{firsts.get(), numbers.get(), streams.get(), begins.get()};
   clear(measured.get(), sizeof(Measured), launch);
   start(measure_kernel<ValueBytes>, std::max(g.kept, kWarp * std::max<int64_t>(ranges, 1)), launch, g, r, value_bytes,
-        measured.get());
+        head, place, measured.get());
   start_blocks(write_kernel<PutValue>, std::min(std::max<int64_t>(ranges, 1), kMostBlocks), kWarp, launch, g, r, head,
-               put, measured.get(), out);
-  Measured found{};
-  fetch(&found, static_cast<const Measured*>(measured.get()), 1, launch);
-  return found.bad != 0 ? -1 : head.value_bytes + 4 * head.numbers * ranges + found.bytes;
+               put, place, out);
 }
 
 }  // namespace

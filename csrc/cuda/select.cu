@@ -123,12 +123,13 @@ __device__ inline double sum_of_blocks(const double* sums, int64_t size) {
 }
 
 // Afterwards sizes[0] is what the winner keeps, sizes[1] which side that is.
-template <class W> __global__ void winner_kernel(const double* sums, int64_t blocks, int64_t* sizes, W* mean) {
+template <class W>
+__global__ void winner_kernel(const double* sums, int64_t blocks, int64_t* sizes, W* mean, int64_t* kept) {
   const double positive = sum_of_blocks(sums, sizes[0]), negative = sum_of_blocks(sums + blocks, sizes[1]);
   const int side = negatives_win(positive, sizes[0], -negative, sizes[1]);
   const double sum = side ? negative : positive;
   *mean = sizes[side] == 0 ? W(0) : W(sum / double(sizes[side]));
-  sizes[0] = sizes[side];
+  *kept = sizes[0] = sizes[side];
   sizes[1] = side;
 }
 
@@ -175,7 +176,8 @@ int64_t rank_in_sample(int64_t size, int64_t count, int64_t k) {
   return int64_t(expected + 4 * std::sqrt(expected) + 8);
 }
 
-// What a selection finds out: counts for the host, and whether a sample did not do.
+// What a selection finds out: counts for the host, and whether a sample has misled, as where a cut goes through very
+// many equal elements.
 struct Results {
   int64_t *nonfinite, *wanting, *sizes;
 };
@@ -206,49 +208,43 @@ template <int kSides, class T> void select_largest(const Input<T>& in, bool samp
   select_from<kSides>(Whole<T>{in}, in.count, in.k, noted, first_side, second_side, results.sizes, launch);
 }
 
-// Calls attempt(sampled, results) once, or once more without the sample if that was not enough, as where a cut goes
-// through very many equal elements: results are cleared before, and the host has them afterwards. A kernel may change
-// the first size, which is what was found.
-template <class Attempt> Found selected(int64_t count, int64_t k, Launch launch, const Attempt& attempt) {
-  const Scratch<int64_t> memory(4, launch);
-  for (bool sampled = is_sampled(count, k);; sampled = false) {
-    clear(memory.get(), 4 * sizeof(int64_t), launch);
-    attempt(sampled, Results{memory.get(), memory.get() + 1, memory.get() + 2});
-    int64_t found[3];
-    fetch(found, static_cast<const int64_t*>(memory.get()), 3, launch);
-    if (found[1] == 0) return {found[2], found[0]};
-  }
+// Clears the numbers of a selection, and the sizes of its sides; says where a search of these sides is to note what.
+Results cleared(int64_t* numbers, int64_t* sizes, int sides, Launch launch) {
+  clear(numbers, kSelected * sizeof *numbers, launch);
+  if (sizes != numbers) clear(sizes, sides * int64_t(sizeof *sizes), launch);
+  return {numbers + 1, numbers + 2, sizes};
 }
 
 }  // namespace
 
-Found top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                 void* values, Launch launch) {
-  return selected(count, k, launch, [&](bool sampled, const Results& results) {
-    visit(dtype, [&](auto type) {
-      using T = typename decltype(type)::type;
-      const Kept<Work<T>> kept{positions, static_cast<Work<T>*>(values)};
-      select_largest<kTogether>(input<T>(grad, residual, count, k), sampled, kept, kept, results, launch);
-    });
+void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                void* values, int64_t* numbers, bool whole, Launch launch) {
+  const Results results = cleared(numbers, numbers, kTogether, launch);
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const Kept<Work<T>> kept{positions, static_cast<Work<T>*>(values)};
+    const bool sampled = !whole && is_sampled(count, k);
+    select_largest<kTogether>(input<T>(grad, residual, count, k), sampled, kept, kept, results, launch);
   });
 }
 
-Found binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                    void* mean, Launch launch) {
+void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                   void* mean, int64_t* numbers, bool whole, Launch launch) {
   const int64_t blocks = ceil_div(k, kBlock);
   const Scratch<int32_t> chosen(2 * k, launch);
   const Scratch<double> sums(2 * blocks, launch);
-  return selected(count, k, launch, [&](bool sampled, const Results& results) {
-    visit(dtype, [&](auto type) {
-      using T = typename decltype(type)::type;
-      using W = Work<T>;
-      const Scratch<W> values(2 * k, launch);
-      const Kept<W> positive{chosen.get(), values.get()}, negative{chosen.get() + k, values.get() + k};
-      select_largest<kApart>(input<T>(grad, residual, count, k), sampled, positive, negative, results, launch);
-      start(sums_kernel<W>, 2 * blocks * kWarp, launch, positive, negative, results.sizes, blocks, sums.get());
-      start_blocks(winner_kernel<W>, 1, 1, launch, sums.get(), blocks, results.sizes, static_cast<W*>(mean));
-      start(copy_kernel, k, launch, positive.positions, negative.positions, results.sizes, positions);
-    });
+  const Scratch<int64_t> sizes(kApart, launch);
+  const Results results = cleared(numbers, sizes.get(), kApart, launch);
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = Work<T>;
+    const Scratch<W> values(2 * k, launch);
+    const Kept<W> positive{chosen.get(), values.get()}, negative{chosen.get() + k, values.get() + k};
+    const bool sampled = !whole && is_sampled(count, k);
+    select_largest<kApart>(input<T>(grad, residual, count, k), sampled, positive, negative, results, launch);
+    start(sums_kernel<W>, 2 * blocks * kWarp, launch, positive, negative, results.sizes, blocks, sums.get());
+    start_blocks(winner_kernel<W>, 1, 1, launch, sums.get(), blocks, results.sizes, static_cast<W*>(mean), numbers);
+    start(copy_kernel, k, launch, positive.positions, negative.positions, results.sizes, positions);
   });
 }
 

@@ -94,20 +94,18 @@ int64_t bits_of_entry(ValueForm form, int work_bytes, int parameter) {
 
 }  // namespace
 
-// Waits for its stream: its result is a number for the host.
-int64_t values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
-                      ValueForm form, int64_t count, int parameter, uint8_t* out, Launch launch) {
-  int64_t used = -1;
+void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
+                   ValueForm form, int64_t count, int parameter, int64_t* place, uint8_t* out, int64_t room,
+                   Launch launch) {
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     const Given given{positions, kept, count, parameter};
     const Head head{static_cast<const uint8_t*>(mean), int(head_bytes(form, sizeof(W))), 2};
     with_form(form, [&](auto f) {
-      used = write_section(given, head, ValueBytes{form, sizeof(W)}, PutValue<f(), W>{static_cast<const W*>(values)},
-                           out, launch);
+      write_section(given, head, ValueBytes{form, sizeof(W)}, PutValue<f(), W>{static_cast<const W*>(values)},
+                    Place{place, room}, out, launch);
     });
   });
-  return used;
 }
 
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,

@@ -21,8 +21,9 @@ int64_t most_bytes(int64_t count, QsgdShape shape) {
 void written_is_read(Input& in, QsgdShape shape, int64_t count) {
   const Bytes x = in.array<float>(count), out(most_bytes(count, shape)), found(4 * count);
   const Stream key = in.key();
-  int64_t nonfinite = 0, wrong = 0;
-  const int64_t used = elias_encode(x.get(), kFloat32, count, shape, &key, 0, out.get(), &nonfinite, kHere);
+  int64_t nonfinite = 0, wrong = 0, place[2] = {};
+  elias_encode(x.get(), kFloat32, count, shape, &key, 0, place, out.get(), out.size, &nonfinite, kHere);
+  const int64_t used = place[1];
   require(used >= 0 && used <= out.size, "a section is no longer than its bound");
   Bytes section(used);
   memcpy(section.get(), out.get(), size_t(used));

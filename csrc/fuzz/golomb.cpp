@@ -20,7 +20,9 @@ void written_is_read(Input& in, int parameter, int64_t count) {
   const float mean = 1;
   const int64_t kept = int64_t(positions.size());
   const Bytes out(most_bytes(kept, count, parameter));
-  const int64_t used = binary_encode(positions.data(), kept, &mean, 4, count, parameter, out.get(), kHere);
+  int64_t place[2] = {};
+  binary_encode(positions.data(), kept, &mean, 4, count, parameter, place, out.get(), out.size, kHere);
+  const int64_t used = place[1];
   require(used >= 0 && used <= out.size, "a section is no longer than its bound");
   Bytes section(used), found(4 * count);
   memcpy(section.get(), out.get(), size_t(used));

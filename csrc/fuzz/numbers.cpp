@@ -59,11 +59,12 @@ void select(Input& in, Dtype dtype) {
   const Bytes grad = in.bytes(width(dtype) * count), residual = in.bytes(work_width(dtype) * count);
   const Bytes positions(4 * k), values(work_width(dtype) * k), mean(8);
   const bool binary = in.coin();
-  const Found found =
-      binary ? binary_select(grad.get(), residual.get(), dtype, count, k, positions.as<int32_t>(), mean.get(), kHere)
-             : top_select(grad.get(), residual.get(), dtype, count, k, positions.as<int32_t>(), values.get(), kHere);
-  require(found.kept >= 0 && found.kept <= k && found.nonfinite <= count, "no more are found than were asked for");
-  for (int64_t i = 0; i < found.kept; ++i) {
+  int64_t found[kSelected];
+  const auto select = binary ? binary_select : top_select;
+  select(grad.get(), residual.get(), dtype, count, k, positions.as<int32_t>(), binary ? mean.get() : values.get(), found,
+         false, kHere);
+  require(found[0] >= 0 && found[0] <= k && found[1] <= count, "no more are found than were asked for");
+  for (int64_t i = 0; i < found[0]; ++i) {
     const int32_t at = positions.as<int32_t>()[i];
     require(at >= 0 && at < count && (i == 0 || positions.as<int32_t>()[i - 1] < at), "positions ascend");
   }

@@ -68,21 +68,22 @@ Written sparse(Launch launch) {
   const Bytes out(kCount);
   Written w;
   const int64_t k = kCount / 50;
-  const Found found =
-      top_select(grad.get(), residual.get(), kFloat32, kCount, k, positions.as<int32_t>(), values.get(), launch);
-  const int64_t used = values_encode(positions.as<int32_t>(), found.kept, values.get(), nullptr, kFloat32, kFullValues,
-                                     kCount, 5, out.get(), launch);
-  const Section section{out.get(), used};
+  int64_t found[kSelected], place[2] = {};
+  top_select(grad.get(), residual.get(), kFloat32, kCount, k, positions.as<int32_t>(), values.get(), found, false,
+             launch);
+  values_encode(positions.as<int32_t>(), found[0], values.get(), nullptr, kFloat32, kFullValues, kCount, 5, place,
+                out.get(), out.size, launch);
+  const Section section{out.get(), place[1]};
   int64_t wrong = 0;
   values_decode(&section, 1, 0, kFullValues, 5, kFloat32, kCount, 1, grad.get(), residual.get(), nullptr, 0, false,
                 &wrong, launch);
   float mean = 0;
-  const Found binary =
-      binary_select(grad.get(), residual.get(), kFloat32, kCount, k, positions.as<int32_t>(), &mean, launch);
-  const int64_t length = binary_encode(positions.as<int32_t>(), binary.kept, &mean, 4, kCount, 5, out.get(), launch);
-  const Section other{out.get(), length};
+  int64_t binary[kSelected], other_place[2] = {};
+  binary_select(grad.get(), residual.get(), kFloat32, kCount, k, positions.as<int32_t>(), &mean, binary, false, launch);
+  binary_encode(positions.as<int32_t>(), binary[0], &mean, 4, kCount, 5, other_place, out.get(), out.size, launch);
+  const Section other{out.get(), other_place[1]};
   binary_decode(&other, 1, 0, 5, kFloat32, kCount, 1, grad.get(), residual.get(), &wrong, launch);
-  w.counted = found.kept + used + binary.kept + length + wrong;
+  w.counted = found[0] + place[1] + binary[0] + other_place[1] + wrong;
   for (const Bytes* array : {&grad, &residual, &out}) w.arrays.push_back(copy_of(*array));
   return w;
 }
@@ -98,8 +99,9 @@ Written quantised(Launch launch) {
   const UniformDecoded back{codes.get(), norms.get(), kCount, kRow, grad.get()};
   uniform_decode(&back, 1, kFloat32, 8, 0.01, launch);
   int64_t wrong = 0;
-  const int64_t used = elias_encode(grad.get(), kFloat32, kCount, shape, &kKey, 0, out.get(), &w.counted, launch);
-  const Section section{out.get(), used};
+  int64_t place[2] = {};
+  elias_encode(grad.get(), kFloat32, kCount, shape, &kKey, 0, place, out.get(), out.size, &w.counted, launch);
+  const Section section{out.get(), place[1]};
   elias_decode(&section, 1, kFloat32, kCount, shape, 1, grad.get(), &wrong, launch);
   const QsgdEncoded encoded{grad.get(), kCount, 0, out.get()};
   qsgd_encode(&encoded, 1, kFloat32, shape, &kKey, &w.counted, launch);
@@ -107,7 +109,7 @@ Written quantised(Launch launch) {
   qsgd_decode(&decoded, 1, kFloat32, shape, 1, launch);
   const ExponentialEncoded exponential{grad.get(), norms.get(), kCount, kRow, 0, codes.as<uint8_t>()};
   exponential_encode(&exponential, 1, kFloat32, 8, 3, &kKey, launch);
-  w.counted += used + wrong;
+  w.counted += place[1] + wrong;
   for (const Bytes* array : {&grad, &out, &norms, &codes}) w.arrays.push_back(copy_of(*array));
   return w;
 }

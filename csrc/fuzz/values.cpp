@@ -26,8 +26,10 @@ void written_is_read(Input& in, ValueForm form, int parameter, int64_t count) {
   for (int64_t i = 0; i < kept; ++i) values.push_back(in.coin() ? 1.0f : -1.0f);  // exact in every form
   const float mean = 1;
   const Bytes out(most_bytes(form, kept, count, parameter));
-  const int64_t used = values_encode(positions.data(), kept, values.data(), form == kSigns ? &mean : nullptr, kFloat32,
-                                     form, count, parameter, out.get(), kHere);
+  int64_t place[2] = {};
+  values_encode(positions.data(), kept, values.data(), form == kSigns ? &mean : nullptr, kFloat32, form, count,
+                parameter, place, out.get(), out.size, kHere);
+  const int64_t used = place[1];
   require(used >= 0 && used <= out.size, "a section is no longer than its bound");
   Bytes section(used), found(4 * count);
   memcpy(section.get(), out.get(), size_t(used));

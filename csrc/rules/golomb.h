@@ -30,6 +30,9 @@ HVC_RULE bool too_short(const Section& s, int value_bytes, int64_t ranges) {
   return s.bytes < streams_begin(value_bytes, ranges);
 }
 
+// Where a section ends that begins at place[0]; -1 if it could not be written.
+HVC_RULE void put_end(int64_t bytes, int64_t* place) { place[1] = bytes < 0 ? -1 : place[0] + bytes; }
+
 // Unaligned, little-endian.
 template <class I> HVC_RULE I load_bytes(const uint8_t* from) {
   I value = 0;

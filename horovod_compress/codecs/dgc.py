@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -28,12 +29,14 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ConfigError
+from ..ops.dispatch import as_tensor
+from ..ops.keys import Key
 from ..schedule.plan import Bucket
 from .base import Law, Properties, check_choice
 from .dense import Momentum
 from .registry import register
 from .shared.sections import Sections
-from .work import Layout, Work, per_element
+from .work import Counts, Layout, Work, per_element
 
 _FIRST, _FACTOR = 0.25, 4  # densities of the warm-up
 
@@ -112,10 +115,10 @@ class Dgc(Sections):
 
     # ---- clipping ----
 
-    def select(self, work: Work, position: int) -> int:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         if self.clip:
-            _cut_down(work.grad(position), self.clip / math.sqrt(work.world))
-        return super().select(work, position)
+            _cut_down([work.grad(position) for position in positions], self.clip / math.sqrt(work.world))
+        return super().submit(work, positions, key)
 
     # ---- momentum ----
 
@@ -126,10 +129,14 @@ class Dgc(Sections):
         return {"momentum": momentum, "factor": self.momentum, "masking": self.masking}
 
 
-def _cut_down(grad: Tensor, most: float) -> None:
-    """Scale a gradient to at most a length; one that is not finite is left to be counted."""
-    square = torch.zeros(1, dtype=torch.float64, device=grad.device)
-    if grad.numel() and not ops.norm_offer_all([grad], [square], [grad.numel()], power=2)[0]:
-        length = math.sqrt(float(square))
-        if length > most:
-            grad.mul_(most / length)
+def _cut_down(grads: Sequence[Tensor], most: float) -> None:
+    """Scale gradients to at most a length; one that is not finite is left to be counted. Waits once on CUDA."""
+    grads = [grad for grad in grads if grad.numel()]
+    if not grads:
+        return
+    squares = torch.zeros(len(grads), dtype=torch.float64, device=grads[0].device)
+    bad = ops.norm_offer_all(grads, list(squares.split(1)), [grad.numel() for grad in grads], power=2)
+    found = torch.stack([squares, as_tensor(bad).to(squares)]).tolist()
+    for grad, square, nonfinite in zip(grads, *found, strict=True):
+        if not nonfinite and math.sqrt(square) > most:
+            grad.mul_(most / math.sqrt(square))

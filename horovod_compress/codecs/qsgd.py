@@ -29,7 +29,7 @@ from ..ops.sizes import BLOCK_UNIT, MOST_BLOCK
 from ..schedule.plan import Bucket, TensorSpec
 from .base import Algebra, ByForm, Codec, Divides, Law, Piece, Properties, check_choice, whole
 from .registry import register
-from .shared.sections import LENGTH_BYTES, cut, malformed
+from .shared.sections import LENGTH_BYTES, check_well_formed, cut
 from .work import Counts, Cutting, Layout, Part, Work, slices
 
 #: Codes of fewer bits are so coarse that their noise counts in Adam's second moment.
@@ -173,46 +173,42 @@ class Elias(_Quantised):
                 raise ConfigError(
                     f'qsgd with coding="elias" takes sections of less than 2 GB; {tensor.name} is too large'
                 )
-        return Layout({"payload": (torch.uint8, sum(LENGTH_BYTES + self._room(tensor) for tensor in bucket.tensors))})
+        room = sum(LENGTH_BYTES + self._room(tensor) for tensor in bucket.tensors)
+        return Layout({"payload": (torch.uint8, room)}, local={"places": (torch.int64, 2 * len(bucket.tensors))})
 
     def prepare(self, work: Work) -> None:
         super().prepare(work)
-        work.memo["rooms"] = slices([self._room(tensor) for tensor in work.bucket.tensors])
-        work.memo["used"] = [0] * len(work.bucket.tensors)
+        rooms = slices([self._room(tensor) for tensor in work.bucket.tensors])
+        work.memo["starts"] = starts = [LENGTH_BYTES * len(rooms) + room.start for room in rooms]
+        work.local["places"][::2] = torch.tensor(starts)
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         return [self._submit(work, position, key) for position in positions]
 
-    def _submit(self, work: Work, position: int, key: Key) -> int:
+    def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
         """Write the section of a tensor where it fits at any length; ``encode`` moves them together."""
-        room = work.memo["rooms"][position]
-        table = LENGTH_BYTES * len(work.bucket.tensors)
-        out = work.regions["payload"][table + room.start : table + room.stop]
+        place = work.local["places"][2 * position : 2 * position + 2]
         rule = self._rule() | {"norm": self._power(), "offset": self._offset(work, position)}
-        used, bad = ops.elias_encode(work.grad(position), out, key.at(purpose=DITHER), **rule)
-        work.memo["used"][position] = used
-        return bad
+        return ops.elias_encode(work.grad(position), place, work.regions["payload"], key.at(purpose=DITHER), **rule)
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
-        payload = work.regions["payload"]
+        payload, starts = work.regions["payload"], work.memo["starts"]
         at = table = LENGTH_BYTES * len(work.bucket.tensors)
-        lengths = payload[:table].view(torch.int32)
-        lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
+        ends = work.local["places"][1::2].tolist()  # the one wait on CUDA
+        lengths = [0] * len(ends)  # sparse gradients, which Horovod reduces itself, have no section
         for position in (part.position for part in parts):
-            used, start = work.memo["used"][position], table + work.memo["rooms"][position].start
-            _move(payload, start, at, used)
-            lengths[position] = used
-            at += used
+            lengths[position] = ends[position] - starts[position]
+            _move(payload, starts[position], at, lengths[position])
+            at += lengths[position]
+        payload[:table].view(torch.int32).copy_(torch.tensor(lengths, dtype=torch.int32))
         work.used = at
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
-        sections = [cut(payload, len(work.bucket.tensors)) for payload in work.gathered]
-        scale = result_scale / (work.world * self.levels)
-        for position in (part.position for part in parts):
-            mine = [of_rank[position] for of_rank in sections]
-            wrong = int(ops.elias_decode(mine, work.grad(position), **self._rule(), scale=scale))
-            if wrong:
-                raise malformed(wrong, "Elias codes", work, position, key)
+        sections = cut(work.gathered, len(work.bucket.tensors))
+        rule: dict[str, Any] = self._rule() | {"scale": result_scale / (work.world * self.levels)}
+        positions = [part.position for part in parts]
+        wrong = [ops.elias_decode([of_rank[p] for of_rank in sections], work.grad(p), **rule) for p in positions]
+        check_well_formed(wrong, positions, "Elias codes", work, key)
 
     def _error(self, x: Sequence[Tensor]) -> float:
         total = 0.0

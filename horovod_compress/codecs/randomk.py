@@ -32,7 +32,7 @@ from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Law, Properties, check_choice
 from .registry import register
 from .shared.sections import check_density, share
-from .work import Counts, Layout, Part, Work, clamped, per_element, slices, work_dtype
+from .work import Counts, Layout, Part, Work, clamped_all, per_element, slices, together, work_dtype
 
 
 @register
@@ -85,18 +85,21 @@ class RandomK(Codec):
 
     def prepare(self, work: Work) -> None:
         work.memo["places"] = slices([share(self.density, tensor.count) for tensor in work.bucket.tensors])
-        work.memo["rest"] = [None] * len(work.bucket.tensors)
+        work.memo["rest"] = {}  # by position: what a clamp took from the values, for the residual
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        return [self._submit(work, position, key) for position in positions]
+        nonfinite = together([self._offer(work, position, key) for position in positions])
+        work.memo["rest"].update(dict.fromkeys(positions))
+        finite = [position for position, count in zip(positions, nonfinite, strict=True) if not count]
+        values = [work.regions["values"][work.memo["places"][position]] for position in finite]
+        rests = clamped_all(values, [self._limit(work, position) for position in finite])
+        work.memo["rest"].update(zip(finite, rests, strict=True))
+        return nonfinite
 
-    def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
+    def _offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         own = work.memo["places"][position]
         given = (work.grad(position), work.residual_of(position), work.regions["values"][own])
-        nonfinite = ops.sample_offer(*given, _shared(key), first=own.start)
-        if not nonfinite:
-            work.memo["rest"][position] = clamped(given[2], self._limit(work, position))
-        return nonfinite
+        return ops.sample_offer(*given, _shared(key), first=own.start)
 
     def _limit(self, work: Work, position: int) -> float:
         """Return the largest value that a rank may send."""

@@ -41,7 +41,7 @@ from ..schedule.plan import Bucket
 from .base import Algebra, ByForm, Codec, Held, Law, Properties, TableMoves, check_choice
 from .dense import Momentum
 from .registry import register
-from .work import Counts, Layout, Part, Regions, Work, clamped, per_element, work_dtype
+from .work import Counts, Layout, Part, Regions, Work, clamped_all, per_element, together, work_dtype
 
 #: Elements of one tensor among sorted positions of the bucket.
 Places = tuple[int, slice, Tensor]
@@ -81,23 +81,22 @@ class _Sketching(Codec):
     def _sketch(self, work: Work, table: Tensor, key: Key, *, state: bool) -> dict[int, int]:
         """Sketch the bucket; tensors go in order, so that every cell is summed in one order."""
         table.zero_()
-        counts = {}
+        counts: dict[int, int | Tensor] = {}
         for position in work.present():
             residual = work.residual_of(position) if state else None
             momentum = work.state_of("momentum", position) if state else None
-            counts[position] = int(
-                ops.sketch_encode(
-                    work.grad(position),
-                    residual,
-                    table,
-                    self.rows,
-                    key,
-                    offset=work.bucket.offsets[position],
-                    momentum=momentum,
-                    factor=0.0 if momentum is None else self.momentum,
-                )
+            counts[position] = ops.sketch_encode(
+                work.grad(position),
+                residual,
+                table,
+                self.rows,
+                key,
+                offset=work.bucket.offsets[position],
+                momentum=momentum,
+                factor=0.0 if momentum is None else self.momentum,
             )
-        return {position: count for position, count in counts.items() if count}
+        found = zip(counts, together(list(counts.values())), strict=True)
+        return {position: count for position, count in found if count}
 
     def _largest(self, work: Work, table: Tensor, key: Key, k: int, among: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return where the values read from a table for some tensors are largest, in order, and these values."""
@@ -194,7 +193,7 @@ class FullState(_Sketching):
         values = work.regions["values"][: candidates.numel()]
         chosen, kept = work.local["chosen"], work.local["kept"]
         k = min(chosen.numel(), candidates.numel())
-        found, _ = ops.top_select(values, None, k, chosen[:k], kept[:k])
+        ((found, _),) = ops.top_select_all([values], [None], [k], [chosen[:k]], [kept[:k]])
         return candidates[chosen[:found].long()], kept[:found]
 
 
@@ -236,9 +235,10 @@ class InSketch(_Sketching):
             ops.sketch_clear(work.tables[name], self.rows, key, positions)
         for part in parts:
             work.grad(part.position).zero_()
-        for position, where, inside in _places(work, positions, present):
+        places = _places(work, positions, present)
+        rests = clamped_all([values[where] for _, where, _ in places], [work.limit()] * len(places))
+        for (position, where, inside), rest in zip(places, rests, strict=True):
             grad, mine = work.grad(position), values[where]
-            rest = clamped(mine, work.limit())
             grad[inside] = (mine * result_scale).to(grad.dtype)
             work.saturate(position, result_scale)
             if rest is not None:

@@ -16,6 +16,7 @@ the update of several local steps is what is sent, and momentum is emptied where
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -24,11 +25,12 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ConfigError
+from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
 from .base import Law, Properties, check_choice
 from .registry import register
-from .shared.sections import Sections, check_density, cut, parameter
-from .work import Regions, Work, work_dtype
+from .shared.sections import Sections, check_density, cut, ends, parameter
+from .work import Counts, Regions, Work, work_dtype
 
 #: The published settings: (local steps between exchanges, density).
 PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
@@ -86,31 +88,29 @@ class SparseBinary(Sections):
 
     def _scratch(self, bucket: Bucket) -> Regions:
         positions = sum(self.most(tensor) for tensor in bucket.tensors)
-        return {"positions": (torch.int32, positions), "means": (work_dtype(bucket), len(bucket.tensors))}
+        means = work_dtype(bucket), len(bucket.tensors)
+        return {"positions": (torch.int32, positions), "means": means, "ends": ends(bucket)}
 
     # ---- one round ----
 
-    def select(self, work: Work, position: int) -> int:
-        own, means = work.memo["places"][position], work.local["means"]
-        kept, nonfinite = ops.binary_select(
-            work.grad(position),
-            work.residual_of(position),
-            own.stop - own.start,
-            work.local["positions"][own],
-            means[position : position + 1],
-        )
-        work.memo["kept"][position] = kept
-        means[position].clamp_(-work.limit(), work.limit())  # the residual keeps the rest
-        return nonfinite
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        means = [work.local["means"][position : position + 1] for position in positions]
+        found = ops.binary_select_all(*self.given(work, positions), means)
+        for position, (kept, _) in zip(positions, found, strict=True):
+            work.memo["kept"][position] = kept
+        for mean in means:
+            mean.clamp_(-work.limit(), work.limit())  # the residual keeps the rest
+        return [nonfinite for _, nonfinite in found]
 
-    def write(self, work: Work, position: int, out: Tensor) -> int:
-        return ops.binary_encode(
+    def write(self, work: Work, position: int, place: Tensor) -> None:
+        ops.binary_encode(
             work.local["positions"][work.memo["places"][position]],
             work.memo["kept"][position],
             work.local["means"][position : position + 1],
             work.memo["parameters"][position],
             work.bucket.tensors[position].count,
-            out,
+            place,
+            work.regions["payload"],
         )
 
     def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int | Tensor:
@@ -118,6 +118,6 @@ class SparseBinary(Sections):
         return ops.binary_decode(sections, rank, *given, scale)
 
     def _clear(self, work: Work, position: int, momenta: list[Tensor]) -> None:
-        section = cut(work.regions["payload"][: work.used], len(work.bucket.tensors))[position]
+        (sections,) = cut([work.regions["payload"][: work.used]], len(work.bucket.tensors))
         for momentum in momenta:
-            ops.binary_clear(section, work.memo["parameters"][position], momentum)
+            ops.binary_clear(sections[position], work.memo["parameters"][position], momentum)

@@ -62,11 +62,11 @@ class Stc(Sections):
 
     def mean(self, work: Work, position: int) -> Tensor:
         """Return the mean magnitude, from a sum in one fixed order."""
-        own, kept = work.memo["places"][position], work.memo["kept"][position]
+        kept = work.memo["kept"][position]
         sums, means = (work.local[name][position : position + 1] for name in ("sums", "means"))
         means.zero_()
         if kept:
-            ops.norm_offer_all([work.local["values"][own][:kept]], [sums], [kept], power=1)
+            ops.norm_offer_all([self.values(work, position)], [sums], [kept], power=1)
             means.copy_(sums / kept)
             means.clamp_(max=work.limit())  # the residual keeps the rest
         return means

@@ -21,11 +21,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ..ops.keys import Key
 from ..schedule.plan import Bucket
 from .base import Law, Properties, check_choice
 from .registry import register
 from .shared.sections import Sections, share
-from .work import Work
+from .work import Counts, Work, together
 
 
 @register
@@ -61,14 +62,14 @@ class TopK(Sections):
         # float16 ends at 65504, which values of other dtypes pass.
         return "float16" if bucket.dtype == "float16" else "bfloat16"
 
-    def select(self, work: Work, position: int) -> int:
-        nonfinite = super().select(work, position)
-        if nonfinite or work.memo["form"] != "bfloat16" or work.bucket.dtype != "float64":
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        nonfinite = super().submit(work, positions, key)
+        if work.memo["form"] != "bfloat16" or work.bucket.dtype != "float64":
             return nonfinite
-        own = work.memo["places"][position]
-        values = work.local["values"][own][: work.memo["kept"][position]]
         # Of a larger one every step could send only so little that it would wait forever.
-        return int(torch.count_nonzero(values.abs() > torch.finfo(torch.bfloat16).max))
+        most, values = torch.finfo(torch.bfloat16).max, [self.values(work, position) for position in positions]
+        large = together([torch.count_nonzero(one.abs() > most) for one in values])
+        return [count or found for count, found in zip(nonfinite, large, strict=True)]
 
     def _error(self, x: Sequence[Tensor]) -> float:
         rounding = 0.0 if self.value_bits == 32 else 2.0**-16

@@ -87,10 +87,32 @@ def work_dtype(bucket: Bucket) -> torch.dtype:
     return torch.float64 if bucket.dtype == "float64" else torch.float32
 
 
-def clamped(values: Tensor, limit: float) -> Tensor | None:
-    """Clamp in place what a rank is going to send; return what that takes away, or None if that is nothing."""
-    if not values.numel() or float(torch.linalg.vector_norm(values, math.inf)) <= limit:
-        return None
+def together(counts: Sequence[int | Tensor]) -> list[int]:
+    """Return numbers, those of a GPU after one wait for all of them."""
+    there = [count.view(1) for count in counts if isinstance(count, Tensor)]
+    alike = len({count.device for count in there}) == 1
+    found = iter(torch.cat(there).tolist() if alike else map(int, there))
+    return [next(found) if isinstance(count, Tensor) else count for count in counts]
+
+
+def clamped_all(values: Sequence[Tensor], limits: Sequence[float]) -> list[Tensor | None]:
+    """Clamp in place what a rank is going to send of some tensors. Waits once on CUDA.
+
+    Args:
+        limits: the largest value of each.
+
+    Returns:
+        What that takes away of each, or None if that is nothing.
+    """
+    # Most often nothing is to be clamped.
+    largest = [torch.linalg.vector_norm(one, math.inf) if one.numel() else one.new_zeros(()) for one in values]
+    sizes: list[float] = torch.stack(largest).tolist() if largest else []
+    return [
+        None if size <= limit else _clamped(one, limit) for one, size, limit in zip(values, sizes, limits, strict=True)
+    ]
+
+
+def _clamped(values: Tensor, limit: float) -> Tensor:
     rest = values.clone()
     rest -= values.clamp_(-limit, limit)
     return rest

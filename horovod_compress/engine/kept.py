@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..codecs.base import Held
+from ..codecs.work import together
 from ..errors import ConfigError, StateError
 from ..ops.checksums import hash_of, signed
 from ..schedule.plan import Plan
@@ -344,9 +345,8 @@ class Masks:
     def begin(self) -> None:
         """Look at the weights, before a step."""
         zeros = {name: (parameter == 0).reshape(-1) for name, parameter in self._named.items()}
-        # On a GPU all is queued before the first answer is waited for.
-        differ = {name: self._differs(name, zero) for name, zero in zeros.items()}
-        changed = [name for name, differs in differ.items() if differs]
+        differ = together([self._differs(name, zero) for name, zero in zeros.items()])  # one wait on a GPU
+        changed = [name for name, differs in zip(zeros, differ, strict=True) if differs]
         for name in changed:
             self._take(name, zeros[name])
         if changed:

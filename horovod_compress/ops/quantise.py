@@ -276,15 +276,17 @@ def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits:
 
 
 def elias_encode(
-    grad: Tensor, out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
-) -> tuple[int, int]:
-    """Write a tensor's section; return its bytes, and how many elements are not finite. Waits for them on CUDA.
+    grad: Tensor, place: Tensor, out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
+) -> int | Tensor:
+    """Write a tensor's section; return how many elements are not finite, a tensor on CUDA.
 
     Args:
-        out: uint8, at least :func:`.sizes.elias_bound` of them.
+        place: int64, two: where the section begins in ``out``; and where it ends, which is written, -1 on CUDA if
+            there is no room.
+        out: uint8, from there on at least :func:`.sizes.elias_bound` of them.
     """
     check_blocks(bits, block, norm)
-    return run.elias_encode(grad, out, key, bits, block, norm, offset)
+    return run.elias_encode(grad, place, out, key, bits, block, norm, offset)
 
 
 def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: int, scale: float) -> int | Tensor:

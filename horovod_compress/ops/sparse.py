@@ -3,12 +3,17 @@
 Positions are ``torch.int32``. Throughout, ``x = grad + residual`` in the dtype of the arithmetic: float64 for float64
 gradients, else float32. Sections of Sparse Binary Compression (arXiv:1805.08768) are laid out as ``rules/golomb.h``
 says, those with values as ``rules/values.h`` says; samples are drawn as ``rules/sample.h`` says.
+
+What a selection finds, and where sections end, is written to arrays, so that nothing waits on CUDA. Whoever works on
+several tensors reads these numbers once for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from .dispatch import run
@@ -21,9 +26,11 @@ __all__ = [
     "binary_decode",
     "binary_encode",
     "binary_select",
+    "binary_select_all",
     "sample_decode",
     "sample_offer",
     "top_select",
+    "top_select_all",
     "values_decode",
     "values_encode",
 ]
@@ -32,55 +39,113 @@ __all__ = [
 # ---- selection ----------------------------------------------------------------------------------
 
 
-def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor) -> tuple[int, int]:
+def top_select(
+    grad: Tensor,
+    residual: Tensor | None,
+    k: int,
+    positions: Tensor,
+    values: Tensor,
+    numbers: Tensor,
+    *,
+    whole: bool = False,
+) -> None:
     """Write the ``k`` elements of largest ``|x|``, in ascending order of their positions.
 
-    Among equals the lower position is taken; zeros and NaN never are. On CUDA this waits for the
-    stream: the results are numbers.
+    Among equals the lower position is taken; zeros and NaN never are.
 
     Args:
         positions: int32, ``k`` of them; entries behind those found are left alone.
         values: ``x`` there, in the dtype of the arithmetic.
-
-    Returns:
-        How many were found, fewer than ``k`` if fewer are not 0; and how many elements of ``x``
-        are not finite.
+        numbers: int64, three. How many were found, fewer than ``k`` if fewer are not 0; how many elements of ``x``
+            are not finite; and 1 if a sample has misled, on CUDA: then nothing else that was written counts.
+        whole: take no sample, which may cost time.
     """
-    return run.top_select(grad, residual, positions, values, k)
+    run.top_select(grad, residual, positions, values, numbers, k, whole)
 
 
-def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor) -> tuple[int, int]:
+def binary_select(
+    grad: Tensor,
+    residual: Tensor | None,
+    k: int,
+    positions: Tensor,
+    mean: Tensor,
+    numbers: Tensor,
+    *,
+    whole: bool = False,
+) -> None:
     """Write the positions of the ``k`` largest or the ``k`` most negative elements, and their mean.
 
     The side is chosen whose mean, put in their place, removes more of the squared error: of two
-    complete sides the one with the larger mean. Ties, zeros, NaN and CUDA as in :func:`top_select`.
+    complete sides the one with the larger mean. Ties, zeros, NaN and samples as in :func:`top_select`.
 
     Args:
         positions: int32, ``k`` of them; entries behind those found are left alone.
-        mean: one element in the dtype of the arithmetic, with its sign; 0 if nothing was found.
+        mean: one element in the dtype of the arithmetic, with its sign; 0 if nothing was found. That of
+            float64 elements that are finite may still be infinite.
+        numbers: as in :func:`top_select`.
+    """
+    run.binary_select(grad, residual, positions, mean, numbers, k, whole)
+
+
+def top_select_all(
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor | None],
+    ks: Sequence[int],
+    positions: Sequence[Tensor],
+    values: Sequence[Tensor],
+) -> list[tuple[int, int]]:
+    """Run :func:`top_select` for each of several tensors. Waits once on CUDA, twice if a sample has misled.
 
     Returns:
-        How many positions were written, and how many elements of ``x`` are not finite. The mean of
-        float64 elements that are may still be infinite.
+        Of each tensor how many were found, and how many elements of ``x`` are not finite.
     """
-    return run.binary_select(grad, residual, positions, mean, k)
+    return _selected(top_select, list(zip(grads, residuals, ks, positions, values, strict=True)))
+
+
+def binary_select_all(
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor | None],
+    ks: Sequence[int],
+    positions: Sequence[Tensor],
+    means: Sequence[Tensor],
+) -> list[tuple[int, int]]:
+    """Run :func:`binary_select` for each of several tensors, and return what :func:`top_select_all` does."""
+    return _selected(binary_select, list(zip(grads, residuals, ks, positions, means, strict=True)))
+
+
+def _selected(select: Callable[..., None], given: Sequence[tuple[Any, ...]]) -> list[tuple[int, int]]:
+    if not given:
+        return []
+    numbers = torch.empty(len(given), 3, dtype=torch.int64, device=given[0][0].device)
+    for arguments, found in zip(given, numbers, strict=True):
+        select(*arguments, found)
+    rows = numbers.tolist()
+    if misled := [index for index, row in enumerate(rows) if row[2]]:
+        for index in misled:
+            select(*given[index], numbers[index], whole=True)
+        rows = numbers.tolist()
+    return [(kept, nonfinite) for kept, nonfinite, _ in rows]
 
 
 # ---- positions ----------------------------------------------------------------------------------
 
 
-def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, out: Tensor) -> int:
-    """Write the section of the first ``kept`` positions, which must ascend; return its bytes.
-
-    On CUDA this waits for the stream: the result is a number.
+def binary_encode(
+    positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, place: Tensor, out: Tensor
+) -> None:
+    """Write the section of the first ``kept`` positions, which must ascend.
 
     Args:
         mean: one element, float32 or float64, as :func:`binary_select` writes it.
         b: the parameter of the code, see :func:`.sizes.golomb_parameter`.
         elements: how many elements the tensor has that the positions are in.
-        out: uint8, at least :func:`.sizes.golomb_bound` of them.
+        place: int64, two: where the section begins in ``out``; and where it ends, which is written. That is -1 on
+            CUDA, and an error is raised on the CPU, if the positions do not ascend or there is no room. A
+            section that begins at such a -1 is not written.
+        out: uint8, from there on at least :func:`.sizes.golomb_bound` of them.
     """
-    return _ascended(run.binary_encode(positions, mean, out, kept, b, elements), elements)
+    run.binary_encode(positions, mean, place, out, kept, b, elements)
+    _ascended(place, elements)
 
 
 def binary_decode(
@@ -109,11 +174,10 @@ def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
     return run.binary_clear(section, tensor, b)
 
 
-def _ascended(used: int, elements: int) -> int:
-    """Return the bytes of a section, unless its positions could not be coded."""
-    if used < 0:
+def _ascended(place: Tensor, elements: int) -> None:
+    """Refuse positions that could not be coded, where the host knows."""
+    if place.is_cpu and place[1] < 0:
         raise ValueError(f"positions must ascend and be below {elements}, the number of elements")
-    return used
 
 
 # ---- positions with values ----------------------------------------------------------------------
@@ -125,27 +189,28 @@ def values_encode(
     values: Tensor,
     b: int,
     elements: int,
+    place: Tensor,
     out: Tensor,
     *,
     form: str = "full",
     mean: Tensor | None = None,
-) -> int:
-    """Write the section of the first ``kept`` positions, which must ascend, and values; return its bytes.
-
-    Waits for its stream on CUDA.
+) -> None:
+    """Write the section of the first ``kept`` positions, which must ascend, and values.
 
     Args:
         values: float32 or float64, one for each position; rounded to nearest even where the form is
             narrower, and to the largest number where that would be infinite.
         b: the parameter of the code, see :func:`.sizes.golomb_parameter`.
         elements: how many elements the tensor has that the positions are in.
-        out: uint8, at least :func:`.sizes.values_bound` of them.
+        place: as in :func:`binary_encode`.
+        out: uint8, from there on at least :func:`.sizes.values_bound` of them.
         mean: one element like the values, for "signs" only: what all of them count as.
     """
     check_one_of("form", form, FORMS)
     if (form == "signs") != (mean is not None):
         raise ValueError(f'mean must be given for "signs" and no other form, got {form!r}')
-    return _ascended(run.values_encode(positions, values, mean, out, kept, b, elements, form), elements)
+    run.values_encode(positions, values, mean, place, out, kept, b, elements, form)
+    _ascended(place, elements)
 
 
 def values_decode(

@@ -114,7 +114,10 @@ PARTS = ("check_parts(parts)",)
 KEPT_ROWS = (each("before", I64, "words"), each("after", I64, "words", written=True))
 SHAPED = "before = kept_rows('before', before, states)", "after = kept_rows('after', after, states)"
 SECTIONS = each("sections", U8, ANY_LENGTH)
+#: Where a section begins in `out`, and where it ends: the next one begins there.
+PLACE = new("place", I64, "2", disjoint="out")
 RECORDS = "record_bytes(block) * -(-n // block)"
+NUMBERS = new("numbers", I64, "3")
 TABLE_OF = "places = table_places(table, rows)"
 MATRIX = ("columns, rank = matrix_shape(n, rows, right)",)
 LEFT, RIGHT = ("left", WORK, "rank * rows"), ("right", WORK, "rank * columns")
@@ -239,10 +242,11 @@ TABLE = (
     Operation("qsgd_decode", "rows, grad_code, (bits, block, 0), scale",
         (Array("records", U8, "-(-n // block) * size"), COUNT, new("grad", ANY, disjoint="records")),
         options="bits block scale", first=("size = qsgd_record_bytes(bits, block)",)),
-    Operation("elias_encode", "grad_at, grad_code, n, (bits, block, norm), key.words(), offset, out_at, 0",
-        arrays=(GRAD, new("out", U8, ANY_LENGTH, disjoint="grad")), options="key bits block norm offset",
-        first=("check_room('out', out, elias_bound(n, bits=bits, block=block))",
-               "check_draws(offset, -(-n // block) * block)")),
+    Operation("elias_encode",
+        "grad_at, grad_code, n, (bits, block, norm), key.words(), offset, place_at, out_at, out.numel()",
+        arrays=(GRAD, PLACE, new("out", U8, ANY_LENGTH, disjoint="grad")), options="key bits block norm offset",
+        first=("check_room('out', out, begin_of(place) + elias_bound(n, bits=bits, block=block))",
+               "check_draws(offset, -(-n // block) * block)"), counts=True),
     Operation("elias_decode", "sections_at, len(sections), grad_code, n, (bits, block, 0), scale, grad_at",
         arrays=(SECTIONS, new("grad", ANY)), options="bits block scale", counts=True),
     # ---- count sketches
@@ -261,20 +265,23 @@ TABLE = (
         arrays=(new("table", WIDE), Array("positions", I64, ANY_LENGTH, disjoint="table")), options="rows key",
         first=(TABLE_OF,)),
     # ---- positions and values
-    Operation("top_select", "grad_at, residual_at, grad_code, n, k, positions_at, values_at", options="k",
+    Operation("top_select", "grad_at, residual_at, grad_code, n, k, positions_at, values_at, numbers_at, whole",
         arrays=(GRAD, RESIDUAL, new("positions", I32, "k", disjoint="grad residual"),
-                new("values", WORK, "k", disjoint="grad residual positions")),
+                new("values", WORK, "k", disjoint="grad residual positions"), NUMBERS),
+        options="k whole",
         first=("check_positions(n)", "check_chosen(k, n)")),
-    Operation("binary_select", "grad_at, residual_at, grad_code, n, k, positions_at, mean_at", options="k",
+    Operation("binary_select", "grad_at, residual_at, grad_code, n, k, positions_at, mean_at, numbers_at, whole",
         arrays=(GRAD, RESIDUAL, new("positions", I32, "k", disjoint="grad residual"),
-                new("mean", WORK, "1", disjoint="grad residual positions")),
+                new("mean", WORK, "1", disjoint="grad residual positions"), NUMBERS),
+        options="k whole",
         first=("check_positions(n)", "check_chosen(k, n)")),
-    Operation("binary_encode", "positions_at, kept, mean_at, mean.element_size(), elements, b, out_at", of="positions",
-        arrays=(Array("positions", I32), Array("mean", WIDE, "1"),
+    Operation("binary_encode",
+        "positions_at, kept, mean_at, mean.element_size(), elements, b, place_at, out_at, out.numel()", of="positions",
+        arrays=(Array("positions", I32), Array("mean", WIDE, "1"), PLACE,
                 new("out", U8, ANY_LENGTH, disjoint="positions mean")),
         options="kept b elements",
         first=("check_kept(n, kept, b, elements)", "check_stream(kept, b)",
-               "check_room('out', out, golomb_bound(kept, elements, b, mean.element_size()))")),
+               "check_room('out', out, begin_of(place) + golomb_bound(kept, elements, b, mean.element_size()))")),
     Operation("binary_decode", "sections_at, len(sections), own, b, grad_code, n, scale, grad_at, residual_at",
         arrays=(SECTIONS, new("grad", ANY, disjoint="sections"),
                 new("residual", WORK, optional=True, disjoint="sections grad")),
@@ -282,12 +289,14 @@ TABLE = (
     Operation("binary_clear", "[(section_at, section.numel())], b, tensor_code, n, tensor_at", options="b", of="tensor",
         arrays=(Array("section", U8, ANY_LENGTH), new("tensor", ANY, disjoint="section")),
         first=("check_coded(n, b)",), counts=True),
-    Operation("values_encode", "positions_at, kept, values_at, mean_at, values_code, FORMS[form], elements, b, out_at",
-        arrays=(Array("positions", I32), Array("values", WIDE), maybe("mean", "values_kind", "1"),
+    Operation("values_encode",
+        "positions_at, kept, values_at, mean_at, values_code, FORMS[form], elements, b, place_at, out_at, out.numel()",
+        arrays=(Array("positions", I32), Array("values", WIDE), maybe("mean", "values_kind", "1"), PLACE,
                 new("out", U8, ANY_LENGTH, disjoint="positions values mean")),
         options="kept b elements form", of="positions",
         first=("check_kept(n, kept, b, elements)",
-               "check_room('out', out, values_bound(kept, elements, b, values.element_size(), form=form))")),
+               "least = begin_of(place) + values_bound(kept, elements, b, values.element_size(), form=form)",
+               "check_room('out', out, least)")),
     Operation("values_decode",
         "sections_at, len(sections), own, FORMS[form], b, grad_code, n, float(scale), grad_at, residual_at, "
         "momentum_at, float(factor), bool(masking)",

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from horovod_compress.ops import legality, loader
 from horovod_compress.ops.dispatch import as_tensor, by_reference
 from horovod_compress.ops.sizes import ternary_states
 from tests.support.marks import slow
+from tests.support.sections import begins, binary_encode, elias_encode, values_encode
 
 from . import emulator
 from .parity import Target
@@ -277,8 +279,8 @@ class TestNumbers:
             grad, residual = numbers(count, dtype, count), tame(count, kind, count + 1)
             for x, left in ((grad, residual), (tame(count, dtype, 1).round(), None), (grad * 0, None)):
                 for k in {min(count, 1), count // 100, count}:
-                    same("top_select", x, left, k, poison(k, torch.int32), poison(k, kind))
-                    same("binary_select", x, left, k, poison(k, torch.int32), poison(1, kind))
+                    same("top_select_all", [x], [left], [k], [poison(k, torch.int32)], [poison(k, kind)])
+                    same("binary_select_all", [x], [left], [k], [poison(k, torch.int32)], [poison(1, kind)])
             same("count_nonfinite", grad)
 
     def test_selection_by_sample(self, dtype: torch.dtype, target: Target, same: Same) -> None:
@@ -305,7 +307,7 @@ class TestNumbers:
         wanted = [4 + digits + 2, 4 + 2 * (digits + 2)][tries - 1]
         for name, more, out in (("top_select", 0, poison(k, kind)), ("binary_select", 3, poison(1, kind))):
             before = emulator.started()[0] if target.name == "emulated" else 0
-            same(name, x, left, k, poison(k, torch.int32), out)
+            same(f"{name}_all", [x], [left], [k], [poison(k, torch.int32)], [out])
             if target.name == "emulated":
                 assert emulator.started()[0] - before == wanted + tries * more, (name, tries)
 
@@ -316,8 +318,8 @@ class TestNumbers:
                 positions = torch.arange(0, count, 1 + count % 7, dtype=torch.int32)
                 kept, mean = positions.numel(), torch.full((1,), 0.3, dtype=kind)
                 section = poison(ops.golomb_bound(kept, count, b, kind.itemsize), torch.uint8)
-                same("binary_encode", positions, kept, mean, b, count, section)
-                ops.binary_encode(positions, kept, mean, b, count, section)
+                same("binary_encode", positions, kept, mean, b, count, begins(), section)
+                binary_encode(positions, kept, mean, b, count, section)
                 flipped = section.clone()
                 flipped[count % section.numel()] ^= 16
                 given = ([section, section.roll(0), section], 1, b)
@@ -325,6 +327,23 @@ class TestNumbers:
                 same("binary_decode", *given, tame(count, dtype, 1), None, 0.3)
                 for bytes_ in (section, flipped, section[:-1], section[:3]):
                     same("binary_clear", bytes_, b, tame(count, dtype, 1))
+
+    def test_sections_one_behind_the_other(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        """From any byte on; nothing is written where there is no room, or where the one before found none."""
+        kind = work(dtype)
+        for count in lengths:
+            positions = torch.arange(0, count, 1 + count % 5, dtype=torch.int32)
+            kept, values, mean = positions.numel(), tame(positions.numel(), kind, 1), torch.full((1,), 0.3, dtype=kind)
+            rule, at = {"bits": 4, "block": 64}, count % 7
+            sizes = [
+                ops.values_bound(kept, count, 3, kind.itemsize),
+                ops.golomb_bound(kept, count, 3, kind.itemsize),
+                ops.elias_bound(count, **rule),
+            ]
+            room = [poison(at + size, torch.uint8) for size in sizes]
+            same("values_encode", positions, kept, values, 3, count, begins(at), room[0])
+            same("binary_encode", positions, kept, mean, 3, count, begins(at), room[1])
+            same("elias_encode", tame(count, dtype, 1), begins(at), room[2], KEY, **rule, norm=0)
 
     def test_elias(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:
@@ -334,9 +353,9 @@ class TestNumbers:
                 sections = []
                 for rank, grad in enumerate((numbers(count, dtype, 1), tame(count, dtype, 2), spiked(count, dtype))):
                     options = {**rule, "norm": norm, "offset": 8 * (count % 3) + rank}
-                    same("elias_encode", grad, poison(room, torch.uint8), KEY, **options)
+                    same("elias_encode", grad, begins(), poison(room, torch.uint8), KEY, **options)
                     section = poison(room, torch.uint8)
-                    used, _ = ops.elias_encode(grad, section, KEY, **options)
+                    used, _ = elias_encode(grad, section, KEY, **options)
                     sections.append(section[:used])
                 same("elias_decode", sections[1:], poison(count, dtype), **rule, scale=0.3)
 
@@ -351,9 +370,9 @@ class TestNumbers:
                     kept, values = positions.numel(), numbers(positions.numel(), kind, rank)
                     room = ops.values_bound(kept, count, b, kind.itemsize, form=form)
                     given = (positions, max(kept - rank, 0), values, b, count)
-                    same("values_encode", *given, poison(room, torch.uint8), form=form, mean=mean)
+                    same("values_encode", *given, begins(), poison(room, torch.uint8), form=form, mean=mean)
                     section = poison(room, torch.uint8)
-                    used = ops.values_encode(*given, section, form=form, mean=mean)
+                    used = values_encode(*given, section, form=form, mean=mean)
                     sections.append(section[: used + rank])
                 given = (sections, count % 3, b, tame(count, dtype, 1))
                 same("values_decode", *given, tame(count, kind, 2), 0.3, form=form)
@@ -365,7 +384,7 @@ class TestNumbers:
             positions = torch.arange(0, count, 1 + count % 5, dtype=torch.int32)
             kept, values = positions.numel(), tame(positions.numel(), kind, 4)
             section = poison(ops.values_bound(kept, count, 2, kind.itemsize), torch.uint8)
-            ops.values_encode(positions, kept, values, 2, count, section)
+            values_encode(positions, kept, values, 2, count, section)
             for masking in (False, True):
                 given = ([section, section.clone()], 1, 2, numbers(count, dtype, 1), numbers(count, kind, 2), 0.5)
                 rule = {"momentum": numbers(count, kind, 3), "factor": 0.9, "masking": masking}
@@ -396,7 +415,7 @@ class TestNumbers:
             norms = tame(rows, kind, 1).abs()
             same("uniform_encode", grad, norms, row, poison(count, torch.uint8), KEY, bits=8, levels=31, offset=count)
             k = count // 3
-            same("top_select", grad, residual, k, poison(k, torch.int32), poison(k, kind))
+            same("top_select_all", [grad], [residual], [k], [poison(k, torch.int32)], [poison(k, kind)])
 
     def test_signs_of_nan(self, dtype: torch.dtype, same: Same) -> None:
         """A GPU's arithmetic loses them: a NaN of either sign is the same code on every processor, a positive one."""
@@ -415,10 +434,10 @@ class TestNumbers:
             for form, most in (("float16", 0x7BFF), ("bfloat16", 0x7F7F)):
                 section = poison(ops.values_bound(16, 16, 0, kind.itemsize, form=form), torch.uint8)
                 given = (positions, 16, values.to(kind), 0, 16)
-                for encode in (ops.values_encode, by_reference()(ops.values_encode)):
+                for encode in (values_encode, by_reference()(values_encode)):
                     used = encode(*given, section, form=form)
                     assert section[used - 32 : used].clone().view(torch.int16).tolist() == [most] * 16
-                same("values_encode", *given, section, form=form)
+                same("values_encode", *given, begins(), section, form=form)
 
     def test_signs_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         """Tensors of every kind in one launch: empty ones, rows within words, rows of several superblocks."""
@@ -606,19 +625,19 @@ class TestBits:
         kept, values = positions.numel(), tame(positions.numel(), kind, 1)
         assert -(-count // 2048) > 3 * 32
         section = poison(ops.golomb_bound(kept, count, b, 4), torch.uint8)
-        same("binary_encode", positions, kept, mean, b, count, section)
-        ops.binary_encode(positions, kept, mean, b, count, section)
+        same("binary_encode", positions, kept, mean, b, count, begins(), section)
+        binary_encode(positions, kept, mean, b, count, section)
         same("binary_decode", [section, section], 1, b, tame(count, kind, 2), tame(count, kind, 3), 0.3)
         same("binary_clear", section, b, tame(count, kind, 2))
         section = poison(ops.values_bound(kept, count, b, 4), torch.uint8)
-        same("values_encode", positions, kept, values, b, count, section)
-        used = ops.values_encode(positions, kept, values, b, count, section)
+        same("values_encode", positions, kept, values, b, count, begins(), section)
+        used = values_encode(positions, kept, values, b, count, section)
         same("values_decode", [section[:used]] * 2, 1, b, tame(count, kind, 2), tame(count, kind, 3), 0.3)
         count, rule = 800_001, {"bits": 2, "block": 64}
         assert -(-count // 8192) > 3 * 32
         section = poison(ops.elias_bound(count, **rule), torch.uint8)
-        same("elias_encode", tame(count, kind, 1), section, KEY, **rule, norm=2)
-        used, _ = ops.elias_encode(tame(count, kind, 1), section, KEY, **rule, norm=2)
+        same("elias_encode", tame(count, kind, 1), begins(), section, KEY, **rule, norm=2)
+        used, _ = elias_encode(tame(count, kind, 1), section, KEY, **rule, norm=2)
         same("elias_decode", [section[:used]], poison(count, kind), **rule, scale=0.3)
 
     @pytest.mark.parametrize("b", [0, 5])
@@ -629,8 +648,8 @@ class TestBits:
             positions = torch.tensor([*range(first), length - 1, 2 * length - 1 - first], dtype=torch.int32)
             kept, count = positions.numel(), 2 * length
             section = poison(ops.golomb_bound(kept, count, b, 4), torch.uint8)
-            same("binary_encode", positions, kept, torch.ones(1), b, count, section)
-            ops.binary_encode(positions, kept, torch.ones(1), b, count, section)
+            same("binary_encode", positions, kept, torch.ones(1), b, count, begins(), section)
+            binary_encode(positions, kept, torch.ones(1), b, count, section)
             same("binary_clear", section, b, tame(count, kind, 2))
             grad = torch.zeros(count)
             same("binary_decode", [section], 0, b, grad, None, 1.0)
@@ -644,7 +663,7 @@ class TestBits:
         positions = torch.arange(0, count, 3, dtype=torch.int32)
         kept, values = positions.numel(), tame(positions.numel(), kind, 1)
         section = poison(ops.values_bound(kept, count, b, 4), torch.uint8)
-        used = ops.values_encode(positions, kept, values, b, count, section)
+        used = values_encode(positions, kept, values, b, count, section)
         sections = [section[:used].clone() for _ in range(ranks)]
         sections[3] = sections[3][:2]
         same("values_decode", sections, own, b, tame(count, kind, 2), tame(count, kind, 3), 0.3)
@@ -661,7 +680,7 @@ class TestMalformed:
     def test_elias(self, same: Same) -> None:
         count, rule = 20_000, {"bits": 4, "block": 256}
         section = poison(ops.elias_bound(count, **rule), torch.uint8)
-        used, _ = ops.elias_encode(tame(count, torch.float32, 1), section, KEY, **rule, norm=2)
+        used, _ = elias_encode(tame(count, torch.float32, 1), section, KEY, **rule, norm=2)
         for broken in breakages(section[:used]):
             assert_counts_agree(same, "elias_decode", [broken], count, **rule, scale=1.0)
 
@@ -669,7 +688,7 @@ class TestMalformed:
         count, b = 20_000, 1
         positions = torch.arange(0, count, 3, dtype=torch.int32)
         section = poison(ops.golomb_bound(positions.numel(), count, b, 4), torch.uint8)
-        used = ops.binary_encode(positions, positions.numel(), torch.ones(1), b, count, section)
+        used = binary_encode(positions, positions.numel(), torch.ones(1), b, count, section)
         for broken in breakages(section[:used]):
             assert_counts_agree(same, "binary_decode", [broken], 0, b, count, None, 1.0)
 
@@ -679,7 +698,7 @@ class TestMalformed:
         positions = torch.arange(0, count, 3, dtype=torch.int32)
         values, mean = tame(positions.numel(), torch.float32, 1), torch.ones(1) if form == "signs" else None
         section = poison(ops.values_bound(positions.numel(), count, b, 4, form=form), torch.uint8)
-        used = ops.values_encode(positions, positions.numel(), values, b, count, section, form=form, mean=mean)
+        used = values_encode(positions, positions.numel(), values, b, count, section, form=form, mean=mean)
         for broken in breakages(section[:used]):
             assert_counts_agree(same, "values_decode", [broken], 0, b, count, None, 1.0, form=form)
 
@@ -689,8 +708,24 @@ class TestMalformed:
         for positions in ([1, 1], [3, 2], [-1, 4], [5, 100]):
             at = torch.tensor(positions, dtype=torch.int32, device=target.device)
             values = torch.ones(2, device=target.device)
-            with target.chosen(), pytest.raises(ValueError, match="positions must ascend"):
-                ops.values_encode(at, 2, values, 0, 100, out, **given)
+            with target.chosen():
+                if target.device == "cpu":
+                    with pytest.raises(ValueError, match="positions must ascend"):
+                        values_encode(at, 2, values, 0, 100, out, **given)
+                else:  # where nothing waits, the place says so
+                    assert values_encode(at, 2, values, 0, 100, out, **given) == -1
+
+    def test_a_section_behind_one_that_was_not_written(self, target: Target) -> None:
+        at, mean = torch.tensor([1, 5], dtype=torch.int32, device=target.device), torch.ones(1, device=target.device)
+        out, place = torch.full((1000,), 77, dtype=torch.uint8, device=target.device), begins(-1, target.device)
+        refused = pytest.raises(ValueError, match="positions must") if target.device == "cpu" else nullcontext()
+        with target.chosen(), refused:
+            ops.values_encode(at, 2, torch.ones(2, device=target.device), 0, 100, place, out)
+        with target.chosen(), refused:
+            ops.binary_encode(at, 2, mean, 0, 100, place, out)
+        with target.chosen():
+            ops.elias_encode(torch.ones(100, device=target.device), place, out, KEY, bits=4, block=64, norm=0)
+        assert place.tolist() == [-1, -1] and bool((out == 77).all())
 
 
 def breakages(section: Tensor) -> Iterator[Tensor]:
@@ -1003,7 +1038,7 @@ def bucket_step(grads: list[Tensor], residuals: list[Tensor]) -> list[Tensor]:
 def section_of(positions: Tensor, b: int, count: int) -> Tensor:
     section = torch.zeros(ops.values_bound(positions.numel(), count, b, 4), dtype=torch.uint8)
     values = tame(positions.numel(), torch.float32, 3)
-    return section[: ops.values_encode(positions, positions.numel(), values, b, count, section)]
+    return section[: values_encode(positions, positions.numel(), values, b, count, section)]
 
 
 def decode_step(pair: list[Tensor], section: Tensor, b: int) -> list[Tensor]:

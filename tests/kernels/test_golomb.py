@@ -15,6 +15,7 @@ from torch import Tensor
 from horovod_compress import ops
 from horovod_compress.ops.reference.sparse import section_positions
 from tests.support.marks import slow
+from tests.support.sections import begins, binary_encode, binary_select
 
 from .support import DTYPES, LENGTHS, Guarded, compare, numbers, poison, tame, work
 
@@ -31,7 +32,7 @@ def encoded(positions: Tensor, b: int, elements: int, mean: float = 0.5, dtype: 
     kept = positions.numel()
     value = torch.tensor([mean], dtype=dtype)
     out = poison(ops.golomb_bound(kept, elements, b, value.element_size()), U8)
-    used = ops.binary_encode(positions, kept, value, b, elements, out)
+    used = binary_encode(positions, kept, value, b, elements, out)
     assert bool((out[used:] == 0xA5).all())
     return out[:used].clone()
 
@@ -83,7 +84,7 @@ def check_bound(positions: list[int], b: int, elements: int) -> None:
     kept, value = len(positions), torch.tensor([0.5])
     bound = ops.golomb_bound(kept, elements, b, 4)
     out = Guarded(poison(2 * bound + 64, U8), kept % 64)
-    used = ops.binary_encode(torch.tensor(positions, dtype=I32), kept, value, b, elements, out.view)
+    used = binary_encode(torch.tensor(positions, dtype=I32), kept, value, b, elements, out.view)
     assert used <= bound
     assert out.intact() and bool((out.view[used:] == 0xA5).all())
     found, wrong = section_positions(out.view[:used], b, elements, 4)
@@ -120,12 +121,12 @@ def test_encode(kind: torch.dtype) -> None:
         for b in (0, 2, 7, 20):
             positions = mask(count, 1 / (count % 13 + 1), count)
             bound = ops.golomb_bound(positions.numel(), count, b, 8)
-            given = (positions, positions.numel(), tame(1, kind, count), b, count, poison(bound, U8))
+            given = (positions, positions.numel(), tame(1, kind, count), b, count, begins(), poison(bound, U8))
             compare("binary_encode", *given, shift=count)
 
 
 def test_encode_of_a_part_of_the_positions() -> None:
-    compare("binary_encode", mask(5000, 0.1, 1), 77, torch.ones(1), 3, 5000, poison(4000, U8), shift=3)
+    compare("binary_encode", mask(5000, 0.1, 1), 77, torch.ones(1), 3, 5000, begins(), poison(4000, U8), shift=3)
 
 
 def test_bits_per_position() -> None:
@@ -186,7 +187,7 @@ def test_selection_travels_whole() -> None:
     count, k = 50_000, 500
     grad, residual = tame(count, torch.float64, 1), tame(count, torch.float64, 2)
     positions, mean, x = poison(k, I32), poison(1, torch.float64), grad + residual
-    kept, _ = ops.binary_select(grad, residual, k, positions, mean)
+    kept, _ = binary_select(grad, residual, k, positions, mean)
     b = ops.golomb_parameter(k, count)
     section = encoded(positions[:kept], b, count, mean.item(), torch.float64)
     assert ops.binary_decode([section], 0, b, grad, residual, 1.0) == 0
@@ -264,7 +265,7 @@ def test_flipped_bits() -> None:
 
 
 def _encode(positions: list[int], kept: int, b: int, elements: int, room: int) -> object:
-    return ops.binary_encode(torch.tensor(positions, dtype=I32), kept, torch.ones(1), b, elements, poison(room, U8))
+    return binary_encode(torch.tensor(positions, dtype=I32), kept, torch.ones(1), b, elements, poison(room, U8))
 
 
 def _decode(section: Tensor, own: int = 0, b: int = 1, residual: Tensor | None = None) -> object:
@@ -274,14 +275,14 @@ def _decode(section: Tensor, own: int = 0, b: int = 1, residual: Tensor | None =
 def _encode_huge(kept: int) -> object:
     """Nothing here takes memory, nor is contiguous."""
     positions, out = torch.zeros(1, dtype=I32).expand(kept), torch.zeros(1, dtype=U8).expand(1 << 34)
-    return ops.binary_encode(positions, kept, torch.ones(1), 20, (1 << 31) - 1, out)
+    return binary_encode(positions, kept, torch.ones(1), 20, (1 << 31) - 1, out)
 
 
 WORDS, BYTES = torch.zeros(64), torch.zeros(256, dtype=U8)
 REFUSED: dict[str, Callable[[], object]] = {
     "streams of at most 4294967295 bytes": lambda: _encode_huge((1 << 31) - 1),
     "positions must be a contiguous": lambda: _encode_huge(1 << 30),
-    "out and mean must not overlap": lambda: ops.binary_encode(
+    "out and mean must not overlap": lambda: binary_encode(
         poison(1, I32), 0, BYTES[:4].view(torch.float32), 1, 1, BYTES
     ),
     r"grad and sections\[0\] must not overlap": lambda: ops.binary_decode(
@@ -305,7 +306,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "sections must hold": lambda: ops.binary_decode([], 0, 1, torch.ones(4), None, 1.0),
     "section must be": lambda: ops.binary_clear(torch.ones(4), 1, torch.ones(4)),
     "tensor must be float32": lambda: ops.binary_clear(poison(9, U8), 1, poison(9, U8)),
-    "mean must be float32 or float64": lambda: ops.binary_encode(
+    "mean must be float32 or float64": lambda: binary_encode(
         poison(1, I32), 0, torch.ones(1).half(), 1, 1, poison(99, U8)
     ),
     r"k must be in \[0, 4\]": lambda: ops.golomb_parameter(5, 4),

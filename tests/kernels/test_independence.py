@@ -18,6 +18,7 @@ from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops.sizes import ternary_states
 from tests.support.marks import slow
+from tests.support.sections import binary_encode, binary_select, elias_encode, top_select
 
 from .support import DTYPES, KEY, bits, compare, count_rows_of, numbers, poison, tame, words, work
 
@@ -124,7 +125,7 @@ def _quantise(dtype: torch.dtype, count: int, bits: int, norm: int) -> str:
         given = (KEY.at(rank=rank),)
         bad.append(single.qsgd_encode(grad, records, *given, **rule, norm=norm, offset=640))
         out = poison(ops.elias_bound(count, **rule), torch.uint8)
-        used, _ = ops.elias_encode(grad, out, *given, **rule, norm=norm, offset=640)
+        used, _ = elias_encode(grad, out, *given, **rule, norm=norm, offset=640)
         coded.append(out[:used])
     ops.qsgd_fold(parts[:2], parts[2], KEY, **rule, norm=norm, offset=640)
     decoded = [poison(count, dtype) for _ in range(2)]
@@ -158,12 +159,12 @@ def _sparse(dtype: torch.dtype, count: int) -> str:
     b = ops.golomb_parameter(k, count)
     chosen = [poison(k, torch.int32) for _ in range(2)]
     values, mean = poison(k, kind), poison(1, kind)
-    top = ops.top_select(grad, residual, k, chosen[0], values)
-    binary = ops.binary_select(grad, residual, k, chosen[1], mean)
+    top = top_select(grad, residual, k, chosen[0], values)
+    binary = binary_select(grad, residual, k, chosen[1], mean)
     finite = torch.full_like(mean, 0.3)
     sections = [poison(ops.golomb_bound(k, count, b, kind.itemsize), torch.uint8) for _ in chosen]
     for positions, section, found in zip(chosen, sections, (top, binary), strict=True):
-        ops.binary_encode(positions, found[0], finite, b, count, section)
+        binary_encode(positions, found[0], finite, b, count, section)
     cleared = grad.clone()
     wrong = [ops.binary_clear(sections[0], b, cleared)]
     wrong.append(ops.binary_decode(sections, 1, b, grad, residual, 0.7))

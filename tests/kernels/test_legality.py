@@ -103,6 +103,7 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
             _f(2),
             1,
             64,
+            torch.zeros(2, dtype=torch.int64),
             SHARED.view(torch.uint8),
             form="signs",
             mean=SHARED[:1],

@@ -20,6 +20,7 @@ import torch
 
 from horovod_compress import ops
 from horovod_compress.ops.keys import SKETCH, Key
+from tests.support.sections import top_select
 
 torch.set_num_threads(2)
 KEY = Key(seed=1, step=1, bucket=0, rank=0, purpose=SKETCH)
@@ -37,7 +38,7 @@ def runs_out(spare: int, call: Callable[[], object]) -> None:
 
 
 def select(x: torch.Tensor, k: int) -> tuple[int, int]:
-    return ops.top_select(x, None, k, torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype))
+    return top_select(x, None, k, torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype))
 
 
 def sketch_top(count: int) -> None:
@@ -51,7 +52,7 @@ small, large = torch.ones(10_000, dtype=torch.float64), torch.ones(8_000_000, dt
 sketch_top(16_000_000)
 print(select(small, 10))
 outputs = torch.empty(large.numel(), dtype=torch.int32), torch.empty_like(large)
-runs_out(100 << 20, lambda: ops.top_select(large, None, large.numel(), *outputs))
+runs_out(100 << 20, lambda: top_select(large, None, large.numel(), *outputs))
 print(select(small, 10))
 """
 

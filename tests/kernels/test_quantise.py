@@ -13,6 +13,7 @@ from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops.reference import quantise as reference_quantise
 from tests.support.marks import each_value, slow
+from tests.support.sections import begins, elias_encode
 
 from .support import DTYPES, KEY, LENGTHS, Guarded, compare, numbers, poison, tame, work
 
@@ -42,7 +43,7 @@ def encoded(x: Tensor, rank: int = 0, **shape: int) -> Tensor:
 
 def section(x: Tensor, rank: int = 0, **shape: int) -> Tensor:
     out = poison(ops.elias_bound(x.numel(), bits=shape["bits"], block=shape["block"]), U8)
-    used, _ = ops.elias_encode(x, out, KEY.at(rank=rank), **shape)
+    used, _ = elias_encode(x, out, KEY.at(rank=rank), **shape)
     assert bool((out[used:] == 0xA5).all())
     return out[:used].clone()
 
@@ -160,7 +161,7 @@ def test_elias_encode(dtype: torch.dtype) -> None:
         x = numbers(count, dtype, count)
         x[count // 3 : count // 2] = 0
         out = poison(ops.elias_bound(count, bits=shape["bits"], block=shape["block"]), U8)
-        compare("elias_encode", x, out, KEY, **shape, offset=128, shift=count)
+        compare("elias_encode", x, begins(), out, KEY, **shape, offset=128, shift=count)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -332,8 +333,8 @@ REFUSED = {
     r"parts\[1\] must be": lambda: ops.exponential_fold([poison(9, U8), poison(8, U8)], poison(9, U8), KEY, headroom=1),
     "headroom must be": lambda: ops.exponential_fold([poison(9, U8)], poison(9, U8), KEY, headroom=0),
     "grad must be float32": lambda: single.qsgd_decode(poison(36, U8), poison(4, U8), bits=4, block=64, scale=1.0),
-    "out must hold at least": lambda: ops.elias_encode(torch.ones(64), poison(30, U8), KEY, **SHAPE),
-    "must be on the CPU or the current CUDA device": lambda: ops.elias_encode(
+    "out must hold at least": lambda: elias_encode(torch.ones(64), poison(30, U8), KEY, **SHAPE),
+    "must be on the CPU or the current CUDA device": lambda: elias_encode(
         torch.ones(4, device="meta"), poison(99, U8), KEY, **SHAPE
     ),
     "bounds must be": lambda: single.uniform_encode(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import ops
 from tests.support.marks import slow
+from tests.support.sections import binary_select, top_select
 
 from .support import DTYPES, LENGTHS, compare, numbers, poison, tame, work
 
@@ -20,8 +20,8 @@ LARGE = 300_007  # the sample decides here, and threads share the work
 def both(x: Tensor, residual: Tensor | None, k: int, shift: int = 0) -> None:
     """Compare both selections."""
     kind = work(x.dtype)
-    compare("top_select", x, residual, k, poison(k, torch.int32), poison(k, kind), shift=shift)
-    compare("binary_select", x, residual, k, poison(k, torch.int32), poison(1, kind), shift=shift)
+    compare("top_select_all", [x], [residual], [k], [poison(k, torch.int32)], [poison(k, kind)], shift=shift)
+    compare("binary_select_all", [x], [residual], [k], [poison(k, torch.int32)], [poison(1, kind)], shift=shift)
 
 
 def ks(count: int) -> set[int]:
@@ -99,17 +99,17 @@ def test_by_hand() -> None:
     nan, inf = float("nan"), float("inf")
     x = torch.tensor([1.0, -3.0, 0.0, 3.0, nan, -2.0, -0.0, 3.0, -4.0])
     positions, values, mean = poison(4, torch.int32), poison(4, torch.float32), poison(1, torch.float32)
-    assert ops.top_select(x, None, 4, positions, values) == (4, 1)
+    assert top_select(x, None, 4, positions, values) == (4, 1)
     assert (positions.tolist(), values.tolist()) == ([1, 3, 7, 8], [-3.0, 3.0, 3.0, -4.0])
-    assert ops.binary_select(x, None, 2, positions[:2], mean) == (2, 1)
+    assert binary_select(x, None, 2, positions[:2], mean) == (2, 1)
     assert (positions[:2].tolist(), mean.item()) == ([1, 8], -3.5)
-    assert ops.binary_select(-x, -x, 4, positions, mean) == (3, 1)
+    assert binary_select(-x, -x, 4, positions, mean) == (3, 1)
     assert (positions[:3].tolist(), mean.item()) == ([1, 5, 8], 6.0)
-    assert ops.binary_select(torch.tensor([1.0, -1.0]), None, 1, positions[:1], mean) == (1, 0)
+    assert binary_select(torch.tensor([1.0, -1.0]), None, 1, positions[:1], mean) == (1, 0)
     assert (positions[0].item(), mean.item()) == (0, 1.0)
-    assert ops.binary_select(torch.zeros(3), None, 2, positions[:2], mean) == (0, 0)
+    assert binary_select(torch.zeros(3), None, 2, positions[:2], mean) == (0, 0)
     assert mean.item() == 0.0
-    assert ops.top_select(torch.tensor([5.0, -inf, inf]), None, 2, positions[:2], values[:2]) == (2, 2)
+    assert top_select(torch.tensor([5.0, -inf, inf]), None, 2, positions[:2], values[:2]) == (2, 2)
     assert positions[:2].tolist() == [1, 2]
 
 
@@ -117,10 +117,10 @@ def test_the_sides_are_weighed_by_what_they_remove() -> None:
     """One large element removes 9, four of 2 remove 16."""
     positions, mean = poison(4, torch.int32), poison(1, torch.float32)
     x = torch.tensor([3.0, -2.0, -2.0, 0.0, -2.0, -2.0])
-    assert ops.binary_select(x, None, 4, positions, mean) == (4, 0)
+    assert binary_select(x, None, 4, positions, mean) == (4, 0)
     assert (positions.tolist(), mean.item()) == ([1, 2, 4, 5], -2.0)
     x[0] = 4.0
-    assert ops.binary_select(x, None, 4, positions, mean) == (1, 0)
+    assert binary_select(x, None, 4, positions, mean) == (1, 0)
     assert (positions[0].item(), mean.item()) == (0, 4.0)
 
 
@@ -128,7 +128,7 @@ def test_the_sides_are_weighed_by_what_they_remove() -> None:
 def test_the_sides_are_weighed_where_their_squares_are_no_numbers(scale: float) -> None:
     x = torch.tensor([1.0, -5.0, 0.5, -4.0], dtype=torch.float64) * scale
     positions, mean = poison(2, torch.int32), poison(1, torch.float64)
-    assert ops.binary_select(x, None, 2, positions, mean) == (2, 0)
+    assert binary_select(x, None, 2, positions, mean) == (2, 0)
     assert (positions.tolist(), mean.item()) == ([1, 3], (x[1] + x[3]).item() / 2)
     for k in (1, 2, 3):
         both(x, None, k)
@@ -140,7 +140,7 @@ def test_a_mean_that_overflows_is_infinite() -> None:
     """It does not count: the elements are finite, and the method cuts it off."""
     x = torch.tensor([1e308, -1.0, 1.5e308], dtype=torch.float64)
     positions, mean = poison(2, torch.int32), poison(1, torch.float64)
-    assert ops.binary_select(x, None, 2, positions, mean) == (2, 0) and mean.item() == math.inf
+    assert binary_select(x, None, 2, positions, mean) == (2, 0) and mean.item() == math.inf
     for sign in (-1, 1):
         both(x * sign, None, 2)
         both(torch.cat([x, x * float("inf")]) * sign, None, 6)
@@ -149,7 +149,7 @@ def test_a_mean_that_overflows_is_infinite() -> None:
 def test_agrees_with_torch() -> None:
     x = tame(50_000, torch.float64, 3)
     positions, values = poison(500, torch.int32), poison(500, torch.float64)
-    assert ops.top_select(x, None, 500, positions, values) == (500, 0)
+    assert top_select(x, None, 500, positions, values) == (500, 0)
     assert torch.equal(positions.long(), x.abs().topk(500).indices.sort().values)
     assert torch.equal(values, x[positions.long()])
 
@@ -161,7 +161,7 @@ def test_count_nonfinite(dtype: torch.dtype) -> None:
 
 
 def _select(x: Tensor, k: int, positions: Tensor, values: Tensor, residual: Tensor | None = None) -> object:
-    return ops.top_select(x, residual, k, positions, values)
+    return top_select(x, residual, k, positions, values)
 
 
 I32, F32 = torch.int32, torch.float32
@@ -181,9 +181,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     "positions and residual must not overlap": lambda: _select(torch.ones(64), 4, X.view(I32)[7:11], poison(4, F32), X),
     "values and grad must not overlap": lambda: _select(X, 64, poison(64, I32), X),
     "values and positions must not overlap": lambda: _select(torch.ones(64), 4, X.view(I32)[:4], X[3:7]),
-    "mean and grad must not overlap": lambda: ops.binary_select(X, None, 2, poison(2, I32), X[5:6]),
+    "mean and grad must not overlap": lambda: binary_select(X, None, 2, poison(2, I32), X[5:6]),
     "grad must be float32": lambda: _select(poison(4, I32), 2, poison(2, I32), poison(2, F32)),
-    "mean must be": lambda: ops.binary_select(torch.ones(4), None, 2, poison(2, I32), poison(2, F32)),
+    "mean must be": lambda: binary_select(torch.ones(4), None, 2, poison(2, I32), poison(2, F32)),
     "at most 2147483647": lambda: _select(torch.zeros(1).expand(1 << 31), 2, poison(2, I32), poison(2, F32)),
 }
 

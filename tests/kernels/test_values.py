@@ -12,6 +12,7 @@ from torch import Tensor
 from horovod_compress import ops
 from horovod_compress.ops.reference.sparse import section_values
 from tests.support.marks import each_value
+from tests.support.sections import begins, top_select, values_encode
 
 from .support import DTYPES, KEY, LENGTHS, Guarded, compare, numbers, poison, tame, work
 
@@ -33,7 +34,7 @@ def encoded(positions: Tensor, values: Tensor, b: int, elements: int, form: str)
     kept = positions.numel()
     out = poison(ops.values_bound(kept, elements, b, values.element_size(), form=form), U8)
     mean = means(form, values.dtype)
-    used = ops.values_encode(positions, kept, values, b, elements, out, form=form, mean=mean)
+    used = values_encode(positions, kept, values, b, elements, out, form=form, mean=mean)
     assert bool((out[used:] == 0xA5).all())
     return out[:used].clone()
 
@@ -47,7 +48,7 @@ def test_encode(kind: torch.dtype, form: str) -> None:
             positions = mask(count, 1 / (count % 13 + 1), count)
             kept = positions.numel()
             out = poison(ops.values_bound(kept, count, b, 8, form=form), U8)
-            given = (positions, kept, numbers(kept, kind, count), b, count, out)
+            given = (positions, kept, numbers(kept, kind, count), b, count, begins(), out)
             compare("values_encode", *given, shift=count, form=form, mean=means(form, kind))
 
 
@@ -114,7 +115,7 @@ def test_selection_travels_whole() -> None:
     count, k = 50_000, 500
     grad, residual = tame(count, torch.float64, 1), tame(count, torch.float64, 2)
     positions, values, x = poison(k, I32), poison(k, torch.float64), grad + residual
-    kept, _ = ops.top_select(grad, residual, k, positions, values)
+    kept, _ = top_select(grad, residual, k, positions, values)
     section = encoded(positions[:kept], values[:kept], ops.golomb_parameter(k, count), count, "full")
     assert ops.values_decode([section], 0, ops.golomb_parameter(k, count), grad, residual, 1.0) == 0
     assert torch.equal(grad.nonzero().flatten(), positions.long()) and torch.equal(grad + residual, x)
@@ -226,7 +227,7 @@ def test_every_element_is_as_likely() -> None:
 
 def _encode(positions: list[int], kept: int, b: int, elements: int, room: int, **options: object) -> object:
     at = torch.tensor(positions, dtype=I32)
-    return ops.values_encode(at, kept, torch.ones(len(positions)), b, elements, poison(room, U8), **options)
+    return values_encode(at, kept, torch.ones(len(positions)), b, elements, poison(room, U8), **options)
 
 
 def _decode(section: Tensor, own: int = 0, b: int = 1, residual: Tensor | None = None, **options: object) -> object:

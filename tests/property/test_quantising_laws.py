@@ -18,6 +18,7 @@ from horovod_compress.errors import ConfigError, CorruptFrameError
 from horovod_compress.ops.keys import Key
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 from tests.support.marks import each_value, slow
+from tests.support.sections import elias_encode
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "qsgd 8": ("qsgd", {"bits": 8}),
@@ -283,7 +284,7 @@ def test_elias_codes_are_as_short_as_the_paper_says(bits: int, block: int) -> No
     count, s, d = 64 * block, (1 << bits - 1) - 1, block
     x = one_tensor(1, count, seed=9)[0]
     out = torch.zeros(ops.elias_bound(count, bits=bits, block=block), dtype=torch.uint8)
-    used, _ = ops.elias_encode(x, out, Key(1, 0, 0, 0), bits=bits, block=block, norm=2)
+    used, _ = elias_encode(x, out, Key(1, 0, 0, 0), bits=bits, block=block, norm=2)
     most = (3 + 1.5 * math.log2(2 * (s * s + d) / (s * (s + math.sqrt(d))))) * s * (s + math.sqrt(d)) + 32
     directory = 32 * -(-count // 8192) + 8 * -(-count // 8192)
     assert 8 * used <= most * count / d + directory

@@ -7,7 +7,7 @@ is written and read, if it is of another kind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from ...errors import ConfigError, CorruptFrameError
 from ...ops.keys import Key
 from ...schedule.plan import Bucket, TensorSpec
 from ..base import Algebra, Codec, Law, Properties
-from ..work import Counts, Layout, Part, Regions, Work, clamped, per_element, slices, work_dtype
+from ..work import Counts, Layout, Part, Regions, Work, clamped_all, per_element, slices, together, work_dtype
 
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
@@ -101,29 +101,45 @@ class Sections(Codec):
 
     def _scratch(self, bucket: Bucket) -> Regions:
         number = sum(self.most(tensor) for tensor in bucket.tensors)
-        return {"positions": (torch.int32, number), "values": (work_dtype(bucket), number)}
+        return {"positions": (torch.int32, number), "values": (work_dtype(bucket), number), "ends": ends(bucket)}
 
     def prepare(self, work: Work) -> None:
         tensors = work.bucket.tensors
         work.memo["places"] = slices([self.most(tensor) for tensor in tensors])
         work.memo["parameters"] = [parameter(self.most(tensor), tensor.count) for tensor in tensors]
         work.memo["kept"] = [0] * len(tensors)
-        work.memo["rest"] = [None] * len(tensors)  # what a clamp took from the values, for the residual
+        work.memo["rest"] = {}  # by position: what a clamp took from the values, for the residual
         work.memo["form"] = self.form(work.bucket)
 
     # ---- one round ----
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        return [self.select(work, position) for position in positions]
+        """Choose what is sent of tensors; return how many of the values of each are not finite."""
+        given = self.given(work, positions)
+        found = ops.top_select_all(*given, [work.local["values"][own] for own in self._own(work, positions)])
+        for position, (kept, _) in zip(positions, found, strict=True):
+            work.memo["kept"][position] = kept
+        finite = [position for position, (_, nonfinite) in zip(positions, found, strict=True) if not nonfinite]
+        work.memo["rest"].update(dict.fromkeys(positions))
+        rests = clamped_all([self.values(work, position) for position in finite], [work.limit()] * len(finite))
+        work.memo["rest"].update(zip(finite, rests, strict=True))
+        return [nonfinite for _, nonfinite in found]
 
-    def select(self, work: Work, position: int) -> int:
-        """Choose what is sent of one tensor; return how many of its values are not finite."""
-        own = work.memo["places"][position]
-        given = (work.grad(position), work.residual_of(position), own.stop - own.start)
-        kept, nonfinite = ops.top_select(*given, work.local["positions"][own], work.local["values"][own])
-        work.memo["kept"][position] = kept
-        work.memo["rest"][position] = None if nonfinite else clamped(work.local["values"][own][:kept], work.limit())
-        return nonfinite
+    def given(
+        self, work: Work, positions: Sequence[int]
+    ) -> tuple[list[Tensor], list[Tensor | None], list[int], list[Tensor]]:
+        """Return what a selection begins with: gradients, residuals, how many to take, room for their positions."""
+        own = self._own(work, positions)
+        grads, residuals = [work.grad(p) for p in positions], [work.residual_of(p) for p in positions]
+        return grads, residuals, [one.stop - one.start for one in own], [work.local["positions"][one] for one in own]
+
+    def _own(self, work: Work, positions: Sequence[int]) -> list[slice]:
+        return [work.memo["places"][position] for position in positions]
+
+    def values(self, work: Work, position: int) -> Tensor:
+        """Return the values that were chosen of a tensor."""
+        own: slice = work.memo["places"][position]
+        return work.local["values"][own][: work.memo["kept"][position]]
 
     def mean(self, work: Work, position: int) -> Tensor | None:
         """Return what all values of a tensor count as, where only their signs are sent."""
@@ -131,26 +147,19 @@ class Sections(Codec):
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         """Write one section per tensor behind a table of the sections' lengths."""
-        payload, tensors = work.regions["payload"], work.bucket.tensors
-        at = LENGTH_BYTES * len(tensors)
-        lengths = payload[:at].view(torch.int32)
-        lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
-        for part in parts:
-            length = self.write(work, part.position, payload[at:])
-            lengths[part.position] = length
-            at += length
-        work.used = at
+        write_sections(work, parts, lambda position, place: self.write(work, position, place))
 
-    def write(self, work: Work, position: int, out: Tensor) -> int:
-        """Write the section of one tensor; return its bytes."""
+    def write(self, work: Work, position: int, place: Tensor) -> None:
+        """Write the section of one tensor into the payload, at a place as :func:`ops.binary_encode` has it."""
         own = work.memo["places"][position]
-        return ops.values_encode(
+        ops.values_encode(
             work.local["positions"][own],
             work.memo["kept"][position],
             work.local["values"][own],
             work.memo["parameters"][position],
             work.bucket.tensors[position].count,
-            out,
+            place,
+            work.regions["payload"],
             form=work.memo["form"],
             mean=self.mean(work, position),
         )
@@ -160,12 +169,11 @@ class Sections(Codec):
         return {}
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
-        sections = [cut(payload, len(work.bucket.tensors)) for payload in work.gathered]
-        for position in (part.position for part in parts):
-            mine = [of_rank[position] for of_rank in sections]
-            wrong = int(self.read(work, position, mine, key.rank, result_scale / work.world))
-            if wrong:
-                raise malformed(wrong, self.said, work, position, key)
+        sections, scale = cut(work.gathered, len(work.bucket.tensors)), result_scale / work.world
+        positions = [part.position for part in parts]
+        wrong = [self.read(work, p, [of_rank[p] for of_rank in sections], key.rank, scale) for p in positions]
+        check_well_formed(wrong, positions, self.said, work, key)
+        for position in positions:
             self._put_back(work, position)
             work.saturate(position, result_scale)
             if momenta := work.momenta.get(position):
@@ -191,7 +199,7 @@ class Sections(Codec):
 
     def _put_back(self, work: Work, position: int) -> None:
         """Return to the residual what a clamp took, where decoding leaves nothing of a value that was sent."""
-        rest, residual = work.memo["rest"][position], work.residual_of(position)
+        rest, residual = work.memo["rest"].get(position), work.residual_of(position)
         if rest is not None and residual is not None and "momentum" in self.keeps(work, position):
             own = work.memo["places"][position]
             residual.index_add_(0, work.local["positions"][own][: rest.numel()].long(), rest)
@@ -204,19 +212,64 @@ class Sections(Codec):
             momentum.index_fill_(0, sent, 0)
 
 
-def malformed(ranges: int, said: str, work: Work, position: int, key: Key) -> CorruptFrameError:
-    """Return the error for sections of a tensor that say what no rank has written."""
-    return CorruptFrameError(
-        f"rank {key.rank}: {ranges} malformed range(s) of {said} for {work.bucket.tensors[position].name} (step "
-        f"{key.step}, bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
-    )
+# ---- sections of several tensors ----------------------------------------------------------------
 
 
-def cut(payload: Tensor, number: int) -> list[Tensor]:
-    """Cut a payload into the sections of its tensors; what does not fit leaves them short."""
-    table = payload[: LENGTH_BYTES * number]
-    lengths = table.view(torch.int32).tolist() if table.numel() == LENGTH_BYTES * number else [0] * number
-    sections, at = [], LENGTH_BYTES * number
+def ends(bucket: Bucket) -> tuple[torch.dtype, int]:
+    """Return the region in which :func:`write_sections` notes where sections end."""
+    return torch.int64, len(bucket.tensors) + 1
+
+
+def write_sections(work: Work, parts: Sequence[Part], write: Callable[[int, Tensor], None]) -> None:
+    """Write sections one behind the other, and before them a table of their lengths. Waits once on CUDA.
+
+    Args:
+        write: writes the section of the tensor at a position, at a place as :func:`ops.binary_encode` has it.
+    """
+    number, ends = len(work.bucket.tensors), work.local["ends"][: len(parts) + 1]
+    ends[0] = begin = LENGTH_BYTES * number
+    for index, part in enumerate(parts):
+        write(part.position, ends[index : index + 2])
+    lengths = work.regions["payload"][:begin].view(torch.int32)
+    if len(parts) == number and [part.position for part in parts] == list(range(number)):
+        torch.sub(ends[1:], ends[:-1], out=lengths)
+    else:
+        lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
+        for index, part in enumerate(parts):
+            lengths[part.position : part.position + 1] = ends[index + 1] - ends[index]
+    work.used = int(ends[-1])
+    if work.used < 0:
+        raise RuntimeError(f"bucket {work.bucket.index}: a section found no room in its payload")
+
+
+def check_well_formed(wrong: Sequence[int | Tensor], positions: Sequence[int], said: str, work: Work, key: Key) -> None:
+    """Refuse sections of which ranges say what no rank has written. Waits once on CUDA.
+
+    Args:
+        wrong: how many, of the tensor at each position.
+
+    Raises:
+        CorruptFrameError: names the first of these tensors.
+    """
+    for position, count in zip(positions, together(wrong), strict=True):
+        if count:
+            raise CorruptFrameError(
+                f"rank {key.rank}: {count} malformed range(s) of {said} for {work.bucket.tensors[position].name} (step "
+                f"{key.step}, bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
+            )
+
+
+def cut(payloads: Sequence[Tensor], number: int) -> list[list[Tensor]]:
+    """Cut payloads into the sections of as many tensors; what does not fit leaves them short. Waits once on CUDA."""
+    table = LENGTH_BYTES * number
+    # A payload without a whole table has no sections.
+    tables = [one[:table] if one.numel() >= table else one.new_zeros(table) for one in payloads]
+    lengths = torch.cat(tables).view(torch.int32).tolist()
+    return [_cut(one, lengths[number * i : number * (i + 1)]) for i, one in enumerate(payloads)]
+
+
+def _cut(payload: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    sections, at = [], LENGTH_BYTES * len(lengths)
     for length in lengths:
         sections.append(payload[at : at + max(0, length)])
         at += max(0, length)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...codecs.work import together
 from ..norms import some
 from ..reducer import Reducer
 from . import second_moment as moments
@@ -81,8 +82,9 @@ class Matching:
     def _are_kept(self) -> bool:
         """Return whether most parameters have gradients already, as the step begins: nobody has cleared them."""
         trained = [p for _, p, _ in self._places() if p.requires_grad]
-        filled = [p for p in trained if p.grad is not None and (p.grad.is_sparse or bool(p.grad.any()))]
-        return 2 * len(filled) > len(trained)
+        grads = [p.grad for p in trained if p.grad is not None]
+        filled = together([True if grad.is_sparse else grad.any() for grad in grads])  # one wait on a GPU
+        return 2 * sum(filled) > len(trained)
 
     def _tell_off(self) -> None:
         if not self._told_off and not self._reducer.rank:

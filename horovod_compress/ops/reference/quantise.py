@@ -315,16 +315,17 @@ def _levels_of(raw: bytes, count: int, top: int) -> np.ndarray:
 
 
 def elias_encode(
-    grad: Tensor, out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
-) -> tuple[int, int]:
+    grad: Tensor, place: Tensor, out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
+) -> int:
     x, length = load(grad), max(1, ELIAS_RANGE // block) * block
     norms = _norms(x, block, norm)
     codes = _levels(x, norms, block, bits, key, offset)
     streams = [_stream(codes[at : at + length]) for at in range(0, x.size, length)]
     lengths = np.array([len(stream) for stream in streams], dtype=np.uint32)
     section = np.frombuffer(lengths.tobytes() + norms.tobytes() + b"".join(streams), dtype=np.uint8)
-    out.numpy()[: section.size] = section
-    return section.size, int(np.count_nonzero(~np.isfinite(x)))
+    place[1] = place[0] + section.size
+    out.numpy()[int(place[0]) : int(place[1])] = section
+    return int(np.count_nonzero(~np.isfinite(x)))
 
 
 @quiet

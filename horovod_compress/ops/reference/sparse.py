@@ -26,12 +26,14 @@ def _not_finite(x: np.ndarray) -> int:
 
 
 @quiet
-def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor) -> tuple[int, int]:
+def top_select(
+    grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor, numbers: Tensor, *, whole: bool
+) -> None:
     x = offered(grad, residual)
     kept = _largest(np.abs(x), k)
     positions.numpy()[: kept.size] = kept
     values.numpy()[: kept.size] = x[kept]
-    return kept.size, _not_finite(x)
+    numbers.numpy()[:] = kept.size, _not_finite(x), 0
 
 
 def _power_below(total: float) -> float:
@@ -41,7 +43,9 @@ def _power_below(total: float) -> float:
 
 
 @quiet
-def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor) -> tuple[int, int]:
+def binary_select(
+    grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor, numbers: Tensor, *, whole: bool
+) -> None:
     x = offered(grad, residual)
     sides = [_largest(x, k), _largest(-x, k)]
     totals = [row_sums(x[side].astype(np.float64), max(side.size, 1)).sum() for side in sides]
@@ -52,7 +56,7 @@ def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tens
     kept = sides[winner]
     mean.numpy()[:] = totals[winner] / kept.size if kept.size else 0.0
     positions.numpy()[: kept.size] = kept
-    return kept.size, _not_finite(x)
+    numbers.numpy()[:] = kept.size, _not_finite(x), 0
 
 
 def count_nonfinite(grad: Tensor) -> int:
@@ -71,26 +75,34 @@ def _stream(gaps: np.ndarray, b: int) -> bytes:
     return np.packbits(np.array(bits, dtype=np.uint8), bitorder="little").tobytes()
 
 
-def _write(
-    positions: Tensor, kept: int, b: int, elements: int, out: Tensor, head: bytes, values: np.ndarray | None, form: str
-) -> int:
-    """Write a section: a head, what the ranges' parts take, and these: a stream, and values if there are some."""
+def _section(
+    positions: Tensor, kept: int, b: int, elements: int, head: bytes, values: np.ndarray | None, form: str
+) -> bytes | None:
+    """Return a head, what the ranges' parts take, and these: a stream, and values if there are some."""
     at, length = positions.numpy()[:kept].astype(np.int64), 1 << b + 11
     if (np.diff(at) < 1).any() or (at < 0).any() or (at >= elements).any():
-        return -1
+        return None
     lengths, ranges = [], []
     for start in range(0, elements, length):
         inside = (at >= start) & (at < start + length)
         stream = _stream(np.diff(at[inside], prepend=start - 1) - 1, b)
         lengths += [len(stream)] if values is None else [len(stream), int(inside.sum())]
         ranges += [stream] if values is None else [stream, _coded(values[inside], form)]
-    section = head + np.array(lengths, dtype="<u4").tobytes() + b"".join(ranges)
-    out.numpy()[: len(section)] = np.frombuffer(section, dtype=np.uint8)
-    return len(section)
+    return head + np.array(lengths, dtype="<u4").tobytes() + b"".join(ranges)
 
 
-def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, out: Tensor) -> int:
-    return _write(positions, kept, b, elements, out, mean.numpy().tobytes(), None, "")
+def _put(section: bytes | None, place: Tensor, out: Tensor) -> None:
+    begin = int(place[0])
+    place[1] = -1
+    if section is not None and begin >= 0:
+        place[1] = end = begin + len(section)
+        out.numpy()[begin:end] = np.frombuffer(section, dtype=np.uint8)
+
+
+def binary_encode(
+    positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, place: Tensor, out: Tensor
+) -> None:
+    _put(_section(positions, kept, b, elements, mean.numpy().tobytes(), None, ""), place, out)
 
 
 def _positions(stream: bytes, b: int, start: int, end: int) -> tuple[list[int], int]:
@@ -210,13 +222,14 @@ def values_encode(
     values: Tensor,
     b: int,
     elements: int,
+    place: Tensor,
     out: Tensor,
     *,
     form: str = "full",
     mean: Tensor | None = None,
-) -> int:
+) -> None:
     head = b"" if mean is None else mean.numpy().tobytes()
-    return _write(positions, kept, b, elements, out, head, values.numpy()[:kept], form)
+    _put(_section(positions, kept, b, elements, head, values.numpy()[:kept], form), place, out)
 
 
 def section_values(

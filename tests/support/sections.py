@@ -1,0 +1,44 @@
+"""Selections and sections of one tensor, whose numbers a test reads at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horovod_compress import ops
+from horovod_compress.ops.keys import Key
+
+
+def begins(at: int = 0, device: torch.device | str = "cpu") -> Tensor:
+    """Return the place of a section that begins there, as :func:`ops.binary_encode` takes it."""
+    return torch.tensor([at, -7], device=device)
+
+
+def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor) -> tuple[int, int]:
+    return ops.top_select_all([grad], [residual], [k], [positions], [values])[0]
+
+
+def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor) -> tuple[int, int]:
+    return ops.binary_select_all([grad], [residual], [k], [positions], [mean])[0]
+
+
+def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, out: Tensor) -> int:
+    """Write a section; return its bytes."""
+    ops.binary_encode(positions, kept, mean, b, elements, place := begins(device=out.device), out)
+    return int(place[1])
+
+
+def values_encode(
+    positions: Tensor, kept: int, values: Tensor, b: int, elements: int, out: Tensor, **options: Any
+) -> int:
+    """Write a section; return its bytes."""
+    ops.values_encode(positions, kept, values, b, elements, place := begins(device=out.device), out, **options)
+    return int(place[1])
+
+
+def elias_encode(grad: Tensor, out: Tensor, key: Key, **options: Any) -> tuple[int, int]:
+    """Write a section; return its bytes, and how many elements are not finite."""
+    nonfinite = ops.elias_encode(grad, place := begins(device=out.device), out, key, **options)
+    return int(place[1]), int(nonfinite)
