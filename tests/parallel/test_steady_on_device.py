@@ -34,7 +34,8 @@ def test_one_step_has_a_timeline(place: tuple[str, str, str], record_property: C
                 (ROOT / "build" / "gpu").mkdir(parents=True, exist_ok=True)
                 (ROOT / f"build/gpu/trace.{method}.{front}.rank{rank}.json").write_text(found["trace"])
             if rank == 0 and "runtime calls" in found:
-                counts = {"noticed by torch": found["noticed by torch"], **found["runtime calls"]}
+                noticed = found["noticed by torch"]  # by the lines of the code
+                counts = {"noticed by torch": sum(noticed.values()), **found["runtime calls"], "at": noticed}
                 record_property(f"waits of the host in a step, {method}", counts)
 
 

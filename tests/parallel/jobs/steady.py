@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ def steps_of(method: str) -> tuple[Callable[[int], None], Any]:
     return take, compression
 
 
-def warned(take: Callable[[int], None], number: int) -> int:
-    """Count the calls of torch that wait for the GPU, on any thread, as torch itself notices them."""
+def warned(take: Callable[[int], None], number: int) -> Counter[str]:
+    """Count the calls of torch that wait for the GPU, on any thread, as torch itself notices them, by their lines."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as found:
@@ -55,7 +56,8 @@ def warned(take: Callable[[int], None], number: int) -> int:
             take(number)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(one.message) for one in found)
+    waits = [one for one in found if "synchroniz" in str(one.message)]
+    return Counter(f"{'/'.join(Path(one.filename).parts[-2:])}:{one.lineno}" for one in waits)
 
 
 def profiled(take: Callable[[int], None], number: int) -> dict[str, int]:
@@ -67,10 +69,10 @@ def profiled(take: Callable[[int], None], number: int) -> dict[str, int]:
     return {wait: names.count(wait) for wait in WAITS}
 
 
-def in_each(count: Callable[[int], dict[str, int]]) -> dict[str, float]:
+def in_each(count: Callable[[int], Mapping[str, int]]) -> dict[str, float]:
     """Return counts of one step: those of many steps less those of a few, without what counting itself adds."""
     few, many = count(FEW), count(MANY)
-    return {name: (many[name] - few[name]) / (MANY - FEW) for name in few}
+    return {name: (many[name] - few.get(name, 0)) / (MANY - FEW) for name in many}
 
 
 def run(method: str) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def run(method: str) -> dict[str, Any]:
     found: dict[str, Any] = {"trace": Path(recorded.path).read_text()}
     if WHERE.type == "cuda":
         torch.cuda.synchronize()
-        found["noticed by torch"] = in_each(lambda number: {"calls": warned(take, number)})["calls"]
+        found["noticed by torch"] = in_each(lambda number: warned(take, number))
         found["runtime calls"] = in_each(lambda number: profiled(take, number))
     compression.close()
     return found
