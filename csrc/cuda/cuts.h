@@ -38,13 +38,21 @@ template <class T> struct Whole {
   __device__ int32_t position(int64_t i) const { return int32_t(i); }
 };
 
-// Every `step`-th element.
+// Every `step`-th element. They lie far apart: what is found of them is kept for the digits after the first.
 template <class T> struct Sampled {
   using W = Work<T>;
   Input<T> in;
   int64_t step;
+  W* kept;
   __device__ int64_t size() const { return in.count / step; }
-  __device__ W value(int64_t i) const { return offered(in.grad, in.residual, i * step); }
+  __device__ W value(int64_t i) const { return kept[i] = offered(in.grad, in.residual, i * step); }
+};
+template <class V> struct Sample {
+  using W = V;
+  const V* values;
+  int64_t count;
+  __device__ int64_t size() const { return count; }
+  __device__ V value(int64_t i) const { return values[i]; }
 };
 
 template <class V> struct Candidate {
@@ -106,138 +114,207 @@ template <int kSides, class K> __device__ void choose(const Digit<K>& digit, con
   }
 }
 
+// The bins of a block in shared memory: they begin empty, and are added to those of the grid at the end.
+template <int kSides> struct Bins {
+  unsigned counts[kSides * kBins];
+
+  __device__ void begin() {
+    for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) counts[i] = 0;
+    __syncthreads();
+  }
+  template <class W> __device__ void take(W x, int shift) {
+    atomicAdd(&counts[side_of<kSides>(x) * kBins + int(key_of(x) >> shift & (kBins - 1))], 1u);
+  }
+  template <class K> __device__ void end(const Digit<K>& digit, const Noted<K>& noted) {
+    __syncthreads();
+    for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) add_count(digit.counts + i, counts[i]);
+    if (is_last_block(digit.arrived)) choose<kSides>(digit, noted);
+  }
+};
+
 // Counts a digit of the keys that agree with the search so far.
 template <int kSides, class Source, class K>
 __global__ void digits_kernel(Source source, Digit<K> digit, Noted<K> noted) {
-  __shared__ unsigned counts[kSides * kBins];
-  for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) counts[i] = 0;
-  __syncthreads();
+  using W = typename Source::W;
+  __shared__ Bins<kSides> bins;
+  bins.begin();
   const bool first = digit.above == kKeyBits<K>;
   const K above = first ? K(0) : K(~K(0) << digit.above);
   K known[kSides];
   for (int side = 0; side < kSides; ++side) known[side] = first ? K(0) : digit.searches[side].key & above;
+  const int64_t size = source.size();
   int64_t bad = 0;
-  for (int64_t i = first_item(); i < source.size(); i += item_stride()) {
-    const auto given = source.value(i), x = less_nan(given);
-    bad += !is_finite(given);
-    const K key = key_of(x);
-    const int side = side_of<kSides>(x);
-    const K wanted = kSides == 1 || side == 0 ? known[0] : known[kSides - 1];
-    if (key != 0 && (key & above) == wanted)
-      atomicAdd(&counts[side * kBins + int(key >> digit.shift & (kBins - 1))], 1u);
+  for (int64_t begin = first_item(); begin < size; begin += kInFlight * item_stride()) {
+    W given[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t i = begin + k * item_stride();
+      given[k] = i < size ? source.value(i) : W(0);
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const W x = less_nan(given[k]);
+      bad += !is_finite(given[k]);
+      const K key = key_of(x), wanted = side_of<kSides>(x) == 0 ? known[0] : known[kSides - 1];
+      if (key != 0 && (key & above) == wanted) bins.take(x, digit.shift);
+    }
   }
-  __syncthreads();
-  for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) add_count(digit.counts + i, counts[i]);
   if (noted.nonfinite) add_count(noted.nonfinite, bad);
-  if (is_last_block(digit.arrived)) choose<kSides>(digit, noted);
+  bins.end(digit, noted);
 }
 
-// Memory for the counts of so many digits, cleared at once.
-template <int kSides> class Counters {
+// The digits of a search for the k-th largest, and memory for their counts, cleared at once.
+template <int kSides, class K> class Digits {
  public:
-  Counters(int digits, Launch launch) : memory_(digits * kEach, launch) {
+  Digits(int64_t k, int digits, Search<K>* searches, Launch launch)
+      : k_(k), searches_(searches), memory_(digits * kEach, launch) {
     clear(memory_.get(), digits * kEach * int64_t(sizeof(int64_t)), launch);
   }
-  int64_t* of(int digit) const { return memory_.get() + digit * kEach; }
-  unsigned* arrived(int digit) const { return reinterpret_cast<unsigned*>(of(digit) + kSides * kBins); }
+  Digit<K> of(int number) const {
+    const int above = kKeyBits<K> - number * kDigitBits;
+    int64_t* const counts = memory_.get() + number * kEach;
+    auto* const arrived = reinterpret_cast<unsigned*>(counts + kSides * kBins);
+    return {std::max(above - kDigitBits, 0), above, k_, counts, arrived, searches_};
+  }
+  Search<K>* searches() const { return searches_; }
 
  private:
   static constexpr int64_t kEach = kSides * kBins + 1;
+  int64_t k_;
+  Search<K>* searches_;
   Scratch<int64_t> memory_;
 };
 
 // Blocks enough to keep a GPU busy, and few enough that adding up their bins takes no time.
 inline int64_t items_for(int64_t count) { return std::min<int64_t>(count, 1 << 17); }
 
-// Finds the first `digits` digits of the k-th largest key of each side, in at most `size` keys of a source.
-template <int kSides, class Source, class K> void find_digits(const Source& source, int64_t size, int64_t k, int digits,
-                                                              Search<K>* searches, const Noted<K>& noted,
-                                                              Launch launch) {
-  const Counters<kSides> counters(digits, launch);
-  int above = kKeyBits<K>;
-  for (int number = 0; number < digits; ++number) {
-    const int shift = std::max(above - kDigitBits, 0);
-    const Digit<K> digit{shift, above, k, counters.of(number), counters.arrived(number), searches};
-    start(digits_kernel<kSides, Source, K>, items_for(size), launch, source, digit, number == 0 ? noted : Noted<K>{});
-    above = shift;
-  }
+// Finds a digit of the k-th largest key of each side, in at most `size` keys of a source.
+template <int kSides, class Source, class K>
+void find_digit(const Source& source, int64_t size, const Digit<K>& digit, const Noted<K>& noted, Launch launch) {
+  start(digits_kernel<kSides, Source, K>, items_for(size), launch, source, digit, noted);
 }
 
 // ---- candidates ---------------------------------------------------------------------------------------------
-// One pass marks them, 32 elements in a word, and counts them by chunks of 1024; the other one gathers what is marked.
+// One pass finds them, counts them by chunks of 1024 elements, and puts those of a chunk into its slot. Once all are
+// counted, they move to their places; of a chunk that has more than its slot holds, they are found once more.
 
-// The marks of a lane's group, and what is not finite.
-struct Marks {
-  uint32_t bits = 0;
-  int bad = 0;
+constexpr int kSlot = 64, kLanesOfChunk = 8;
+
+// What reaches the floor of its side.
+template <int kSides, class W> struct Floors {
+  Key<W> keys[kSides];
+
+  __device__ explicit Floors(const Search<Key<W>>* searches) {
+    for (int side = 0; side < kSides; ++side) keys[side] = searches[side].key;
+  }
+  __device__ bool pass(W kept) const {
+    const Key<W> key = key_of(kept);
+    return key != 0 && key >= (side_of<kSides>(kept) == 0 ? keys[0] : keys[kSides - 1]);
+  }
 };
 
-template <int kSides, bool kWhole, class T> __device__ void mark_groups(const Input<T>& in,
-                                                                        const Key<Work<T>> (&floors)[kSides],
-                                                                        int64_t begin, int first, Marks& marks) {
+// Calls put(number, candidate) for the candidates of some groups of a chunk that a lane has, where so many came before;
+// counts what is not finite.
+template <int kSides, bool kWhole, class T, class Put>
+__device__ void search_groups(const Input<T>& in, const Floors<kSides, Work<T>>& floors, int64_t first, int& before,
+                              int& bad, const Put& put) {
   using W = Work<T>;
-  const int64_t at = begin + first * kWarp + lane_index(), left = in.count - at;
+  const int64_t at = first + lane_index(), left = in.count - at;
+  const uint32_t lower = (1u << lane_index()) - 1;
   T given[kGroups];
   W x[kGroups];
   load_offered<kWhole>(in.grad, in.residual, at, left, given, x);
 #pragma unroll
   for (int k = 0; k < kGroups; ++k) {
     x[k] = to_work(given[k]) + x[k];
+    bad += !is_finite(x[k]);
     const W kept = less_nan(x[k]);
-    const Key<W> key = key_of(kept);
-    const bool passes = key != 0 && key >= (side_of<kSides>(kept) == 0 ? floors[0] : floors[kSides - 1]);
+    const bool passes = floors.pass(kept);
     const uint32_t bits = __ballot_sync(kAllLanes, passes);
-    marks.bits = lane_index() == first + k ? bits : marks.bits;
-    marks.bad += !is_finite(x[k]);
+    if (passes) put(before + __popc(bits & lower), Candidate<W>{kept, int32_t(at + k * kWarp)});
+    before += __popc(bits);
   }
 }
 
+// The same for a chunk; returns how many candidates it has.
+template <int kSides, class T, class Put> __device__ int search_chunk(const Input<T>& in,
+                                                                      const Floors<kSides, Work<T>>& floors,
+                                                                      int64_t chunk, int& bad, const Put& put) {
+  int found = 0;
+  const int64_t begin = chunk * kChunk;
+#pragma unroll 1
+  for (int64_t first = begin; first < begin + kChunk; first += kGroups * kWarp) {
+    if (begin + kChunk <= in.count)
+      search_groups<kSides, true>(in, floors, first, found, bad, put);
+    else
+      search_groups<kSides, false>(in, floors, first, found, bad, put);
+  }
+  return found;
+}
+
 template <int kSides, class T> __global__ void mark_kernel(Input<T> in, const Search<Key<Work<T>>>* searches,
-                                                           int64_t chunks, uint32_t* marked, int64_t* counts,
+                                                           int64_t chunks, Candidate<Work<T>>* slots, int64_t* counts,
                                                            int64_t* nonfinite) {
-  Key<Work<T>> floors[kSides];
-  for (int side = 0; side < kSides; ++side) floors[side] = searches[side].key;
+  using W = Work<T>;
+  const Floors<kSides, W> floors(searches);
   for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
-    const int64_t begin = chunk * kChunk;
-    Marks marks;
-    for (int first = 0; first < kChunk / kWarp; first += kGroups) {
-      if (begin + kChunk <= in.count)
-        mark_groups<kSides, true>(in, floors, begin, first, marks);
-      else
-        mark_groups<kSides, false>(in, floors, begin, first, marks);
-    }
-    marked[chunk * kWarp + lane_index()] = marks.bits;
-    const int count = combine_warp(__popc(marks.bits));
-    add_count(nonfinite, marks.bad);
+    Candidate<W>* const slot = slots + chunk * kSlot;
+    int bad = 0;
+    const int count = search_chunk(in, floors, chunk, bad, [&](int number, const Candidate<W>& candidate) {
+      if (number < kSlot) slot[number] = candidate;
+    });
+    add_count(nonfinite, bad);
     if (lane_index() != 0) continue;
     counts[chunk] = count;
     if (chunk == 0) counts[chunks] = 0;  // what is added up ends with the sum of all
   }
 }
 
-// `before` holds the counts of all chunks before each. What finds no room is dropped.
-template <class T> __global__ void gather_kernel(Input<T> in, int64_t chunks, const uint32_t* marked,
-                                                 const int64_t* before, Candidate<Work<T>>* list, int64_t room) {
-  for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
-    uint32_t bits = marked[chunk * kWarp + lane_index()];
-    int all;
-    int64_t place = before[chunk] + sum_before(__popc(bits), all);
-    for (; bits != 0 && place < room; bits &= bits - 1, ++place) {
-      const int64_t i = chunk * kChunk + lane_index() * kWarp + __ffs(int(bits)) - 1;
-      list[place] = {offered(in.grad, in.residual, i), int32_t(i)};
+// Puts the candidates into a list, where those that find no room are dropped, and counts the first digit of these.
+template <int kSides, class T> __global__ void gather_kernel(Input<T> in, const Search<Key<Work<T>>>* searches,
+                                                             int64_t chunks, const Candidate<Work<T>>* slots,
+                                                             const int64_t* before, Few<Work<T>> few,
+                                                             Digit<Key<Work<T>>> digit, Noted<Key<Work<T>>> noted) {
+  using W = Work<T>;
+  constexpr int kAtOnce = kWarp / kLanesOfChunk;
+  __shared__ Bins<kSides> bins;
+  bins.begin();
+  const auto put = [&](int64_t place, const Candidate<W>& candidate) {
+    if (place >= few.room) return;
+    few.list[place] = candidate;
+    bins.take(candidate.value, digit.shift);
+  };
+  for (int64_t first = first_warp() * kAtOnce; first < chunks; first += warp_stride() * kAtOnce) {
+    const int64_t chunk = min(first + lane_index() / kLanesOfChunk, chunks - 1), begin = before[chunk];
+    const int count = first + lane_index() / kLanesOfChunk < chunks ? int(before[chunk + 1] - begin) : 0;
+    if (count <= kSlot) {
+      for (int i = lane_index() % kLanesOfChunk; i < count; i += kLanesOfChunk)
+        put(begin + i, slots[chunk * kSlot + i]);
+    }
+    for (unsigned full = __ballot_sync(kAllLanes, count > kSlot); full != 0;) {
+      const int lane = __ffs(int(full)) - 1;
+      const int64_t its_begin = __shfl_sync(kAllLanes, begin, lane);
+      int bad = 0;
+      search_chunk(in, Floors<kSides, W>(searches), first + lane / kLanesOfChunk, bad,
+                   [&](int number, const Candidate<W>& candidate) { put(its_begin + number, candidate); });
+      full &= ~(((1u << kLanesOfChunk) - 1) << lane);
     }
   }
+  bins.end(digit, noted);
 }
 
-// The candidates of an input: what reaches the floor of its side. `before` has room for a number more than chunks.
+// The candidates of an input: what reaches the floor of its side, and the first digit of a search among these. `before`
+// has room for a number more than chunks.
 template <int kSides, class T> void find_candidates(const Input<T>& in, const Search<Key<Work<T>>>* floors,
                                                     const Few<Work<T>>& few, int64_t* before, int64_t* nonfinite,
+                                                    const Digit<Key<Work<T>>>& digit, const Noted<Key<Work<T>>>& noted,
                                                     Launch launch) {
   const int64_t chunks = ceil_div(in.count, kChunk);
-  const Scratch<uint32_t> marked(chunks * kWarp, launch);
-  start(mark_kernel<kSides, T>, chunks * kWarp, launch, in, floors, chunks, marked.get(), before, nonfinite);
+  const Scratch<Candidate<Work<T>>> slots(chunks * kSlot, launch);
+  start(mark_kernel<kSides, T>, chunks * kWarp, launch, in, floors, chunks, slots.get(), before, nonfinite);
   prefix_sums(before, before, chunks + 1, launch);
-  start(gather_kernel<T>, chunks * kWarp, launch, in, chunks, marked.get(), before, few.list, few.room);
+  start(gather_kernel<kSides, T>, items_for(chunks * kLanesOfChunk), launch, in, floors, chunks,
+        static_cast<const Candidate<Work<T>>*>(slots.get()), static_cast<const int64_t*>(before), few, digit, noted);
 }
 
 }  // namespace

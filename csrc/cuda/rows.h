@@ -65,11 +65,11 @@ __device__ void each_loaded_of(const Table& table, const Load& load, const Use& 
 }
 
 // Loads a lane's part of several groups, `left` elements before the end: gradients, and what is added to them.
-template <bool kWhole, class T> __device__ void load_offered(const T* grad, const Work<T>* residual, int64_t at,
-                                                             int64_t left, T (&given)[kGroups],
-                                                             Work<T> (&kept)[kGroups]) {
+template <bool kWhole, class T, int kEach> __device__ void load_offered(const T* grad, const Work<T>* residual,
+                                                                        int64_t at, int64_t left, T (&given)[kEach],
+                                                                        Work<T> (&kept)[kEach]) {
 #pragma unroll
-  for (int k = 0; k < kGroups; ++k) {
+  for (int k = 0; k < kEach; ++k) {
     const bool inside = kWhole || k * kWarp < left;
     given[k] = inside ? (grad + at)[k * kWarp] : T{};
     kept[k] = residual && inside ? (residual + at)[k * kWarp] : Work<T>(0);

@@ -140,21 +140,21 @@ __global__ void copy_kernel(const int32_t* positive, const int32_t* negative, co
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-// Writes what each side keeps of a source with at most `size` keys, and how many: sizes[side], which begin with 0.
-template <int kSides, class Source>
-void select_from(const Source& source, int64_t size, int64_t k, const Noted<Key<typename Source::W>>& noted,
+// Writes what each side keeps of a source with at most `size` keys, where the digits before `first` have been found,
+// and how many: sizes[side], which begin with 0.
+template <int kSides, class Source, class K>
+void select_from(const Source& source, int64_t size, const Digits<kSides, K>& digits, int first, const Noted<K>& noted,
                  Kept<typename Source::W> first_side, Kept<typename Source::W> second_side, int64_t* sizes,
                  Launch launch) {
-  if (size == 0) return;
-  using K = Key<typename Source::W>;
   const int64_t chunks = ceil_div(size, Source::kChunk), kinds = 2 * kSides * chunks;
-  const Scratch<Search<K>> searches(kSides, launch);
   const Scratch<int64_t> tallies(kinds + 1, launch), before(kinds + 1, launch);
-  find_digits<kSides>(source, size, k, kDigits<K>, searches.get(), noted, launch);
-  start(tally_kernel<kSides, Source, K>, chunks * kWarp, launch, source, searches.get(), chunks, tallies.get());
+  for (int number = first; number < kDigits<K>; ++number)
+    find_digit<kSides>(source, size, digits.of(number), number == 0 ? noted : Noted<K>{}, launch);
+  const Search<K>* const searches = digits.searches();
+  start(tally_kernel<kSides, Source, K>, chunks * kWarp, launch, source, searches, chunks, tallies.get());
   prefix_sums(tallies.get(), before.get(), kinds + 1, launch);
-  start(compact_kernel<kSides, Source, K>, chunks * kWarp, launch, source, searches.get(), chunks, before.get(),
-        first_side, second_side, sizes);
+  start(compact_kernel<kSides, Source, K>, chunks * kWarp, launch, source, searches, chunks, before.get(), first_side,
+        second_side, sizes);
 }
 
 // Elements of a sample. The tests make it small, so that short tensors are sampled.
@@ -182,30 +182,43 @@ struct Results {
   int64_t *nonfinite, *wanting, *sizes;
 };
 
+// Finds, in a sample, a key that about all that are kept will reach.
+template <int kSides, class T, class K> void find_floors(const Input<T>& in, Search<K>* floors, Launch launch) {
+  const int64_t step = in.count / kSample, size = in.count / step;
+  const Scratch<Work<T>> values(size, launch);
+  const Digits<kSides, K> digits(rank_in_sample(size, in.count, in.k), kDigitsOfFloor, floors, launch);
+  find_digit<kSides>(Sampled<T>{in, step, values.get()}, size, digits.of(0), Noted<K>{}, launch);
+  for (int number = 1; number < kDigitsOfFloor; ++number)
+    find_digit<kSides>(Sample<Work<T>>{values.get(), size}, size, digits.of(number), Noted<K>{}, launch);
+}
+
 // Writes what each side keeps, and how many; notes if the candidates were not enough.
 template <int kSides, class T> void select_sampled(const Input<T>& in, Kept<Work<T>> first_side,
                                                    Kept<Work<T>> second_side, const Results& results, Launch launch) {
   using W = Work<T>;
   using K = Key<W>;
   const int64_t room = room_for<kSides>(in.k), chunks = ceil_div(in.count, kChunk);
-  const Scratch<Search<K>> floors(kSides, launch);
+  const Scratch<Search<K>> floors(kSides, launch), searches(kSides, launch);
   const Scratch<Candidate<W>> list(room, launch);
   const Scratch<int64_t> before(chunks + 1, launch);  // ends with how many were found
-  const int64_t step = in.count / kSample, size = in.count / step;
-  find_digits<kSides>(Sampled<T>{in, step}, size, rank_in_sample(size, in.count, in.k), kDigitsOfFloor, floors.get(),
-                      Noted<K>{}, launch);
+  find_floors<kSides>(in, floors.get(), launch);
   const int64_t* const found = before.get() + chunks;
   const Few<W> few{list.get(), found, room};
-  find_candidates<kSides>(in, floors.get(), few, before.get(), results.nonfinite, launch);
   const Noted<K> noted{nullptr, floors.get(), found, room, results.wanting};
-  select_from<kSides>(few, room, in.k, noted, first_side, second_side, results.sizes, launch);
+  const Digits<kSides, K> digits(in.k, kDigits<K>, searches.get(), launch);
+  find_candidates<kSides>(in, floors.get(), few, before.get(), results.nonfinite, digits.of(0), noted, launch);
+  select_from<kSides>(few, room, digits, 1, noted, first_side, second_side, results.sizes, launch);
 }
 
 template <int kSides, class T> void select_largest(const Input<T>& in, bool sampled, Kept<Work<T>> first_side,
                                                    Kept<Work<T>> second_side, const Results& results, Launch launch) {
+  using K = Key<Work<T>>;
+  if (in.count == 0) return;
   if (sampled) return select_sampled<kSides>(in, first_side, second_side, results, launch);
-  const Noted<Key<Work<T>>> noted{results.nonfinite};
-  select_from<kSides>(Whole<T>{in}, in.count, in.k, noted, first_side, second_side, results.sizes, launch);
+  const Scratch<Search<K>> searches(kSides, launch);
+  const Digits<kSides, K> digits(in.k, kDigits<K>, searches.get(), launch);
+  select_from<kSides>(Whole<T>{in}, in.count, digits, 0, Noted<K>{results.nonfinite}, first_side, second_side,
+                      results.sizes, launch);
 }
 
 // Clears the numbers of a selection, and the sizes of its sides; says where a search of these sides is to note what.

@@ -1,6 +1,7 @@
 // Sums of rows in the order of rules/tree.h, or the largest: one launch makes those of the blocks, and a second one,
-// for all tensors, those of the superblocks, of which the last of a row adds up all. To wait for others in the first
-// launch costs more: every warp would wait for what it has written, a third of the time that its block takes.
+// for all tensors, adds these up. To wait for others in the first launch costs more: every warp would wait for what it
+// has written, a third of the time that its block takes. In the second one a block adds a whole row for the same
+// reason.
 #pragma once
 #include <vector>
 
@@ -10,6 +11,8 @@
 namespace hvc {
 namespace {
 
+constexpr int64_t kBlocksOfUnit = kSuperblock / kBlock;
+
 // ---- what is added up ---------------------------------------------------------------------------------------
 
 // One number of a block, added; it can stand for a row's as well.
@@ -18,7 +21,7 @@ struct Sum {
   __device__ void take(const Sum& other) { sum += other.sum; }
 };
 
-// Numbers of 64 bits, as a warp hands them round and memory of all multiprocessors has them.
+// Numbers of 64 bits, as a warp hands them round.
 template <class V> constexpr int kNumbers = int(sizeof(V) / sizeof(double));
 template <class V> __device__ double& number(V& value, int i) { return reinterpret_cast<double*>(&value)[i]; }
 
@@ -28,29 +31,115 @@ template <class V> __device__ V value_of_lane(V value, int lane) {
   return value;
 }
 
-template <class V> __device__ V loaded_value(const V* from) {
-  V value;
+// A warp takes at most a superblock's values in index order, from nothing, all of them loaded at once. Every lane gets
+// the result.
+template <class V> __device__ V in_order(const V* values, int count) {
+  constexpr int kEach = int(kBlocksOfUnit) / kWarp;
+  V mine[kEach], total{};
 #pragma unroll
-  for (int i = 0; i < kNumbers<V>; ++i) number(value, i) = __ldcg(reinterpret_cast<const double*>(from) + i);
-  return value;
+  for (int k = 0; k < kEach; ++k) {
+    const int i = k * kWarp + lane_index();
+    mine[k] = i < count ? values[i] : V{};
+  }
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    if (k * kWarp >= count) break;
+#pragma unroll 8
+    for (int lane = 0; lane < kWarp; ++lane) total.take(value_of_lane(mine[k], lane));
+  }
+  return total;
 }
 
-// A warp takes values in index order, from nothing: several times 32 are loaded at once. Every lane gets the result.
-template <class V> __device__ V in_order(const V* values, int64_t count) {
-  constexpr int kAtOnce = 4;
+// ---- rows of several superblocks ----------------------------------------------------------------------------
+
+// A lane adds the values of one superblock in index order. A warp reads those of 32 superblocks, so many of each at a
+// time, neighbours together, and hands them round in shared memory, where superblocks begin on different banks.
+template <class V> constexpr int kOfPiece = kNumbers<V> == 1 ? 16 : kNumbers<V> == 2 ? 8 : 4;
+template <class V> struct Piece {
+  static constexpr int numbers = kOfPiece<V> * kNumbers<V>, pitch = numbers + 1;
+  double of[kWarp * pitch];
+};
+
+// The values of a row that a warp adds: those of 32 superblocks from the first one, as numbers.
+struct Numbers {
+  const double* first;
+  int count;
+};
+
+// A lane's part of piece `piece`, which is nothing behind the end.
+template <class V> __device__ void load_piece(const Numbers& row, int piece, double (&mine)[Piece<V>::numbers]) {
+  constexpr int kOf = Piece<V>::numbers, kOfUnit = int(kBlocksOfUnit) * kNumbers<V>;
+#pragma unroll
+  for (int k = 0; k < kOf; ++k) {
+    const int i = k * kWarp + lane_index(), at = i / kOf * kOfUnit + piece * kOf + i % kOf;
+    mine[k] = at < row.count ? row.first[at] : 0.0;
+  }
+}
+
+template <class V> __device__ void hand_round(Piece<V>& shared, const double (&mine)[Piece<V>::numbers]) {
+  constexpr int kOf = Piece<V>::numbers;
+  __syncwarp();
+#pragma unroll
+  for (int k = 0; k < kOf; ++k) {
+    const int i = k * kWarp + lane_index();
+    shared.of[i / kOf * Piece<V>::pitch + i % kOf] = mine[k];
+  }
+  __syncwarp();
+}
+
+// Adds what the lane's superblock has of a piece.
+template <class V> __device__ void take_piece(const Piece<V>& shared, V& total) {
+#pragma unroll
+  for (int c = 0; c < kOfPiece<V>; ++c) {
+    V value;
+#pragma unroll
+    for (int i = 0; i < kNumbers<V>; ++i)
+      number(value, i) = shared.of[lane_index() * Piece<V>::pitch + c * kNumbers<V> + i];
+    total.take(value);
+  }
+}
+
+// The sum of a lane's superblock. While a piece is added, the next one is under way.
+template <class V> __device__ V sum_of_unit(const Numbers& row, Piece<V>& shared) {
+  constexpr int kPieces = int(kBlocksOfUnit) / kOfPiece<V>;
+  double mine[Piece<V>::numbers];
   V total{};
-  for (int64_t first = 0; first < count; first += kAtOnce * kWarp) {
-    V mine[kAtOnce];
+  load_piece<V>(row, 0, mine);
+#pragma unroll 1
+  for (int piece = 1; piece <= kPieces; ++piece) {
+    hand_round<V>(shared, mine);
+    load_piece<V>({row.first, piece < kPieces ? row.count : 0}, piece, mine);
+    take_piece(shared, total);
+  }
+  return total;
+}
+
+// A block adds a row of so many values, a round for 256 superblocks. A thread of the last warp, which has the least to
+// do in the last round, adds those of a round while the others begin with the next one; it gets the result.
+template <class V> __device__ V sum_of_row(const V* values, int64_t count) {
+  __shared__ Piece<V> pieces[kThreads / kWarp];
+  __shared__ double sums[2][kThreads * kNumbers<V>];
+  constexpr int64_t kOfRound = kThreads * kBlocksOfUnit;
+  const int warp = int(threadIdx.x) / kWarp;
+  V total{};
+  for (int64_t first = 0, round = 0; first < count; first += kOfRound, ++round) {
+    double* const mine = sums[round % 2];
+    const int64_t begin = first + warp * kWarp * kBlocksOfUnit;
+    if (begin < count) {
+      const int of_warp = int(min(count - begin, kWarp * kBlocksOfUnit)) * kNumbers<V>;
+      V sum = sum_of_unit<V>({reinterpret_cast<const double*>(values + begin), of_warp}, pieces[warp]);
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      const int64_t i = first + k * kWarp + lane_index();
-      mine[k] = i < count ? loaded_value(values + i) : V{};
+      for (int i = 0; i < kNumbers<V>; ++i) mine[int(threadIdx.x) * kNumbers<V> + i] = number(sum, i);
     }
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      if (first + k * kWarp >= count) break;
+    __syncthreads();
+    if (threadIdx.x != kThreads - 1) continue;
+    const int units = int(min(int64_t(kThreads), ceil_div(count - first, kBlocksOfUnit)));
 #pragma unroll 8
-      for (int lane = 0; lane < kWarp; ++lane) total.take(value_of_lane(mine[k], lane));
+    for (int unit = 0; unit < units; ++unit) {
+      V value;
+#pragma unroll
+      for (int i = 0; i < kNumbers<V>; ++i) number(value, i) = mine[unit * kNumbers<V> + i];
+      total.take(value);
     }
   }
   return total;
@@ -58,15 +147,12 @@ template <class V> __device__ V in_order(const V* values, int64_t count) {
 
 // ---- the tree of a tensor -----------------------------------------------------------------------------------
 
-constexpr int64_t kBlocksOfUnit = kSuperblock / kBlock;
-
 // `row_length` is no longer than the tensor.
 template <class V> struct Tree {
-  V *of_blocks, *of_units;  // what was found; absent where nobody wants it
-  unsigned* arrived;        // superblocks of every row
+  V* of_blocks;  // what was found; absent where nobody wants it
   int64_t count, row_length, blocks_per_row;
 
-  __device__ int64_t units_per_row() const { return ceil_div(blocks_per_row, kBlocksOfUnit); }
+  __host__ __device__ int64_t rows() const { return ceil_div(count, row_length); }
   __device__ int64_t blocks_of(int64_t row) const {
     return min(blocks_per_row, ceil_div(count - row * row_length, kBlock));
   }
@@ -100,20 +186,6 @@ template <class V> __device__ Stretch stretch_of(const Tree<V>& tree, int64_t nu
   return {row, begin, min(begin + kBlock, end), number};
 }
 
-// Of the warps that come here so often, whether this one is the last. It sees what the first lanes of the others have
-// written before.
-__device__ inline bool is_last_warp(unsigned* arrived, int64_t warps) {
-  unsigned before = 0;
-  if (lane_index() == 0) {
-    __threadfence();
-    before = atomicAdd(arrived, 1u);
-    __threadfence();
-  }
-  before = __shfl_sync(kAllLanes, before, 0);
-  __syncwarp();
-  return before == unsigned(warps - 1);
-}
-
 // A tree, and put(row, found) for what comes out, called by one lane.
 template <class V, class Put> struct Adding {
   Tree<V> tree;
@@ -130,23 +202,32 @@ __device__ void note_stretch(const Adding<V, Put>& adding, const Stretch& stretc
     adding.tree.of_blocks[stretch.block] = found;
 }
 
-// A warp takes a superblock.
-template <class V, class Put> __device__ void add_unit(const Adding<V, Put>& adding, int64_t unit) {
-  const Tree<V>& tree = adding.tree;
-  const int64_t per_row = tree.units_per_row(), row = per_row == 1 ? unit : unit / per_row;
-  const int64_t blocks = tree.blocks_of(row), units = ceil_div(blocks, kBlocksOfUnit);
-  const int64_t first = (unit - row * per_row) * kBlocksOfUnit;
-  V total = in_order(tree.of_blocks + row * tree.blocks_per_row + first, min(kBlocksOfUnit, blocks - first));
-  if (units > 1) {
-    if (lane_index() == 0) tree.of_units[unit] = total;
-    if (!is_last_warp(tree.arrived + row, units)) return;
-    total = in_order(tree.of_units + row * per_row, units);
-  }
-  if (lane_index() == 0) adding.put(row, total);
+// Rows of one superblock are a warp's work, longer ones a block's.
+constexpr int64_t kRowsOfUnit = kThreads / kWarp;
+__host__ __device__ inline bool is_of_warp(int64_t blocks_per_row) { return blocks_per_row <= kBlocksOfUnit; }
+
+// How many blocks a tree gives work to.
+template <class V> int64_t units_to_add(const Tree<V>& tree) {
+  if (is_short(tree.blocks_per_row)) return 0;
+  return is_of_warp(tree.blocks_per_row) ? ceil_div(tree.rows(), kRowsOfUnit) : tree.rows();
 }
 
-template <class Table> __global__ void add_kernel(const __grid_constant__ Table table) {
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+template <class V, class Put> __device__ void add_unit(const Adding<V, Put>& adding, int64_t unit) {
+  const Tree<V>& tree = adding.tree;
+  if (is_of_warp(tree.blocks_per_row)) {
+    const int64_t row = unit * kRowsOfUnit + threadIdx.x / kWarp;
+    if (row >= tree.rows()) return;
+    const V total = in_order(tree.of_blocks + row * tree.blocks_per_row, int(tree.blocks_of(row)));
+    if (lane_index() == 0) adding.put(row, total);
+  } else {
+    const V total = sum_of_row(tree.of_blocks + unit * tree.blocks_per_row, tree.blocks_of(unit));
+    if (threadIdx.x == kThreads - 1) adding.put(unit, total);
+    __syncthreads();  // the next row's sums come into the same memory
+  }
+}
+
+template <class Table> __global__ void __launch_bounds__(kThreads, 2) add_kernel(const __grid_constant__ Table table) {
+  for (int64_t unit = blockIdx.x; unit < table.units(); unit += gridDim.x) {
     const int item = table.item_of(unit);
     add_unit(table.items[item], unit - table.begins[item]);
   }
@@ -180,59 +261,42 @@ template <class V> class Trees {
  public:
   // `shape(i)` has the count and the row_length of tensor i. Without `wanted` there are none.
   template <class ShapeOf> Trees(int64_t tensors, const ShapeOf& shape, bool wanted, Launch launch)
-      : places_(size_t(tensors) + 1),
-        values_(wanted ? placed(tensors, shape) : 0, launch),
-        arrived_(values_.get() ? places_.back().arrived : 0, launch) {
-    clear(arrived_.get(), arrived_.get() ? places_.back().arrived * int64_t(sizeof(unsigned)) : 0, launch);
-  }
+      : begins_(size_t(tensors)), values_(wanted ? placed(tensors, shape) : 0, launch) {}
 
   // The tree of tensor i, of that shape.
   Tree<V> of(int64_t i, int64_t count, int64_t row_length) const {
     const int64_t row = row_within(count, row_length), per_row = ceil_div(row, kBlock);
-    if (!values_.get()) return {nullptr, nullptr, nullptr, count, row, per_row};
-    const Place& place = places_[size_t(i)];
-    V* const blocks = values_.get() + place.value;
-    return {blocks, blocks + place.blocks, arrived_.get() + place.arrived, count, row, per_row};
+    return {values_.get() ? values_.get() + begins_[size_t(i)] : nullptr, count, row, per_row};
   }
 
   // Adds up what was noted of blocks: `adding(i)` has the tree of tensor i.
   template <class AddingOf> void add(int64_t tensors, const AddingOf& adding, Launch launch) const {
     if (!values_.get() || !several_) return;
-    const auto units = [&](int64_t i) {
-      const auto tree = adding(i).tree;
-      return is_short(tree.blocks_per_row) ? 0 : units_of(tree.count, tree.row_length).total;
-    };
+    const auto units = [&](int64_t i) { return units_to_add(adding(i).tree); };
     in_tables<decltype(adding(0))>(tensors, adding, units, [&](const auto& table, int64_t) {
-      start_spread(add_kernel<std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table);
+      if (table.units() == 0) return;
+      start_blocks(add_kernel<std::decay_t<decltype(table)>>, std::min(table.units(), kMostBlocks), kThreads, launch,
+                   table);
     });
   }
 
  private:
-  struct Place {
-    int64_t value, blocks, arrived;  // the first value and counter of a tensor, and how many blocks it has
-  };
-
   // Finds the places of all, and returns how many values there are.
   template <class ShapeOf> int64_t placed(int64_t tensors, const ShapeOf& shape) {
-    Place next{};
+    int64_t values = 0;
     for (int64_t i = 0; i < tensors; ++i) {
       const auto [count, given] = shape(i);
-      const int64_t row = row_within(count, given), rows = ceil_div(count, row), per_row = ceil_div(row, kBlock);
-      const Units units = units_of(count, row);
-      next.blocks = rows * per_row;
-      places_[size_t(i)] = next;
-      next.value += next.blocks + units.total;
-      next.arrived += units.per_row > 1 ? rows : 0;
+      const int64_t row = row_within(count, given), per_row = ceil_div(row, kBlock);
+      begins_[size_t(i)] = values;
+      values += ceil_div(count, row) * per_row;
       several_ |= !is_short(per_row);
     }
-    places_[size_t(tensors)] = next;
-    return next.value;
+    return values;
   }
 
   bool several_ = false;  // warps in some row
-  std::vector<Place> places_;
+  std::vector<int64_t> begins_;
   Scratch<V> values_;
-  Scratch<unsigned> arrived_;
 };
 
 }  // namespace

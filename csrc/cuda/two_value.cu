@@ -1,8 +1,8 @@
 // Signs with two values per row: the fused offer, and the fused decode of all ranks.
 #include "rules/kept.h"
 #include "rules/sign.h"
+#include "in_rows.h"
 #include "parts.h"
-#include "rows.h"
 #include "trees.h"
 #include "visit.h"
 
@@ -109,88 +109,133 @@ __global__ void two_value_offer_kernel(const __grid_constant__ Table table, int6
   }
 }
 
-// What the ranks' values add up to, of a lane's elements, and what its own rank sent.
-template <class W> struct Totals {
-  W total[kInFlight], own[kInFlight];
-};
-
-// What a rank sent: a lane has the bits of a group, and both values of a row.
+// What ranks sent is read four at a time: a lane has the bits of one group of a go from one of them, and that rank's
+// values of a row.
+constexpr int kRanks = kWarp / kOfLane;
 template <class W> struct OfRank {
-  uint32_t halves;
+  const uint32_t* halves;
   W high, low;
 };
-template <class W>
-__device__ OfRank<W> of_rank(const Sent& sent, int64_t rank, int64_t half, bool inside, int64_t row) {
-  const W high = sent.highs[rank][row], low = sent.has_lows ? W(sent.lows[rank][row]) : -high;
-  return {inside ? sent.halves[rank][half] : 0, high, low};
+
+template <class W> __device__ OfRank<W> of_rank(const Sent& sent, int64_t rank, int64_t row) {
+  const W high = sent.highs[rank][row];
+  return {sent.halves[rank], high, sent.has_lows ? W(sent.lows[rank][row]) : -high};
+}
+template <class W> __device__ OfRank<W> of_lane(const Sent& sent, int64_t first, int64_t row) {
+  return of_rank<W>(sent, min(first + lane_index() / kOfLane, sent.ranks - 1), row);
 }
 
-template <class W>
-__device__ void add_value(const Sent& sent, int64_t rank, int k, uint32_t halves, W high, W low, Totals<W>& found) {
-  const bool bit = __shfl_sync(kAllLanes, halves, k) >> lane_index() & 1;
-  const W value = bit ? high : low;
-  found.total[k] = rank == 0 ? value : found.total[k] + value;
-  if (rank == sent.own) found.own[k] = value;
-}
+// A lane's elements: what they were, and what the ranks sent of them. Sums begin with what changes no number.
+template <class W, int kElements> struct Taken {
+  W x[kElements], total[kElements];
+};
 
-// Adds what the ranks sent of elements of one row: of several ranks at once it is under way.
-template <class W>
-__device__ void add_ranks(const Sent& sent, int64_t half, bool inside, int64_t row, Totals<W>& found) {
-  constexpr int kRanks = 4;
-  for (int64_t first = 0; first < sent.ranks; first += kRanks) {
-    OfRank<W> sent_by[kRanks];
+template <bool kWhole, class T, int kElements>
+__device__ Taken<Work<T>, kElements> load_taken(const Decoded<T>& d, int64_t begin, int left) {
+  T given[kElements];
+  Taken<Work<T>, kElements> taken;
+  load_offered<kWhole>(d.grad, d.residual, begin, left, given, taken.x);
 #pragma unroll
-    for (int r = 0; r < kRanks; ++r) {
-      const int64_t rank = min(first + r, sent.ranks - 1);
-      sent_by[r] = of_rank<W>(sent, rank, half, inside, row);
+  for (int k = 0; k < kElements; ++k) taken.x[k] = to_work(given[k]) + taken.x[k], taken.total[k] = Work<T>(-0.0);
+  return taken;
+}
+
+template <class W, int kElements> __device__ void take_value(Taken<W, kElements>& taken, int k, bool own, W value) {
+  taken.total[k] += value;
+  if (own) taken.x[k] -= value;
+}
+
+template <bool kWhole, class T, int kElements> __device__ void put_taken(const Decoded<T>& d, int64_t begin, int left,
+                                                                         Work<T> scale,
+                                                                         const Taken<Work<T>, kElements>& taken) {
+#pragma unroll
+  for (int k = 0; k < kElements; ++k) {
+    if (!kWhole && k * kWarp >= left) break;
+    (d.residual + begin)[k * kWarp] = taken.x[k];
+    (d.grad + begin)[k * kWarp] = from_work<T>(taken.total[k] * scale);
+  }
+}
+
+// Adds what the ranks sent of elements of one row. The next four are under way while these are added.
+template <class W> __device__ void add_ranks(const Sent& sent, OfRank<W> mine, uint32_t halves, int64_t half,
+                                             int64_t row, Taken<W, kOfLane>& taken) {
+  const uint32_t bit = 1u << lane_index();
+  int64_t first = 0;
+  do {  // at least once, or the compiler would wait for other loads before it asks for the bits
+    const OfRank<W> these = mine;
+    const uint32_t bits = halves;
+    if (first + kRanks < sent.ranks) {
+      mine = of_lane<W>(sent, first + kRanks, row);
+      halves = mine.halves[half];
     }
 #pragma unroll
     for (int r = 0; r < kRanks; ++r) {
       if (first + r >= sent.ranks) break;
+      const W high = __shfl_sync(kAllLanes, these.high, r * kOfLane);
+      const W low = __shfl_sync(kAllLanes, these.low, r * kOfLane);
 #pragma unroll
-      for (int k = 0; k < kInFlight; ++k)
-        add_value(sent, first + r, k, sent_by[r].halves, sent_by[r].high, sent_by[r].low, found);
+      for (int k = 0; k < kOfLane; ++k) {
+        const uint32_t group = __shfl_sync(kAllLanes, bits, r * kOfLane + k);
+        take_value(taken, k, first + r == sent.own, group & bit ? high : low);
+      }
+    }
+    first += kRanks;
+  } while (first < sent.ranks);
+}
+
+// What the elements of a go share: their row in the bucket, and what a lane has of the first ranks.
+template <class W> struct OfRow {
+  int64_t row;
+  OfRank<W> mine;
+};
+
+// A go within a row.
+template <class T> __device__ void decode_row(const Decoded<T>& d, const Sent& sent, Work<T> scale, int64_t first,
+                                              const OfRow<Work<T>>& row) {
+  const int64_t half = 2 * d.first_word + first / kWarp + lane_index() % kOfLane, begin = first + lane_index();
+  const uint32_t halves = row.mine.halves[half];
+  auto taken = load_taken<true, T, kOfLane>(d, begin, kOfWarp);
+  add_ranks(sent, row.mine, halves, half, row.row, taken);
+  put_taken<true>(d, begin, kOfWarp, scale, taken);
+}
+
+// Elements of several rows, fewer at a time: each needs its own row's values.
+template <class T, class RowAt>
+__device__ void decode_rows(const Decoded<T>& d, const Sent& sent, Work<T> scale, int64_t begin, const RowAt& row_at) {
+  const int left = int(min(d.count - begin, int64_t(kInFlight * kWarp)));
+  int64_t rows[kInFlight];
+#pragma unroll
+  for (int k = 0; k < kInFlight; ++k) rows[k] = row_at(min(begin + k * kWarp, d.count - 1)).row;
+  auto taken = load_taken<false, T, kInFlight>(d, begin, left);
+  const int64_t half = 2 * d.first_word + begin / kWarp;
+#pragma unroll 1
+  for (int64_t rank = 0; rank < sent.ranks; ++rank) {
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const auto sent_by = of_rank<Work<T>>(sent, rank, rows[k]);
+      const uint32_t group = k * kWarp < left ? (sent_by.halves + half)[k] : 0;
+      take_value(taken, k, rank == sent.own, group >> lane_index() & 1 ? sent_by.high : sent_by.low);
     }
   }
+  put_taken<false>(d, begin, left, scale, taken);
 }
 
-template <class T>
-__device__ void decode_groups(const Decoded<T>& d, const Sent& sent, Work<T> scale, int64_t begin, int64_t last) {
+// Registers for three blocks on a multiprocessor, of float64 for two.
+template <class T, class Table> __global__ void __launch_bounds__(kThreads, sizeof(Work<T>) == 8 ? 2 : 3)
+    two_value_decode_kernel(const __grid_constant__ Table table, const __grid_constant__ Sent sent, Work<T> scale) {
   using W = Work<T>;
-  const Loaded<T> loaded = load_groups<T>(d.grad, d.residual, begin, last);
-  const int64_t half = 2 * d.first_word + begin / kWarp + lane_index(), end = min(begin + kInFlight * kWarp, last);
-  const bool inside = lane_index() < kInFlight && begin + lane_index() * kWarp < last;
-  const int64_t row = row_of(begin, d.row_length, d.count);
-  Totals<W> found{};
-  if (row == row_of(end - 1, d.row_length, d.count)) {
-    add_ranks(sent, half, inside, d.first_row + row, found);
-  } else {
-    for (int64_t rank = 0; rank < sent.ranks; ++rank)
-      for (int k = 0; k < kInFlight; ++k) {
-        const int64_t i = min(begin + k * kWarp + lane_index(), last - 1);
-        const auto mine = of_rank<W>(sent, rank, half, inside, d.first_row + row_of(i, d.row_length, d.count));
-        add_value(sent, rank, k, mine.halves, mine.high, mine.low, found);
-      }
-  }
-#pragma unroll
-  for (int k = 0; k < kInFlight; ++k) {
-    const int64_t i = begin + k * kWarp + lane_index();
-    if (i >= last) break;
-    d.residual[i] = loaded.x[k] - found.own[k];
-    d.grad[i] = from_work<T>(found.total[k] * scale);
-  }
-}
-
-template <class T, class Table> __global__ void two_value_decode_kernel(const __grid_constant__ Table table,
-                                                                        const __grid_constant__ Sent sent,
-                                                                        Work<T> scale) {
-  constexpr int64_t kMost = in_one_go(Table::room > 1);
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const Decoded<T>& d = table.items[item];
-    const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, d.count);
-    for (int64_t begin = first; begin < last; begin += kInFlight * kWarp) decode_groups(d, sent, scale, begin, last);
-  }
+  const auto of_row = [&](const Decoded<T>& d, int64_t row) {
+    return OfRow<W>{d.first_row + row, of_lane<W>(sent, 0, d.first_row + row)};
+  };
+  each_go_of(table, OwnRows(), of_row, [&](const Decoded<T>& d, const auto& go) {
+    if constexpr (std::decay_t<decltype(go)>::whole) {
+      decode_row(d, sent, scale, go.first, go.row_at(go.first));
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < kOfWarp && go.first + k < d.count; k += kInFlight * kWarp)
+        decode_rows(d, sent, scale, go.first + k + lane_index(), go.row_at);
+    }
+  });
 }
 
 }  // namespace
@@ -229,7 +274,7 @@ void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtyp
   const Parts<uint32_t> halves_at(reinterpret_cast<const uint32_t* const*>(bits), ranks, launch);
   const Parts<float> highs_at(highs, ranks, launch), lows_at(lows, lows ? ranks : 0, launch);
   const Sent sent{halves_at.list(), highs_at.list(), lows_at.list(), lows != nullptr, ranks, own};
-  const auto units = units_in_one_go(tensors, tensor_count);
+  const auto units = units_of_goes(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {

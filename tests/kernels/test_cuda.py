@@ -295,7 +295,10 @@ class TestNumbers:
         spoilt[5::97] = float("nan")
         spoilt[7::1009] = float("-inf")
         sparse = torch.where(torch.arange(count) % 101 == 3, grad, grad * 0)
-        for x, left in ((grad, residual), (high, None), (low, None), (spoilt, residual), (sparse, None)):
+        close = grad.clone()
+        close[5000:5300] *= 64  # more than a chunk has room for
+        given = ((grad, residual), (high, None), (low, None), (spoilt, residual), (sparse, None), (close, residual))
+        for x, left in given:
             self._selects(target, same, x, left, k, tries=2 if x is high or x is low else 1)
         self._selects(target, same, torch.sign(grad), None, k, tries=2)
 
@@ -303,8 +306,8 @@ class TestNumbers:
         """Select both ways, and see whether the sample did: what is tried again starts more kernels."""
         kind = work(x.dtype)
         digits = 6 if kind == torch.float64 else 3
-        # Two digits of the sample, marks, candidates; then digits, tallies and what is kept.
-        wanted = [4 + digits + 2, 4 + 2 * (digits + 2)][tries - 1]
+        # Two digits of the sample, marks, candidates with the first digit; then the others, tallies and what is kept.
+        wanted = 4 + digits - 1 + 2 + (tries - 1) * (digits + 2)
         for name, more, out in (("top_select", 0, poison(k, kind)), ("binary_select", 3, poison(1, kind))):
             before = emulator.started()[0] if target.name == "emulated" else 0
             same(f"{name}_all", [x], [left], [k], [poison(k, torch.int32)], [out])
@@ -617,6 +620,8 @@ class TestBits:
         for power, kind in ((0, torch.float32), (2, torch.float64)):
             same("norm_offer", grad, poison(1, kind), count, power=power)
         same("sign_offer", grad, None, poison(ops.word_count(count), torch.int64), poison(1, torch.float64), count)
+        many, rows = tame(1 << 20, torch.float32, 1), 1 + (1 << 20) // 70_000
+        same("norm_offer", many, poison(rows, torch.float64), 70_000, power=2)  # more rows than an emulated grid
 
     def test_sections_of_many_ranges(self, same: Same) -> None:
         """More than the threads of an emulated grid in kernels with a thread for each range."""
