@@ -30,7 +30,7 @@ from ..schedule.plan import Bucket, TensorSpec
 from .base import Algebra, ByForm, Codec, Divides, Law, Piece, Properties, check_choice, whole
 from .registry import register
 from .shared.sections import LENGTH_BYTES, check_well_formed, cut
-from .work import Counts, Cutting, Layout, Part, Work, slices
+from .work import Counts, Cutting, Layout, Part, Work, counts_of, slices
 
 #: Codes of fewer bits are so coarse that their noise counts in Adam's second moment.
 COARSE = 8
@@ -163,6 +163,7 @@ class Elias(_Quantised):
 
     algebra: ClassVar[Algebra] = Algebra.GATHER
     summary: ClassVar[str] = "integers on each rank's own scale in Elias codes, gathered"
+    batched: ClassVar[bool] = True
 
     def _room(self, tensor: TensorSpec) -> int:
         return ops.elias_bound(tensor.count, **self._rule())
@@ -183,7 +184,7 @@ class Elias(_Quantised):
         work.local["places"][::2] = torch.tensor(starts)
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        return [self._submit(work, position, key) for position in positions]
+        return counts_of([self._submit(work, position, key) for position in positions])
 
     def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
         """Write the section of a tensor where it fits at any length; ``encode`` moves them together."""

@@ -32,7 +32,7 @@ from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Law, Properties, check_choice
 from .registry import register
 from .shared.sections import check_density, share
-from .work import Counts, Layout, Part, Work, clamped_all, per_element, slices, together, work_dtype
+from .work import Counts, Layout, Part, Work, clamped_all, counts_of, per_element, slices, work_dtype
 
 
 @register
@@ -48,6 +48,7 @@ class RandomK(Codec):
     density: float = 0.01
     scaled: bool = False
 
+    batched: ClassVar[bool] = True
     name: ClassVar[str] = "randomk"
     algebra: ClassVar[Algebra] = Algebra.SUM
     summary: ClassVar[str] = "values at random positions, the same on all ranks"
@@ -88,13 +89,7 @@ class RandomK(Codec):
         work.memo["rest"] = {}  # by position: what a clamp took from the values, for the residual
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        nonfinite = together([self._offer(work, position, key) for position in positions])
-        work.memo["rest"].update(dict.fromkeys(positions))
-        finite = [position for position, count in zip(positions, nonfinite, strict=True) if not count]
-        values = [work.regions["values"][work.memo["places"][position]] for position in finite]
-        rests = clamped_all(values, [self._limit(work, position) for position in finite])
-        work.memo["rest"].update(zip(finite, rests, strict=True))
-        return nonfinite
+        return counts_of([self._offer(work, position, key) for position in positions])
 
     def _offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         own = work.memo["places"][position]
@@ -112,6 +107,12 @@ class RandomK(Codec):
         for position, grad in enumerate(work.grads):
             if grad is None:  # a sparse gradient, which Horovod reduces itself
                 work.regions["values"][work.memo["places"][position]] = 0
+
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
+        positions = [part.position for part in parts]
+        values = [work.regions["values"][work.memo["places"][position]] for position in positions]
+        rests = clamped_all(values, [self._limit(work, position) for position in positions])
+        work.memo["rest"] = dict(zip(positions, rests, strict=True))
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         for position in (part.position for part in parts):

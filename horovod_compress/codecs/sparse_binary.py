@@ -16,7 +16,7 @@ the update of several local steps is what is sent, and momentum is emptied where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -25,12 +25,11 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ConfigError
-from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
 from .base import Law, Properties, check_choice
 from .registry import register
-from .shared.sections import Sections, check_density, cut, ends, parameter
-from .work import Counts, Regions, Work, work_dtype
+from .shared.sections import Sections, check_density, cut, numbers_of, parameter
+from .work import Regions, Work, work_dtype
 
 #: The published settings: (local steps between exchanges, density).
 PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
@@ -54,6 +53,7 @@ class SparseBinary(Sections):
     density: float | None = None  # type: ignore[assignment]
     preset: Literal[1, 2, 3] | None = None
 
+    select: ClassVar[Callable[..., None]] = staticmethod(ops.binary_select)
     name: ClassVar[str] = "sparse_binary"
     summary: ClassVar[str] = "positions of the largest values of one sign, Golomb-coded, and their mean"
     source: ClassVar[str] = "Sattler et al., IJCNN 2019, arXiv:1805.08768"
@@ -89,18 +89,19 @@ class SparseBinary(Sections):
     def _scratch(self, bucket: Bucket) -> Regions:
         positions = sum(self.most(tensor) for tensor in bucket.tensors)
         means = work_dtype(bucket), len(bucket.tensors)
-        return {"positions": (torch.int32, positions), "means": means, "ends": ends(bucket)}
+        return {"positions": (torch.int32, positions), "means": means} | numbers_of(bucket)
 
     # ---- one round ----
 
-    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        means = [work.local["means"][position : position + 1] for position in positions]
-        found = ops.binary_select_all(*self.given(work, positions), means)
-        for position, (kept, _) in zip(positions, found, strict=True):
-            work.memo["kept"][position] = kept
-        for mean in means:
-            mean.clamp_(-work.limit(), work.limit())  # the residual keeps the rest
-        return [nonfinite for _, nonfinite in found]
+    def given(self, work: Work, position: int) -> tuple[Any, ...]:
+        own, mean = work.memo["places"][position], work.local["means"][position : position + 1]
+        room = work.local["positions"][own], mean
+        return work.grad(position), work.residual_of(position), own.stop - own.start, *room
+
+    def settle(self, work: Work, positions: Sequence[int]) -> None:
+        self.learn(work, positions)
+        for position in positions:
+            work.local["means"][position].clamp_(-work.limit(), work.limit())  # the residual keeps the rest
 
     def write(self, work: Work, position: int, place: Tensor) -> None:
         ops.binary_encode(

@@ -66,6 +66,7 @@ class TopK(Sections):
         nonfinite = super().submit(work, positions, key)
         if work.memo["form"] != "bfloat16" or work.bucket.dtype != "float64":
             return nonfinite
+        self.settle(work, positions)
         # Of a larger one every step could send only so little that it would wait forever.
         most, values = torch.finfo(torch.bfloat16).max, [self.values(work, position) for position in positions]
         large = together([torch.count_nonzero(one.abs() > most) for one in values])

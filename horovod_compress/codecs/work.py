@@ -95,6 +95,12 @@ def together(counts: Sequence[int | Tensor]) -> list[int]:
     return [next(found) if isinstance(count, Tensor) else count for count in counts]
 
 
+def counts_of(found: Sequence[int | Tensor]) -> Counts:
+    """Return the counts of some tensors, those of a GPU as one array: nothing waits."""
+    there = [count for count in found if isinstance(count, Tensor)]
+    return torch.cat(there) if there and len(there) == len(found) else found
+
+
 def clamped_all(values: Sequence[Tensor], limits: Sequence[float]) -> list[Tensor | None]:
     """Clamp in place what a rank is going to send of some tensors. Waits once on CUDA.
 

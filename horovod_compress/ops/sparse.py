@@ -26,11 +26,10 @@ __all__ = [
     "binary_decode",
     "binary_encode",
     "binary_select",
-    "binary_select_all",
     "sample_decode",
     "sample_offer",
+    "selected",
     "top_select",
-    "top_select_all",
     "values_decode",
     "values_encode",
 ]
@@ -87,43 +86,27 @@ def binary_select(
     run.binary_select(grad, residual, positions, mean, numbers, k, whole)
 
 
-def top_select_all(
-    grads: Sequence[Tensor],
-    residuals: Sequence[Tensor | None],
-    ks: Sequence[int],
-    positions: Sequence[Tensor],
-    values: Sequence[Tensor],
+def selected(
+    select: Callable[..., None], given: Sequence[Sequence[Any]], numbers: Sequence[Tensor]
 ) -> list[tuple[int, int]]:
-    """Run :func:`top_select` for each of several tensors. Waits once on CUDA, twice if a sample has misled.
+    """Read what selections from several tensors have found, and repeat those that a sample has misled.
+
+    Waits once on CUDA; twice if there are such.
+
+    Args:
+        select: :func:`top_select` or :func:`binary_select`.
+        given: what it was given for each tensor, but for the numbers.
+        numbers: these.
 
     Returns:
         Of each tensor how many were found, and how many elements of ``x`` are not finite.
     """
-    return _selected(top_select, list(zip(grads, residuals, ks, positions, values, strict=True)))
-
-
-def binary_select_all(
-    grads: Sequence[Tensor],
-    residuals: Sequence[Tensor | None],
-    ks: Sequence[int],
-    positions: Sequence[Tensor],
-    means: Sequence[Tensor],
-) -> list[tuple[int, int]]:
-    """Run :func:`binary_select` for each of several tensors, and return what :func:`top_select_all` does."""
-    return _selected(binary_select, list(zip(grads, residuals, ks, positions, means, strict=True)))
-
-
-def _selected(select: Callable[..., None], given: Sequence[tuple[Any, ...]]) -> list[tuple[int, int]]:
-    if not given:
-        return []
-    numbers = torch.empty(len(given), 3, dtype=torch.int64, device=given[0][0].device)
-    for arguments, found in zip(given, numbers, strict=True):
-        select(*arguments, found)
-    rows = numbers.tolist()
-    if misled := [index for index, row in enumerate(rows) if row[2]]:
-        for index in misled:
-            select(*given[index], numbers[index], whole=True)
-        rows = numbers.tolist()
+    rows = torch.stack([*numbers]).tolist() if numbers else []
+    misled = [index for index, row in enumerate(rows) if row[2]]
+    for index in misled:
+        select(*given[index], numbers[index], whole=True)
+    if misled:
+        rows = torch.stack([*numbers]).tolist()
     return [(kept, nonfinite) for kept, nonfinite, _ in rows]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -43,13 +43,13 @@ class Target:
         finally:
             legality.CPU = before
 
-    def same(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Run a kernel on the CPU and on the target with equal arguments, and return what it returned.
+    def same(self, name: str | Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Run a kernel, or what calls some, on the CPU and on the target with equal arguments; return what it returned.
 
         Nothing may differ, and no memory around the arguments may change.
         """
         shift = next(_shifts) % 9
-        given, run = [*arguments, *options.values()], single.named(name)
+        given, run = [*arguments, *options.values()], single.named(name) if isinstance(name, str) else name
         results: list[Any] = []
         finals: list[Memory] = []
         for device in ("cpu", self.device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, nan
 from typing import Any
 
@@ -107,8 +108,10 @@ def flat(values: list[Any]) -> list[Any]:
     return [part for value in values for part in (value if isinstance(value, list) else [value])]
 
 
-def compare(name: str, *arguments: Any, shift: int = 0, **options: Any) -> None:
+def compare(name: str | Callable[..., Any], *arguments: Any, shift: int = 0, **options: Any) -> None:
     """Run a kernel and its reference on equal arguments; nothing may differ, nor anything else change.
+
+    In its place may stand what calls kernels.
 
     Every tensor is placed at its own misalignment, derived from ``shift``. Inputs are compared as
     well: a kernel may not touch them.
@@ -131,7 +134,7 @@ def compare(name: str, *arguments: Any, shift: int = 0, **options: Any) -> None:
     placed, plain = place(list(arguments)), clone(list(arguments))
     placed_options = {key: place(value) for key, value in options.items()}
     plain_options = {key: clone(value) for key, value in options.items()}
-    run = single.named(name)
+    run = single.named(name) if isinstance(name, str) else name
     result = run(*placed, **placed_options)
     with by_reference():
         expected = run(*plain, **plain_options)

@@ -28,7 +28,7 @@ from horovod_compress.ops import legality, loader
 from horovod_compress.ops.dispatch import as_tensor, by_reference
 from horovod_compress.ops.sizes import ternary_states
 from tests.support.marks import slow
-from tests.support.sections import begins, binary_encode, elias_encode, values_encode
+from tests.support.sections import begins, binary_encode, binary_select, elias_encode, top_select, values_encode
 
 from . import emulator
 from .parity import Target
@@ -279,8 +279,9 @@ class TestNumbers:
             grad, residual = numbers(count, dtype, count), tame(count, kind, count + 1)
             for x, left in ((grad, residual), (tame(count, dtype, 1).round(), None), (grad * 0, None)):
                 for k in {min(count, 1), count // 100, count}:
-                    same("top_select_all", [x], [left], [k], [poison(k, torch.int32)], [poison(k, kind)])
-                    same("binary_select_all", [x], [left], [k], [poison(k, torch.int32)], [poison(1, kind)])
+                    numbers_found = poison(3, torch.int64)
+                    same("top_select", x, left, k, poison(k, torch.int32), poison(k, kind), numbers_found)
+                    same("binary_select", x, left, k, poison(k, torch.int32), poison(1, kind), numbers_found)
             same("count_nonfinite", grad)
 
     def test_selection_by_sample(self, dtype: torch.dtype, target: Target, same: Same) -> None:
@@ -308,11 +309,11 @@ class TestNumbers:
         digits = 6 if kind == torch.float64 else 3
         # Two digits of the sample, marks, candidates with the first digit; then the others, tallies and what is kept.
         wanted = 4 + digits - 1 + 2 + (tries - 1) * (digits + 2)
-        for name, more, out in (("top_select", 0, poison(k, kind)), ("binary_select", 3, poison(1, kind))):
+        for select, more, out in ((top_select, 0, poison(k, kind)), (binary_select, 3, poison(1, kind))):
             before = emulator.started()[0] if target.name == "emulated" else 0
-            same(f"{name}_all", [x], [left], [k], [poison(k, torch.int32)], [out])
+            same(select, x, left, k, poison(k, torch.int32), out)
             if target.name == "emulated":
-                assert emulator.started()[0] - before == wanted + tries * more, (name, tries)
+                assert emulator.started()[0] - before == wanted + tries * more, (select, tries)
 
     def test_sections(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
@@ -418,7 +419,7 @@ class TestNumbers:
             norms = tame(rows, kind, 1).abs()
             same("uniform_encode", grad, norms, row, poison(count, torch.uint8), KEY, bits=8, levels=31, offset=count)
             k = count // 3
-            same("top_select_all", [grad], [residual], [k], [poison(k, torch.int32)], [poison(k, kind)])
+            same(top_select, grad, residual, k, poison(k, torch.int32), poison(k, kind))
 
     def test_signs_of_nan(self, dtype: torch.dtype, same: Same) -> None:
         """A GPU's arithmetic loses them: a NaN of either sign is the same code on every processor, a positive one."""

@@ -20,8 +20,8 @@ LARGE = 300_007  # the sample decides here, and threads share the work
 def both(x: Tensor, residual: Tensor | None, k: int, shift: int = 0) -> None:
     """Compare both selections."""
     kind = work(x.dtype)
-    compare("top_select_all", [x], [residual], [k], [poison(k, torch.int32)], [poison(k, kind)], shift=shift)
-    compare("binary_select_all", [x], [residual], [k], [poison(k, torch.int32)], [poison(1, kind)], shift=shift)
+    compare(top_select, x, residual, k, poison(k, torch.int32), poison(k, kind), shift=shift)
+    compare(binary_select, x, residual, k, poison(k, torch.int32), poison(1, kind), shift=shift)
 
 
 def ks(count: int) -> set[int]:

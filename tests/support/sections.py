@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,11 +18,16 @@ def begins(at: int = 0, device: torch.device | str = "cpu") -> Tensor:
 
 
 def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor) -> tuple[int, int]:
-    return ops.top_select_all([grad], [residual], [k], [positions], [values])[0]
+    return _selected(ops.top_select, grad, residual, k, positions, values)
 
 
 def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor) -> tuple[int, int]:
-    return ops.binary_select_all([grad], [residual], [k], [positions], [mean])[0]
+    return _selected(ops.binary_select, grad, residual, k, positions, mean)
+
+
+def _selected(select: Callable[..., None], *given: Any) -> tuple[int, int]:
+    select(*given, numbers := torch.empty(3, dtype=torch.int64, device=given[0].device))
+    return ops.selected(select, [given], [numbers])[0]
 
 
 def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, out: Tensor) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ...schedule.plan import Bucket, TensorSpec
 from ..base import Algebra, Codec, Law, Properties
 from ..work import Counts, Layout, Part, Regions, Work, clamped_all, per_element, slices, together, work_dtype
 
+NUMBERS = 3  # of a selection, as ops.top_select() writes them
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
 
@@ -53,6 +54,9 @@ class Sections(Codec):
     density: float = 0.01
 
     algebra: ClassVar[Algebra] = Algebra.GATHER
+    batched: ClassVar[bool] = True
+    #: How elements are chosen.
+    select: ClassVar[Callable[..., None]] = staticmethod(ops.top_select)
     #: What a section says, in words.
     said: ClassVar[str] = "positions and values"
 
@@ -101,40 +105,50 @@ class Sections(Codec):
 
     def _scratch(self, bucket: Bucket) -> Regions:
         number = sum(self.most(tensor) for tensor in bucket.tensors)
-        return {"positions": (torch.int32, number), "values": (work_dtype(bucket), number), "ends": ends(bucket)}
+        return {"positions": (torch.int32, number), "values": (work_dtype(bucket), number)} | numbers_of(bucket)
 
     def prepare(self, work: Work) -> None:
         tensors = work.bucket.tensors
         work.memo["places"] = slices([self.most(tensor) for tensor in tensors])
         work.memo["parameters"] = [parameter(self.most(tensor), tensor.count) for tensor in tensors]
-        work.memo["kept"] = [0] * len(tensors)
+        work.memo["given"] = {}  # by position: what the selection of this step was given, until it is read
+        work.memo["kept"] = {}
         work.memo["rest"] = {}  # by position: what a clamp took from the values, for the residual
         work.memo["form"] = self.form(work.bucket)
 
     # ---- one round ----
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        """Choose what is sent of tensors; return how many of the values of each are not finite."""
-        given = self.given(work, positions)
-        found = ops.top_select_all(*given, [work.local["values"][own] for own in self._own(work, positions)])
-        for position, (kept, _) in zip(positions, found, strict=True):
-            work.memo["kept"][position] = kept
-        finite = [position for position, (_, nonfinite) in zip(positions, found, strict=True) if not nonfinite]
-        work.memo["rest"].update(dict.fromkeys(positions))
-        rests = clamped_all([self.values(work, position) for position in finite], [work.limit()] * len(finite))
-        work.memo["rest"].update(zip(finite, rests, strict=True))
-        return [nonfinite for _, nonfinite in found]
+        """Choose what is sent of tensors; return how many of the values of each are not finite.
 
-    def given(
-        self, work: Work, positions: Sequence[int]
-    ) -> tuple[list[Tensor], list[Tensor | None], list[int], list[Tensor]]:
-        """Return what a selection begins with: gradients, residuals, how many to take, room for their positions."""
-        own = self._own(work, positions)
-        grads, residuals = [work.grad(p) for p in positions], [work.residual_of(p) for p in positions]
-        return grads, residuals, [one.stop - one.start for one in own], [work.local["positions"][one] for one in own]
+        On CUDA nothing waits: ``encode`` reads what was found, on the exchange thread.
+        """
+        for position in positions:
+            work.memo["given"][position] = given = self.given(work, position)
+            self.select(*given, self._numbers(work, position))
+        nonfinite = work.local["numbers"].view(-1, NUMBERS)[list(positions), 1]
+        return cast(list[int], nonfinite.tolist()) if nonfinite.is_cpu else nonfinite
 
-    def _own(self, work: Work, positions: Sequence[int]) -> list[slice]:
-        return [work.memo["places"][position] for position in positions]
+    def given(self, work: Work, position: int) -> tuple[Any, ...]:
+        """Return what :attr:`select` takes of a tensor, but for the numbers that it finds."""
+        own = work.memo["places"][position]
+        room = work.local["positions"][own], work.local["values"][own]
+        return work.grad(position), work.residual_of(position), own.stop - own.start, *room
+
+    def _numbers(self, work: Work, position: int) -> Tensor:
+        return work.local["numbers"][NUMBERS * position : NUMBERS * (position + 1)]
+
+    def settle(self, work: Work, positions: Sequence[int]) -> None:
+        """Learn how much was chosen of tensors, and let a sum over ranks of it not overflow."""
+        self.learn(work, positions)
+        rests = clamped_all([self.values(work, position) for position in positions], [work.limit()] * len(positions))
+        work.memo["rest"].update(zip(positions, rests, strict=True))
+
+    def learn(self, work: Work, positions: Sequence[int]) -> None:
+        """Learn how much was chosen of tensors, and do again where a sample has misled."""
+        given = [work.memo["given"].pop(position) for position in positions]
+        found = ops.selected(self.select, given, [self._numbers(work, position) for position in positions])
+        work.memo["kept"].update((position, kept) for position, (kept, _) in zip(positions, found, strict=True))
 
     def values(self, work: Work, position: int) -> Tensor:
         """Return the values that were chosen of a tensor."""
@@ -147,6 +161,7 @@ class Sections(Codec):
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         """Write one section per tensor behind a table of the sections' lengths."""
+        self.settle(work, [part.position for part in parts if part.position in work.memo["given"]])
         write_sections(work, parts, lambda position, place: self.write(work, position, place))
 
     def write(self, work: Work, position: int, place: Tensor) -> None:
@@ -215,9 +230,10 @@ class Sections(Codec):
 # ---- sections of several tensors ----------------------------------------------------------------
 
 
-def ends(bucket: Bucket) -> tuple[torch.dtype, int]:
-    """Return the region in which :func:`write_sections` notes where sections end."""
-    return torch.int64, len(bucket.tensors) + 1
+def numbers_of(bucket: Bucket) -> Regions:
+    """Return the regions for what selections find, and for where :func:`write_sections` has sections end."""
+    number = len(bucket.tensors)
+    return {"numbers": (torch.int64, NUMBERS * number), "ends": (torch.int64, number + 1)}
 
 
 def write_sections(work: Work, parts: Sequence[Part], write: Callable[[int, Tensor], None]) -> None:
