@@ -43,8 +43,46 @@ __device__ void each_value(int64_t begin, int64_t end, int64_t step, const Value
   for (; i < end; i += step) add(i, value_at(i));
 }
 
-// A warp sums one row. There are few rows, and all of them should find registers.
-template <int kLines, class T> __global__ void lowrank_left_kernel(LeftOf<T> o, int64_t* total) {
+// Calls add(i, value) for what was offered at from + i * stride, for every `step`th i in order. While so many are
+// added, the next ones are under way, and those of the end with the last of them.
+template <int kAtOnce, class T, class Add> __device__ void each_offered(const Matrix<T>& x, int64_t from,
+                                                                        int64_t stride, int64_t begin, int64_t end,
+                                                                        int64_t step, const Add& add) {
+  T grads[kAtOnce];
+  Work<T> residuals[kAtOnce];
+  const auto load = [&](int64_t first) {
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t i = first + k * step;
+      if (i >= end) continue;
+      grads[k] = x.grad[from + i * stride];
+      residuals[k] = x.residual ? x.residual[from + i * stride] : Work<T>(0);
+    }
+  };
+  const auto value = [&](int k) { return x.residual ? to_work(grads[k]) + residuals[k] : to_work(grads[k]); };
+  load(begin);
+  int64_t first = begin;
+  for (; first + (kAtOnce - 1) * step < end; first += kAtOnce * step) {
+    Work<T> values[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) values[k] = value(k);
+    load(first + kAtOnce * step);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) add(first + k * step, values[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k)
+    if (first + k * step < end) add(first + k * step, value(k));
+}
+
+// So many elements of a lane are under way where their sums leave it the registers.
+template <int kLines, class W> constexpr int kAhead = sizeof(W) == 8 || kLines > kFewLines ? kInFlight : kOfLane;
+
+// A warp sums one row, of which there are few: each has many loads under way, and small blocks leave no
+// multiprocessor without work.
+constexpr int kRowThreads = 128;
+template <int kLines, class T> __global__ void __launch_bounds__(kRowThreads)
+    lowrank_left_kernel(LeftOf<T> o, int64_t* total) {
   using W = Work<T>;
   int nonfinite = 0;
   for (int64_t row = first_warp(); row < o.x.rows; row += warp_stride()) {
@@ -52,13 +90,11 @@ template <int kLines, class T> __global__ void lowrank_left_kernel(LeftOf<T> o, 
     for (int64_t line = 0; line < o.x.rank; line += kLines) {
       const Lines<kLines, W> right(o.right, line, o.x.rank, o.x.columns);
       W sums[kLines] = {};
-      each_value<kInFlight>(
-          lane_index(), o.x.columns, kWarp, [&](int64_t j) { return offered(o.x.grad, o.x.residual, begin + j); },
-          [&](int64_t j, W value) {
-            nonfinite += line == 0 && !can_be_kept(value);
+      each_offered<kAhead<kLines, W>>(o.x, begin, 1, lane_index(), o.x.columns, kWarp, [&](int64_t j, W value) {
+        nonfinite += line == 0 && !can_be_kept(value);
 #pragma unroll
-            for (int c = 0; c < kLines; ++c) sums[c] += value * right.of[c][j];
-          });
+        for (int c = 0; c < kLines; ++c) sums[c] += value * right.of[c][j];
+      });
 #pragma unroll
       for (int c = 0; c < kLines; ++c) {
         const W sum = combine_warp(sums[c]);
@@ -70,7 +106,7 @@ template <int kLines, class T> __global__ void lowrank_left_kernel(LeftOf<T> o, 
 }
 
 // A thread sums one column over one block of rows.
-template <int kLines, class T> __global__ void lowrank_right_kernel(RightOf<T> o) {
+template <int kLines, class T> __global__ void __launch_bounds__(kThreads, 2) lowrank_right_kernel(RightOf<T> o) {
   using W = Work<T>;
   const int64_t blocks = ceil_div(o.x.rows, kRowBlock);
   for (int64_t item = first_item(); item < blocks * o.x.columns; item += item_stride()) {
@@ -79,12 +115,10 @@ template <int kLines, class T> __global__ void lowrank_right_kernel(RightOf<T> o
     for (int64_t line = 0; line < o.x.rank; line += kLines) {
       const Lines<kLines, W> left(o.left, line, o.x.rank, o.x.rows);
       W sums[kLines] = {};
-      each_value<kOfLane>(
-          begin, end, 1, [&](int64_t row) { return offered(o.x.grad, o.x.residual, row * o.x.columns + j); },
-          [&](int64_t row, W value) {
+      each_offered<kInFlight>(o.x, j, o.x.columns, begin, end, 1, [&](int64_t row, W value) {
 #pragma unroll
-            for (int c = 0; c < kLines; ++c) sums[c] += value * left.of[c][row];
-          });
+        for (int c = 0; c < kLines; ++c) sums[c] += value * left.of[c][row];
+      });
 #pragma unroll
       for (int c = 0; c < kLines; ++c)
         if (line + c < o.x.rank) o.partial[(block * o.x.rank + line + c) * o.x.columns + j] = sums[c];
@@ -232,7 +266,9 @@ void lowrank_left(const void* grad, const void* residual, Dtype dtype, int64_t r
     const LeftOf<T> o{matrix<T>(grad, residual, rows, columns, rank), static_cast<const Work<T>*>(right),
                       static_cast<Work<T>*>(left)};
     const auto kernel = rank <= kFewLines ? lowrank_left_kernel<kFewLines, T> : lowrank_left_kernel<kMostLines, T>;
-    start(kernel, rows * kWarp, launch, o, nonfinite);
+    if (rows > 0)
+      start_blocks(kernel, std::min(ceil_div(rows * kWarp, kRowThreads), kMostBlocks), kRowThreads, launch, o,
+                   nonfinite);
   });
 }
 

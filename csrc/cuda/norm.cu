@@ -67,13 +67,16 @@ template <class T> struct OfLane {
   int bad = 0;
 };
 
+// There is one array to read, so more of it is under way.
+template <class T> constexpr int kOfOne = sizeof(T) == 8 ? kGroups : 2 * kGroups;
+
 template <Power kPower, bool kLargest, bool kWhole, class T>
 __device__ void take_groups(const T* grad, int left, OfLane<T>& found) {
-  T values[kGroups];
+  T values[kOfOne<T>];
 #pragma unroll
-  for (int k = 0; k < kGroups; ++k) values[k] = kWhole || k * kWarp < left ? grad[k * kWarp] : T{};
+  for (int k = 0; k < kOfOne<T>; ++k) values[k] = kWhole || k * kWarp < left ? grad[k * kWarp] : T{};
 #pragma unroll
-  for (int k = 0; k < kGroups; ++k) {
+  for (int k = 0; k < kOfOne<T>; ++k) {
     const Bits<T> size = magnitude_bits(values[k]);
     const bool finite = size < kInfinityBits<T>;
     found.bad += !finite;
@@ -86,7 +89,7 @@ __device__ void take_groups(const T* grad, int left, OfLane<T>& found) {
 template <Power kPower, bool kLargest, class Of, class T>
 __device__ Of take_block(const T* block, int count, int& bad) {
   OfLane<T> lane;
-  for (int first = 0; first < count; first += kGroups * kWarp) {
+  for (int first = 0; first < count; first += kOfOne<T> * kWarp) {
     const T* grad = block + first + lane_index();
     if (count == kBlock)
       take_groups<kPower, kLargest, true>(grad, 0, lane);
