@@ -7,6 +7,7 @@
 #include "rules/tree.h"
 #include "kernels.h"
 #include "parallel.h"
+#include "superblocks.h"
 #include "visit.h"
 
 #define HVC_BODY "norm.cpp"

@@ -8,6 +8,22 @@
 
 namespace hvc {
 
+// Superblocks of all rows, in order: the unit in which work is shared out.
+struct Units {
+  int64_t count, row_length, per_row, total;
+};
+
+inline Units units_of(int64_t count, int64_t row_length) {
+  const int64_t per_row = ceil_div(row_length, kSuperblock);
+  const int64_t rows = count / row_length, rest = count % row_length;
+  return {count, row_length, per_row, rows * per_row + ceil_div(rest, kSuperblock)};
+}
+
+inline int64_t unit_begin(const Units& u, int64_t unit) {
+  if (unit >= u.total) return u.count;
+  return unit / u.per_row * u.row_length + unit % u.per_row * kSuperblock;
+}
+
 // What an offer finds in a range of units.
 struct OfferResult {
   uint64_t head;  // bits of a first word that begins in the range before

@@ -19,22 +19,6 @@ constexpr int kLanes = 32;
 constexpr int64_t kBlock = 1024;
 constexpr int64_t kSuperblock = 64 * kBlock;
 
-// Superblocks of all rows, in order: the unit in which work is shared out.
-struct Units {
-  int64_t count, row_length, per_row, total;
-};
-
-HVC_RULE Units units_of(int64_t count, int64_t row_length) {
-  const int64_t per_row = ceil_div(row_length, kSuperblock);
-  const int64_t rows = count / row_length, rest = count % row_length;
-  return {count, row_length, per_row, rows * per_row + ceil_div(rest, kSuperblock)};
-}
-
-HVC_RULE int64_t unit_begin(const Units& u, int64_t unit) {
-  if (unit >= u.total) return u.count;
-  return unit / u.per_row * u.row_length + unit % u.per_row * kSuperblock;
-}
-
 template <class W> HVC_RULE W combine_lanes(W* lanes) {
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
