@@ -256,8 +256,8 @@ void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t co
                   Launch launch);
 
 // values.cpp, values.cu: sections as rules/values.h describes them; `wrong` counts malformed ranges. Encoding takes
-// `place` as binary_encode() does; `mean` is for kSigns only. With momentum, which needs a residual and kFullValues, what is kept is u = factor u + grad and
-// residual = x + factor u.
+// `place` as binary_encode() does; `mean` is for kSigns only. With momentum, which needs a residual and kFullValues,
+// what is kept is u = factor u + grad and residual = x + factor u.
 void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
                    ValueForm form, int64_t count, int parameter, int64_t* place, uint8_t* out, int64_t room,
                    Launch launch);

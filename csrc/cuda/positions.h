@@ -147,9 +147,9 @@ __global__ void write_kernel(Given g, Ranges r, Head head, const PutValue put, P
 // ---- launchers --------------------------------------------------------------------------------------------
 
 // Writes a section. What it needs of the device it finds there: nothing waits.
-template <class ValueBytes, class PutValue>
-void write_section(const Given& g, const Head& head, const ValueBytes& value_bytes, const PutValue& put,
-                   const Place& place, uint8_t* out, Launch launch) {
+template <class ValueBytes, class PutValue> void write_section(const Given& g, const Head& head,
+                                                               const ValueBytes& value_bytes, const PutValue& put,
+                                                               const Place& place, uint8_t* out, Launch launch) {
   const int64_t ranges = g.ranges();
   const Scratch<Measured> measured(1, launch);
   const Scratch<int64_t> firsts(ranges, launch), numbers(ranges, launch), streams(ranges, launch),

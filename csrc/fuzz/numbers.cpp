@@ -61,8 +61,8 @@ void select(Input& in, Dtype dtype) {
   const bool binary = in.coin();
   int64_t found[kSelected];
   const auto select = binary ? binary_select : top_select;
-  select(grad.get(), residual.get(), dtype, count, k, positions.as<int32_t>(), binary ? mean.get() : values.get(), found,
-         false, kHere);
+  select(grad.get(), residual.get(), dtype, count, k, positions.as<int32_t>(), binary ? mean.get() : values.get(),
+         found, false, kHere);
   require(found[0] >= 0 && found[0] <= k && found[1] <= count, "no more are found than were asked for");
   for (int64_t i = 0; i < found[0]; ++i) {
     const int32_t at = positions.as<int32_t>()[i];

@@ -29,7 +29,6 @@ ONE_SIDED = {
     "reader_of": "a warp of CUDA reads a range",
     "signed_code": "the CPU does the same to vectors of bytes",
     "too_short": "CUDA asks the same of sections of every kind",
-    "unit_begin": "a warp of CUDA takes a block, not a superblock",
     "unpack_eight": "the same the other way round",
 }
 WHO_CALLS_KERNELS = ("lowrank_operands.h", "record_operands.h", "select_operands.h", "sketch_operands.h")
