@@ -103,8 +103,9 @@ __device__ Of take_block(const T* block, int count, int& bad) {
   return found;
 }
 
-template <Power kPower, bool kLargest, class Of, class T, class Table>
-__global__ void norms_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
+// Fewer blocks on a multiprocessor: else the compiler saves registers, and waits for every few of the loads.
+template <Power kPower, bool kLargest, class Of, class T, class Table> __global__ void __launch_bounds__(kThreads, 4)
+    norms_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<Of, T>& o = table.items[item];
