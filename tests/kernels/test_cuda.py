@@ -280,8 +280,11 @@ class TestNumbers:
             for x, left in ((grad, residual), (tame(count, dtype, 1).round(), None), (grad * 0, None)):
                 for k in {min(count, 1), count // 100, count}:
                     numbers_found = poison(3, torch.int64)
-                    same("top_select", x, left, k, poison(k, torch.int32), poison(k, kind), numbers_found)
-                    same("binary_select", x, left, k, poison(k, torch.int32), poison(1, kind), numbers_found)
+                    same(top_select, x, left, k, poison(k, torch.int32), poison(k, kind))
+                    same(binary_select, x, left, k, poison(k, torch.int32), poison(1, kind))
+                    given = (x, left, k, poison(k, torch.int32))
+                    same("top_select", *given, poison(k, kind), numbers_found, whole=True)
+                    same("binary_select", *given, poison(1, kind), numbers_found, whole=True)
             same("count_nonfinite", grad)
 
     def test_selection_by_sample(self, dtype: torch.dtype, target: Target, same: Same) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -126,8 +126,11 @@ class Matching:
         if self._told or self._reducer.rank:
             return
         unscaled = 1 / (self._scale() or 1.0)
-        for name, grad in grads.items():
-            if name in samples and _was_added_to(samples[name], some(grad), unscaled):
+        names = [name for name in grads if name in samples]
+        before = _on_host([samples[name] for name in names])
+        after = _on_host([some(grads[name]) for name in names])
+        for name, was, now in zip(names, before, after, strict=True):
+            if _was_added_to(was, now, torch.finfo(samples[name].dtype).eps, unscaled):
                 self._told = True
                 given = self._norms.given
                 _log.warning(
@@ -140,14 +143,21 @@ class Matching:
                 return
 
 
-def _was_added_to(before: Tensor, after: Tensor, unscaled: float) -> bool:
+def _on_host(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Return parts of gradients in float64 on the CPU; waits once for a GPU."""
+    if len({part.device for part in parts}) > 1:
+        return [part.double().cpu() for part in parts]
+    return list(torch.cat([part.double() for part in parts]).cpu().split([*map(len, parts)])) if parts else []
+
+
+def _was_added_to(was: Tensor, now: Tensor, eps: float, unscaled: float) -> bool:
     """Return whether values were changed by anything but clipping, of any kind, and a factor for all of them.
 
     Args:
+        eps: of their dtype, before they were made float64.
         unscaled: what a gradient scaler has multiplied them by.
     """
-    close = 16 * torch.finfo(before.dtype).eps
-    was, now = before.double(), after.double()
+    close = 16 * eps
     if not bool(now.isfinite().all() & was.isfinite().all()):
         return False
     if bool(((was == 0) & (now != 0)).any()):
