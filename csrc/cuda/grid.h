@@ -5,19 +5,20 @@
 namespace hvc {
 namespace {
 
-// Whether this block is the last one of its grid to come here; then it sees what the others have written before. All
-// threads of a block call it; `arrived` begins with 0.
-__device__ inline bool is_last_block(unsigned* arrived) {
+// Whether this block is the last of so many to come here; then it sees what the others have written before. All threads
+// of a block call it; `arrived` begins with 0.
+__device__ inline bool is_last_of(unsigned* arrived, unsigned blocks) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
-    last = atomicAdd(arrived, 1u) == gridDim.x - 1;
+    last = atomicAdd(arrived, 1u) == blocks - 1;
     __threadfence();
   }
   __syncthreads();
   return last;
 }
+__device__ inline bool is_last_block(unsigned* arrived) { return is_last_of(arrived, gridDim.x); }
 
 // The bin of a histogram in which the rank-th largest is, or the lowest where there are fewer; its rank there; how many
 // the histogram holds. A block of kThreads finds it: every thread has some bins, the first one those at the top.

@@ -1,11 +1,11 @@
 // Sums of rows in the order of rules/tree.h, or the largest: one launch makes those of the blocks, and a second one,
-// for all tensors, adds these up. To wait for others in the first launch costs more: every warp would wait for what it
-// has written, a third of the time that its block takes. In the second one a block adds a whole row for the same
-// reason.
+// for all tensors, those of the superblocks, which the last block of a row adds up. To wait for others in the first
+// launch costs more: every warp would wait for what it has written, a third of the time that its block takes.
 #pragma once
 #include <vector>
 
 #include "rules/tree.h"
+#include "grid.h"
 #include "rows.h"
 
 namespace hvc {
@@ -50,109 +50,20 @@ template <class V> __device__ V in_order(const V* values, int count) {
   return total;
 }
 
-// ---- rows of several superblocks ----------------------------------------------------------------------------
-
-// A lane adds the values of one superblock in index order. A warp reads those of 32 superblocks, so many of each at a
-// time, neighbours together, and hands them round in shared memory, where superblocks begin on different banks.
-template <class V> constexpr int kOfPiece = kNumbers<V> == 1 ? 16 : kNumbers<V> == 2 ? 8 : 4;
-template <class V> struct Piece {
-  static constexpr int numbers = kOfPiece<V> * kNumbers<V>, pitch = numbers + 1;
-  double of[kWarp * pitch];
-};
-
-// The values of a row that a warp adds: those of 32 superblocks from the first one, as numbers.
-struct Numbers {
-  const double* first;
-  int count;
-};
-
-// A lane's part of piece `piece`, which is nothing behind the end.
-template <class V> __device__ void load_piece(const Numbers& row, int piece, double (&mine)[Piece<V>::numbers]) {
-  constexpr int kOf = Piece<V>::numbers, kOfUnit = int(kBlocksOfUnit) * kNumbers<V>;
-#pragma unroll
-  for (int k = 0; k < kOf; ++k) {
-    const int i = k * kWarp + lane_index(), at = i / kOf * kOfUnit + piece * kOf + i % kOf;
-    mine[k] = at < row.count ? row.first[at] : 0.0;
-  }
-}
-
-template <class V> __device__ void hand_round(Piece<V>& shared, const double (&mine)[Piece<V>::numbers]) {
-  constexpr int kOf = Piece<V>::numbers;
-  __syncwarp();
-#pragma unroll
-  for (int k = 0; k < kOf; ++k) {
-    const int i = k * kWarp + lane_index();
-    shared.of[i / kOf * Piece<V>::pitch + i % kOf] = mine[k];
-  }
-  __syncwarp();
-}
-
-// Adds what the lane's superblock has of a piece.
-template <class V> __device__ void take_piece(const Piece<V>& shared, V& total) {
-#pragma unroll
-  for (int c = 0; c < kOfPiece<V>; ++c) {
-    V value;
-#pragma unroll
-    for (int i = 0; i < kNumbers<V>; ++i)
-      number(value, i) = shared.of[lane_index() * Piece<V>::pitch + c * kNumbers<V> + i];
-    total.take(value);
-  }
-}
-
-// The sum of a lane's superblock. While a piece is added, the next one is under way.
-template <class V> __device__ V sum_of_unit(const Numbers& row, Piece<V>& shared) {
-  constexpr int kPieces = int(kBlocksOfUnit) / kOfPiece<V>;
-  double mine[Piece<V>::numbers];
-  V total{};
-  load_piece<V>(row, 0, mine);
-#pragma unroll 1
-  for (int piece = 1; piece <= kPieces; ++piece) {
-    hand_round<V>(shared, mine);
-    load_piece<V>({row.first, piece < kPieces ? row.count : 0}, piece, mine);
-    take_piece(shared, total);
-  }
-  return total;
-}
-
-// A block adds a row of so many values, a round for 256 superblocks. A thread of the last warp, which has the least to
-// do in the last round, adds those of a round while the others begin with the next one; it gets the result.
-template <class V> __device__ V sum_of_row(const V* values, int64_t count) {
-  __shared__ Piece<V> pieces[kThreads / kWarp];
-  __shared__ double sums[2][kThreads * kNumbers<V>];
-  constexpr int64_t kOfRound = kThreads * kBlocksOfUnit;
-  const int warp = int(threadIdx.x) / kWarp;
-  V total{};
-  for (int64_t first = 0, round = 0; first < count; first += kOfRound, ++round) {
-    double* const mine = sums[round % 2];
-    const int64_t begin = first + warp * kWarp * kBlocksOfUnit;
-    if (begin < count) {
-      const int of_warp = int(min(count - begin, kWarp * kBlocksOfUnit)) * kNumbers<V>;
-      V sum = sum_of_unit<V>({reinterpret_cast<const double*>(values + begin), of_warp}, pieces[warp]);
-#pragma unroll
-      for (int i = 0; i < kNumbers<V>; ++i) mine[int(threadIdx.x) * kNumbers<V> + i] = number(sum, i);
-    }
-    __syncthreads();
-    if (threadIdx.x != kThreads - 1) continue;
-    const int units = int(min(int64_t(kThreads), ceil_div(count - first, kBlocksOfUnit)));
-#pragma unroll 8
-    for (int unit = 0; unit < units; ++unit) {
-      V value;
-#pragma unroll
-      for (int i = 0; i < kNumbers<V>; ++i) number(value, i) = mine[unit * kNumbers<V> + i];
-      total.take(value);
-    }
-  }
-  return total;
-}
-
 // ---- the tree of a tensor -----------------------------------------------------------------------------------
 
 // `row_length` is no longer than the tensor.
 template <class V> struct Tree {
-  V* of_blocks;  // what was found; absent where nobody wants it
+  V *of_blocks, *of_units;  // what was found; absent where nobody wants it
   int64_t count, row_length, blocks_per_row;
 
   __host__ __device__ int64_t rows() const { return ceil_div(count, row_length); }
+  __host__ __device__ int64_t units_per_row() const { return ceil_div(blocks_per_row, kBlocksOfUnit); }
+  // The superblocks of a row, and behind them how many blocks of threads have added some.
+  __device__ V* units_of_row(int64_t row) const { return of_units + row * (units_per_row() + 1); }
+  __device__ unsigned* arrived(int64_t row) const {
+    return reinterpret_cast<unsigned*>(units_of_row(row) + units_per_row());
+  }
   __device__ int64_t blocks_of(int64_t row) const {
     return min(blocks_per_row, ceil_div(count - row * row_length, kBlock));
   }
@@ -196,40 +107,77 @@ template <class V, class Put> struct Adding {
 template <class V, class Put>
 __device__ void note_stretch(const Adding<V, Put>& adding, const Stretch& stretch, const V& found) {
   if (lane_index() != 0) return;
-  if (is_short(adding.tree.blocks_per_row))
-    adding.put(stretch.row, found);
-  else
-    adding.tree.of_blocks[stretch.block] = found;
-}
-
-// Rows of one superblock are a warp's work, longer ones a block's.
-constexpr int64_t kRowsOfUnit = kThreads / kWarp;
-__host__ __device__ inline bool is_of_warp(int64_t blocks_per_row) { return blocks_per_row <= kBlocksOfUnit; }
-
-// How many blocks a tree gives work to.
-template <class V> int64_t units_to_add(const Tree<V>& tree) {
-  if (is_short(tree.blocks_per_row)) return 0;
-  return is_of_warp(tree.blocks_per_row) ? ceil_div(tree.rows(), kRowsOfUnit) : tree.rows();
-}
-
-template <class V, class Put> __device__ void add_unit(const Adding<V, Put>& adding, int64_t unit) {
   const Tree<V>& tree = adding.tree;
-  if (is_of_warp(tree.blocks_per_row)) {
-    const int64_t row = unit * kRowsOfUnit + threadIdx.x / kWarp;
-    if (row >= tree.rows()) return;
-    const V total = in_order(tree.of_blocks + row * tree.blocks_per_row, int(tree.blocks_of(row)));
-    if (lane_index() == 0) adding.put(row, total);
-  } else {
-    const V total = sum_of_row(tree.of_blocks + unit * tree.blocks_per_row, tree.blocks_of(unit));
-    if (threadIdx.x == kThreads - 1) adding.put(unit, total);
-    __syncthreads();  // the next row's sums come into the same memory
-  }
+  if (is_short(tree.blocks_per_row)) return adding.put(stretch.row, found);
+  tree.of_blocks[stretch.block] = found;
+  if (stretch.block == stretch.row * tree.blocks_per_row) *tree.arrived(stretch.row) = 0;  // for the second launch
 }
 
-template <class Table> __global__ void __launch_bounds__(kThreads, 2) add_kernel(const __grid_constant__ Table table) {
-  for (int64_t unit = blockIdx.x; unit < table.units(); unit += gridDim.x) {
-    const int item = table.item_of(unit);
-    add_unit(table.items[item], unit - table.begins[item]);
+// A warp adds a superblock: a block of threads takes eight rows of one, or eight superblocks of a longer row.
+constexpr int64_t kUnitsAtOnce = kThreads / kWarp;
+
+// How many blocks of threads a tree gives work to.
+template <class V> int64_t parts_of(const Tree<V>& tree) {
+  if (is_short(tree.blocks_per_row)) return 0;
+  const int64_t units = tree.units_per_row();
+  return units == 1 ? ceil_div(tree.rows(), kUnitsAtOnce) : tree.rows() * ceil_div(units, kUnitsAtOnce);
+}
+
+// What the superblocks of a row come to, in their order, for the first thread of a block.
+template <class V> __device__ V sum_of_units(const V* units, int64_t count) {
+  constexpr int kAtOnce = 2 * kThreads, kDoubles = kAtOnce * kNumbers<V>;
+  __shared__ double staged[kDoubles];
+  const auto* const doubles = reinterpret_cast<const double*>(units);
+  V total{};
+  for (int64_t first = 0; first < count; first += kAtOnce) {
+    const int here = int(min(count - first, int64_t(kAtOnce)));
+    __syncthreads();
+    for (int i = int(threadIdx.x); i < here * kNumbers<V>; i += kThreads)
+      staged[i] = __ldcg(doubles + first * kNumbers<V> + i);
+    __syncthreads();
+    if (threadIdx.x != 0) continue;
+#pragma unroll 8
+    for (int unit = 0; unit < here; ++unit) {
+      V value;
+#pragma unroll
+      for (int i = 0; i < kNumbers<V>; ++i) number(value, i) = staged[unit * kNumbers<V> + i];
+      total.take(value);
+    }
+  }
+  return total;
+}
+
+// Of a row of several superblocks.
+template <class V, class Put> __device__ void add_part_of_row(const Adding<V, Put>& adding, int64_t row, int64_t part) {
+  const Tree<V>& tree = adding.tree;
+  const int64_t blocks = tree.blocks_of(row), units = ceil_div(blocks, kBlocksOfUnit);
+  const int64_t mine = part * kUnitsAtOnce + threadIdx.x / kWarp, first = mine * kBlocksOfUnit;
+  if (part * kUnitsAtOnce >= units) return;  // the last row of a tensor may be shorter
+  V* const found = tree.units_of_row(row);
+  if (mine < units) {
+    const V* const values = tree.of_blocks + row * tree.blocks_per_row + first;
+    const V total = in_order(values, int(min(kBlocksOfUnit, blocks - first)));
+    if (lane_index() == 0) found[mine] = total;
+  }
+  if (!is_last_of(tree.arrived(row), unsigned(ceil_div(units, kUnitsAtOnce)))) return;
+  const V total = sum_of_units(found, units);
+  if (threadIdx.x == 0) adding.put(row, total);
+}
+
+template <class V, class Put> __device__ void add_part(const Adding<V, Put>& adding, int64_t number) {
+  const Tree<V>& tree = adding.tree;
+  const int64_t parts = ceil_div(tree.units_per_row(), kUnitsAtOnce);
+  if (tree.units_per_row() > 1) return add_part_of_row(adding, number / parts, number % parts);
+  const int64_t row = number * kUnitsAtOnce + threadIdx.x / kWarp;
+  if (row >= tree.rows()) return;
+  const V total = in_order(tree.of_blocks + row * tree.blocks_per_row, int(tree.blocks_of(row)));
+  if (lane_index() == 0) adding.put(row, total);
+}
+
+template <class Table> __global__ void add_kernel(const __grid_constant__ Table table) {
+  for (int64_t number = blockIdx.x; number < table.units(); number += gridDim.x) {
+    const int item = table.item_of(number);
+    add_part(table.items[item], number - table.begins[item]);
   }
 }
 
@@ -266,13 +214,15 @@ template <class V> class Trees {
   // The tree of tensor i, of that shape.
   Tree<V> of(int64_t i, int64_t count, int64_t row_length) const {
     const int64_t row = row_within(count, row_length), per_row = ceil_div(row, kBlock);
-    return {values_.get() ? values_.get() + begins_[size_t(i)] : nullptr, count, row, per_row};
+    if (!values_.get()) return {nullptr, nullptr, count, row, per_row};
+    V* const blocks = values_.get() + begins_[size_t(i)];
+    return {blocks, blocks + ceil_div(count, row) * per_row, count, row, per_row};
   }
 
   // Adds up what was noted of blocks: `adding(i)` has the tree of tensor i.
   template <class AddingOf> void add(int64_t tensors, const AddingOf& adding, Launch launch) const {
     if (!values_.get() || !several_) return;
-    const auto units = [&](int64_t i) { return units_to_add(adding(i).tree); };
+    const auto units = [&](int64_t i) { return parts_of(adding(i).tree); };
     in_tables<decltype(adding(0))>(tensors, adding, units, [&](const auto& table, int64_t) {
       if (table.units() == 0) return;
       start_blocks(add_kernel<std::decay_t<decltype(table)>>, std::min(table.units(), kMostBlocks), kThreads, launch,
@@ -288,7 +238,7 @@ template <class V> class Trees {
       const auto [count, given] = shape(i);
       const int64_t row = row_within(count, given), per_row = ceil_div(row, kBlock);
       begins_[size_t(i)] = values;
-      values += ceil_div(count, row) * per_row;
+      values += ceil_div(count, row) * (per_row + ceil_div(per_row, kBlocksOfUnit) + 1);
       several_ |= !is_short(per_row);
     }
     return values;
