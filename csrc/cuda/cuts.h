@@ -63,7 +63,7 @@ template <class V> struct Candidate {
 // The elements that may be kept, in index order. More may have been found than there is room for.
 template <class V> struct Few {
   using W = V;
-  static constexpr int64_t kChunk = 128;  // so that there is work for many warps
+  static constexpr int64_t kChunk = 512;  // so that there is work for many warps, and few counts to add up
   Candidate<V>* list;
   const int64_t* found;
   int64_t room;
@@ -163,26 +163,34 @@ __global__ void digits_kernel(Source source, Digit<K> digit, Noted<K> noted) {
   bins.end(digit, noted);
 }
 
-// The digits of a search for the k-th largest, and memory for their counts, cleared at once.
-template <int kSides, class K> class Digits {
+// Memory for the counts of so many digits, cleared at once.
+template <int kSides> class Counts {
  public:
-  Digits(int64_t k, int digits, Search<K>* searches, Launch launch)
-      : k_(k), searches_(searches), memory_(digits * kEach, launch) {
+  static constexpr int64_t kEach = kSides * kBins + 1;
+  Counts(int digits, Launch launch) : memory_(digits * kEach, launch) {
     clear(memory_.get(), digits * kEach * int64_t(sizeof(int64_t)), launch);
   }
+  int64_t* of(int digit) const { return memory_.get() + digit * kEach; }
+
+ private:
+  Scratch<int64_t> memory_;
+};
+
+// The digits of a search for the k-th largest.
+template <int kSides, class K> class Digits {
+ public:
+  Digits(int64_t k, int64_t* counts, Search<K>* searches) : k_(k), counts_(counts), searches_(searches) {}
   Digit<K> of(int number) const {
     const int above = kKeyBits<K> - number * kDigitBits;
-    int64_t* const counts = memory_.get() + number * kEach;
+    int64_t* const counts = counts_ + number * Counts<kSides>::kEach;
     auto* const arrived = reinterpret_cast<unsigned*>(counts + kSides * kBins);
     return {std::max(above - kDigitBits, 0), above, k_, counts, arrived, searches_};
   }
   Search<K>* searches() const { return searches_; }
 
  private:
-  static constexpr int64_t kEach = kSides * kBins + 1;
-  int64_t k_;
+  int64_t k_, *counts_;
   Search<K>* searches_;
-  Scratch<int64_t> memory_;
 };
 
 // Blocks enough to keep a GPU busy, and few enough that adding up their bins takes no time.

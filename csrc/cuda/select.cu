@@ -183,10 +183,11 @@ struct Results {
 };
 
 // Finds, in a sample, a key that about all that are kept will reach.
-template <int kSides, class T, class K> void find_floors(const Input<T>& in, Search<K>* floors, Launch launch) {
+template <int kSides, class T, class K>
+void find_floors(const Input<T>& in, int64_t* counts, Search<K>* floors, Launch launch) {
   const int64_t step = in.count / kSample, size = in.count / step;
   const Scratch<Work<T>> values(size, launch);
-  const Digits<kSides, K> digits(rank_in_sample(size, in.count, in.k), kDigitsOfFloor, floors, launch);
+  const Digits<kSides, K> digits(rank_in_sample(size, in.count, in.k), counts, floors);
   find_digit<kSides>(Sampled<T>{in, step, values.get()}, size, digits.of(0), Noted<K>{}, launch);
   for (int number = 1; number < kDigitsOfFloor; ++number)
     find_digit<kSides>(Sample<Work<T>>{values.get(), size}, size, digits.of(number), Noted<K>{}, launch);
@@ -201,11 +202,12 @@ template <int kSides, class T> void select_sampled(const Input<T>& in, Kept<Work
   const Scratch<Search<K>> floors(kSides, launch), searches(kSides, launch);
   const Scratch<Candidate<W>> list(room, launch);
   const Scratch<int64_t> before(chunks + 1, launch);  // ends with how many were found
-  find_floors<kSides>(in, floors.get(), launch);
+  const Counts<kSides> counts(kDigitsOfFloor + kDigits<K>, launch);
+  find_floors<kSides>(in, counts.of(0), floors.get(), launch);
   const int64_t* const found = before.get() + chunks;
   const Few<W> few{list.get(), found, room};
   const Noted<K> noted{nullptr, floors.get(), found, room, results.wanting};
-  const Digits<kSides, K> digits(in.k, kDigits<K>, searches.get(), launch);
+  const Digits<kSides, K> digits(in.k, counts.of(kDigitsOfFloor), searches.get());
   find_candidates<kSides>(in, floors.get(), few, before.get(), results.nonfinite, digits.of(0), noted, launch);
   select_from<kSides>(few, room, digits, 1, noted, first_side, second_side, results.sizes, launch);
 }
@@ -216,7 +218,8 @@ template <int kSides, class T> void select_largest(const Input<T>& in, bool samp
   if (in.count == 0) return;
   if (sampled) return select_sampled<kSides>(in, first_side, second_side, results, launch);
   const Scratch<Search<K>> searches(kSides, launch);
-  const Digits<kSides, K> digits(in.k, kDigits<K>, searches.get(), launch);
+  const Counts<kSides> counts(kDigits<K>, launch);
+  const Digits<kSides, K> digits(in.k, counts.of(0), searches.get());
   select_from<kSides>(Whole<T>{in}, in.count, digits, 0, Noted<K>{results.nonfinite}, first_side, second_side,
                       results.sizes, launch);
 }
