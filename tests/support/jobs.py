@@ -22,7 +22,6 @@ from .yields import sleeping_yields
 
 JOBS = ROOT / "tests" / "parallel" / "jobs"
 
-_CYCLE = {"HOROVOD_CYCLE_TIME": "0.2"}
 _PATIENCE = 10.0  # seconds for the other ranks when one has failed
 _OUTPUT_LINES = 60
 
@@ -139,9 +138,7 @@ def _fork(
     front: str,
 ) -> Job:
     began = time.monotonic()
-    ranks = _nursery().run(
-        world, path, arguments or {}, bound=timeout, patience=_PATIENCE, env=_CYCLE | dict(env or {}), fronts=[front]
-    )
+    ranks = _nursery().run(world, path, arguments or {}, bound=timeout, patience=_PATIENCE, env=env, fronts=[front])
     statuses = [rank.status for rank in ranks]
     return Job(
         reports=[rank.report for rank in ranks],
@@ -204,7 +201,7 @@ def _environment(
     world: int, folder: Path, mark: str, arguments: Mapping[str, Any] | None, env: Mapping[str, str] | None
 ) -> dict[str, str]:
     ours = {MARK: mark, "HVC_TEST_FOLDER": str(folder), "HVC_TEST_ARGUMENTS": json.dumps(dict(arguments or {}))}
-    return os.environ | settings() | _CYCLE | ours | sleeping_yields(world) | dict(env or {})
+    return os.environ | settings() | ours | sleeping_yields(world) | dict(env or {})
 
 
 def launcher(front: str) -> list[str]:
