@@ -38,7 +38,7 @@ help:
 	@echo "make sanitize   run the kernel tests with sanitizers for addresses, undefined behaviour and threads; long"
 	@echo "make cuda-compile    compile the CUDA kernels for one architecture; needs nvcc and no GPU"
 	@echo "make bench      time kernels, one tensor and training steps on this machine, a few minutes"
-	@echo "make bench-check     compare the speed of kernels and of a step with what was recorded; a few minutes, quiet machine"
+	@echo "make bench-check     compare the speed of kernels and of a step with that of the commit before; some minutes"
 	@echo "make lab        the same tensor between four hosts with slow links, made on this machine, some minutes;"
 	@echo "                needs root: make setup first, then sudo make lab"
 	@echo "make wheel      build the source distribution and a wheel into dist/, and try the wheel in a new environment"

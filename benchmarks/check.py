@@ -1,15 +1,13 @@
-"""Compares the speed of kernels and of a step with what was recorded, and fails where something has become slower.
+"""Compares the speed of kernels and of a step with those of another commit, and fails where something is slower now.
 
-    make bench-check                    # compare; two minutes, on a quiet machine
-    make bench-check ARGS=--record      # record the speed of this checkout, on a processor that has no record or anew
+    make bench-check                              # against HEAD; where no file differs from it, against the one before
+    make bench-check ARGS="--base v1.0 sign"      # against a tag; only cases whose name has "sign" in it
 
-Times are never compared, but ratios within one run: of a kernel, and of a step of two ranks in one process, to the
-triad (memory) and to a loop that stays in the cache (processor), measured right after it. So a machine that is slow
-today does not matter. A case has become slower if both ratios say so, by more than 18 % and by more than three times
-the standard errors of this run and of the record. Where that seems so, or cannot be told, a second measurement decides.
+The other commit is built in build/bench-check, once. Both versions are loaded into one process, where they take turns
+on the same arrays, old new new old: what the machine does meanwhile, it does to both. Each four turns give a ratio, of
+processor time. A case is slower if three quarters of its ratios are above 1.12, and once more in a second process.
 
-Kernels are measured with every instruction set from AVX2 on that the processor has. Records are kept by processor and
-instruction set in benchmarks/recorded.json.
+Kernels are measured with every instruction set from AVX2 on that the processor has.
 """
 
 from __future__ import annotations
@@ -18,139 +16,171 @@ import argparse
 import json
 import math
 import os
-import statistics
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-from benchmarks.results import ROOT, commit, processor, spread, table
+from benchmarks.results import ROOT, spread, table
 from horovod_compress import ops
-from horovod_compress.observe.files import replace_whole
 
-RECORDED = ROOT / "benchmarks" / "recorded.json"
 COUNT = 6_000_000  # elements: more than fit into a cache, and little enough for many rounds
-ROUNDS, PASSES = 15, 5
+ROUNDS, LEAST_SECONDS = 16, 0.004
 TENSORS, STEP = 161, "a step of marsit, two ranks"
-LEAST, ERRORS = 0.18, 3.0
-#: Where three errors are more than this, nothing can be said of a slowdown that matters.
-MOST = 0.30
+SLOWER = 0.12
+#: Where half of the ratios are further apart, 30 % could be missed.
+APART = 0.40
+OURS = ("horovod_compress", "benchmarks")
 
-#: Ratios to one or two yardsticks, each with its relative standard error.
-Ratios = list[tuple[float, float]]
+Times = dict[str, list[float]]
+Measure = Callable[[Sequence[str]], Times]
 
 
 # ---- judging -----------------------------------------------------------------------------------
 
 
-def ratios(times: Sequence[float], *yardsticks: Sequence[float]) -> Ratios:
-    """Return the medians of ratios of times to those of yardsticks in the same turns, with their standard errors."""
-    found = []
-    for yardstick in yardsticks:
-        values = spread([mine / its for mine, its in zip(times, yardstick, strict=True)])
-        error = 0.93 * (values.q3 - values.q1) / math.sqrt(len(times))  # that of a median, of values near normal
-        found.append((values.median, error / values.median))
-    return found
-
-
-def pooled(passes: Sequence[Mapping[str, Ratios]]) -> dict[str, Ratios]:
-    """Return what several processes have measured as one: what differs, as memory lies elsewhere, is noise."""
-    found: dict[str, Ratios] = {}
-    for name in passes[0]:
-        each = []
-        for several in zip(*(one[name] for one in passes), strict=True):
-            values, errors = [value for value, _ in several], [error for _, error in several]
-            middle = statistics.median(values)
-            each.append((middle, max(*errors, (max(values) - min(values)) / middle / ERRORS)))
-        found[name] = each
-    return found
-
-
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one case.
-
-    Attributes:
-        change: of the ratio that has grown less, 0.3 for 30 % slower.
-        margin: what of it may be noise.
-    """
+    """What became of one case: the quartiles of the new time over the old one, less 1."""
 
     name: str
-    change: float
-    margin: float
+    low: float
+    median: float
+    high: float
 
     @property
     def slower(self) -> bool:
-        return self.change > self.margin
+        return self.low > SLOWER
 
     @property
     def unclear(self) -> bool:
-        return not self.slower and self.margin > MOST
+        return not self.slower and self.high - self.low > APART
 
     def words(self) -> str:
         said = "SLOWER" if self.slower else "too noisy to tell" if self.unclear else ""
-        return f"{self.change:+.0%} (noise {self.margin:.0%}) {said}".rstrip()
+        return f"{self.median:+.0%} ({self.low:+.0%} to {self.high:+.0%}) {said}".rstrip()
 
 
-def judge(name: str, now: Ratios, before: Ratios) -> Verdict:
-    """Compare ratios with recorded ones."""
-    each = []
-    for (ratio, error), (recorded, its_error) in zip(now, before, strict=True):
-        each.append((ratio / recorded - 1, max(LEAST, ERRORS * math.hypot(error, its_error))))
-    change, margin = min(each, key=lambda found: found[0] - found[1])
-    return Verdict(name, change, margin)
+def judge(name: str, ratios: Sequence[float]) -> Verdict:
+    found = spread(ratios)
+    return Verdict(name, found.q1 - 1, found.median - 1, found.q3 - 1)
 
 
-Measure = Callable[[Sequence[str]], dict[str, Ratios]]
-
-
-def compare(measure: Measure, before: Mapping[str, Ratios]) -> tuple[dict[str, Ratios], list[Verdict]]:
+def compare(measure: Measure) -> list[Verdict]:
     """Measure and judge; where something seems slower or cannot be told, a second measurement decides.
 
     Args:
-        measure: takes the names of cases, none for all.
+        measure: returns ratios of the cases with these names, or of all for none.
     """
-    found = measure([])
-    verdicts = {name: judge(name, now, before[name]) for name, now in found.items() if name in before}
+    verdicts = {name: judge(name, ratios) for name, ratios in measure([]).items()}
     if doubtful := [name for name, verdict in verdicts.items() if verdict.slower or verdict.unclear]:
-        for name, now in measure(doubtful).items():
-            verdicts[name] = judge(name, now, before[name])
-    return found, list(verdicts.values())
+        verdicts |= {name: judge(name, ratios) for name, ratios in measure(doubtful).items()}
+    return list(verdicts.values())
+
+
+def conclude(verdicts: Sequence[Verdict]) -> int:
+    """Say what came of it: 1 where something is slower, 3 where that could not be told."""
+    slower, unclear = [v.name for v in verdicts if v.slower], [v.name for v in verdicts if v.unclear]
+    if slower:
+        print(f"bench-check: slower than before: {', '.join(slower)}", file=sys.stderr)
+    if unclear:
+        print(f"bench-check: too much noise to tell: {', '.join(unclear)}; try again later", file=sys.stderr)
+    return 1 if slower else 3 if unclear else 0
 
 
 # ---- measuring ---------------------------------------------------------------------------------
 
 
-def measure_kernels(names: Sequence[str]) -> dict[str, Ratios]:
-    """Time kernels beside the triad and a loop in the cache, in turns; on one thread."""
+class Version:
+    """The package and its benchmarks as another checkout has them, beside our own.
+
+    Args:
+        root: of the checkout.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._modules = root, dict[str, ModuleType]()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let imports find this version."""
+        mine, path = _taken(), list(sys.path)
+        sys.modules.update(self._modules)
+        sys.path.insert(0, str(self._root))
+        try:
+            yield
+        finally:
+            self._modules = _taken()
+            sys.modules.update(mine)
+            sys.path[:] = path
+
+
+def _taken() -> dict[str, ModuleType]:
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in OURS}
+
+
+def measure_both(root: Path, words: Sequence[str], names: Sequence[str]) -> Times:
+    """Return the ratios of both versions' times, in turns, on one thread.
+
+    Args:
+        words: of the names of cases that are asked for.
+        names: of cases, or none for all.
+    """
     import torch
 
     from benchmarks import kernel_cases
 
     torch.set_num_threads(1)
-    every = [*kernel_cases.cases(kernel_cases.Arrays(COUNT), ""), kernel_cases.Case(STEP, 0, step_of_two_ranks())]
-    triad = next(case for case in every if case.name == "triad")
+    other, arrays = Version(root), kernel_cases.Arrays(COUNT)
+    with other.active():
+        old = cases_of(arrays)
+    new = cases_of(arrays)
     chosen = [
-        c for c in every if c is not triad and not kernel_cases.by_others(c.name) and (not names or c.name in names)
+        name
+        for name in new
+        if name in old and (not names or name in names) and (not words or any(word in name for word in words))
     ]
-    small = torch.rand(4096)
+    return {name: ratios_of(old[name], new[name], other.active) for name in chosen}
 
-    def loop() -> None:
-        for _ in range(300):
-            small.sqrt_()
 
-    times: dict[str, tuple[list[float], list[float], list[float]]] = {case.name: ([], [], []) for case in chosen}
-    for case in chosen:
-        case.run()
-    for _ in kernel_cases.rounds(ROUNDS):
-        for case in chosen:
-            for run, into in zip((case.run, triad.run, loop), times[case.name], strict=True):
-                began = time.process_time()  # of all threads: a step has several
-                run()
-                into.append(time.process_time() - began)
-    return {name: ratios(mine, *yardsticks) for name, (mine, *yardsticks) in times.items()}
+def ratios_of(
+    old: Callable[[], object], new: Callable[[], object], as_old: Callable[[], AbstractContextManager[None]]
+) -> list[float]:
+    """Return new times over old ones, each of four turns: the shorter ones of two, as nothing makes a run too short."""
+    sides = ((old, as_old), (new, nullcontext))
+    warm = max(_seconds(*side, 1) for side in sides)
+    times = math.ceil(LEAST_SECONDS / max(warm, 1e-6))
+    found = []
+    for _ in range(ROUNDS):
+        first, second, third, last = (_seconds(*sides[side], times) for side in (0, 1, 1, 0))
+        found.append(min(second, third) / min(first, last))
+    return found
+
+
+def _seconds(run: Callable[[], object], version: Callable[[], AbstractContextManager[None]], times: int) -> float:
+    with version():
+        began = time.process_time()  # of all threads: a step has several
+        for _ in range(times):
+            run()
+        return time.process_time() - began
+
+
+def cases_of(arrays: object) -> dict[str, Callable[[], object]]:
+    """Return what runs the kernels and the step of the version that imports find now, by name."""
+    from benchmarks import kernel_cases
+
+    try:
+        every = kernel_cases.cases(arrays, "")  # type: ignore[arg-type]
+    except AttributeError:  # of another time
+        every = kernel_cases.cases(kernel_cases.Arrays(COUNT), "")
+    return {STEP: step_of_two_ranks()} | {
+        case.name: case.run for case in every if not kernel_cases.by_others(case.name)
+    }
 
 
 def step_of_two_ranks() -> Callable[[], None]:
@@ -184,88 +214,97 @@ def step_of_two_ranks() -> Callable[[], None]:
     return step
 
 
-def measure_kernels_with(instruction_set: str) -> Measure:
+def measure_with(instruction_set: str, root: Path, words: Sequence[str]) -> Measure:
     """Return what does so in a process of its own, with an instruction set."""
 
-    def measure(names: Sequence[str]) -> dict[str, Ratios]:
-        command = [sys.executable, "-m", "benchmarks.check", "--kernels", *names]
+    def measure(names: Sequence[str]) -> Times:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.check",
+            *words,
+            "--beside",
+            str(root),
+            "--names",
+            json.dumps(names),
+        ]
         environment = os.environ | {"HVC_ISA": instruction_set}
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-        found: dict[str, Ratios] = json.loads(done.stdout)
+        found: Times = json.loads(done.stdout)
         return found
 
     return measure
 
 
-# ---- records and the table ---------------------------------------------------------------------
-
-
 def instruction_sets() -> list[str]:
-    """Return those to measure kernels with, the processor's best first."""
+    """Return those to measure with, the processor's best first."""
     best = ops.instruction_set()
     return [best, "avx2"] if best == "avx512" else [best]
 
 
-def read_recorded(path: Path) -> dict[str, dict[str, Ratios]]:
-    found: dict[str, dict[str, Ratios]] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+# ---- the other version -------------------------------------------------------------------------
 
 
-def record(path: Path, key: str, found: Mapping[str, Ratios]) -> None:
-    """Write what was measured."""
-    rounded = {name: [(float(f"{a:.4g}"), float(f"{b:.2g}")) for a, b in each] for name, each in found.items()}
-    every = read_recorded(path) | {key: rounded}
-    lines = [
-        f"{json.dumps(key)}: {{\n" + ",\n".join(f"{json.dumps(n)}: {json.dumps(each[n])}" for n in sorted(each)) + "\n}"
-        for key, each in sorted(every.items())
-    ]
-    replace_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
+def git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"git {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout.strip()
 
 
-def show(title: str, found: Mapping[str, Ratios], verdicts: Sequence[Verdict]) -> None:
-    said = {verdict.name: verdict.words() for verdict in verdicts}
-    rows = [[name, said.get(name, "not recorded")] for name in found]
-    print(f"\n{title}\n{table(('case', 'slower by'), rows)}", flush=True)
+def base_of(asked: str | None) -> str:
+    """Return the commit to compare with."""
+    usual = "HEAD" if git("status", "--porcelain", "--untracked-files=no") else "HEAD~1"
+    return git("rev-parse", "--verify", f"{asked or usual}^{{commit}}")
+
+
+def built(commit: str) -> Path:
+    """Return the folder of a commit's files with its compiled kernels, which are ours where their sources are."""
+    root = ROOT / "build" / "bench-check" / commit[:12]
+    if not any(root.glob("horovod_compress/_cpu.*.so")):
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True)
+        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+        subprocess.run(["tar", "-x", "-C", root], input=archive, check=True)
+        if git("diff", "--name-only", commit, "--", "csrc", "setup.py"):
+            print("building its kernels takes minutes ...", flush=True)
+            command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+            subprocess.run(command, cwd=root, env=os.environ | {"HVC_CUDA": "0"}, check=True)
+        else:
+            for module in (ROOT / "horovod_compress").glob("_cpu.*.so"):
+                shutil.copy2(module, root / "horovod_compress")
+    return root
+
+
+def show(title: str, verdicts: Sequence[Verdict]) -> None:
+    rows = [[verdict.name, verdict.words()] for verdict in verdicts]
+    print(f"\n{title}\n{table(('case', 'slower by (quartiles)'), rows)}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--record", action="store_true", help="record what is measured instead of comparing it")
-    parser.add_argument("--recorded", type=Path, default=RECORDED, metavar="FILE", help="the file of records")
-    parser.add_argument("--kernels", nargs="*", help=argparse.SUPPRESS)  # of this process's instruction set, as JSON
+    parser.add_argument("words", nargs="*", metavar="WORD", help="measure only cases with one of these in their name")
+    parser.add_argument("--base", metavar="COMMIT", help="the commit to compare with")
+    parser.add_argument("--beside", type=Path, help=argparse.SUPPRESS)  # of a process that measures
+    parser.add_argument("--names", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args(argv)
-    if chosen.kernels is not None:
-        print(json.dumps(measure_kernels(chosen.kernels)))
+    if chosen.beside:
+        print(json.dumps(measure_both(chosen.beside, chosen.words, chosen.names)))
         return 0
-    measured: dict[str, Measure] = {f"{processor()}, {name}": measure_kernels_with(name) for name in instruction_sets()}
-    before, verdicts, unknown = read_recorded(chosen.recorded), [], []
-    for key, measure in measured.items():
-        if chosen.record:
-            record(chosen.recorded, key, pooled([measure([]) for _ in range(PASSES)]))
-            print(f"recorded: {key}, {commit() or 'no commit'}", flush=True)
-            continue
-        recorded = before.get(key, {})
-        found, judged = compare(measure, recorded)
-        unknown += sorted(found.keys() ^ recorded.keys()) if recorded else [key]
-        show(key, found, judged)
+    try:
+        base = base_of(chosen.base)
+    except (OSError, ValueError) as error:
+        print(f"bench-check: {error}", file=sys.stderr)
+        return 2
+    print(f"this checkout against {git('log', '-1', '--format=%h %s', base)}", flush=True)
+    root, verdicts = built(base), []
+    for name in instruction_sets():
+        judged = compare(measure_with(name, root, chosen.words))
+        show(name, judged)
         verdicts += judged
-    return _conclude(verdicts, unknown)
-
-
-def _conclude(verdicts: Sequence[Verdict], unknown: Sequence[str]) -> int:
-    """Say what came of it: 1 where something is slower, 3 where that could not be told."""
-    slower, unclear = [v.name for v in verdicts if v.slower], [v.name for v in verdicts if v.unclear]
-    for key in unknown:
-        print(f"bench-check: there is no record to compare for {key}; --record makes one", file=sys.stderr)
-    if slower:
-        print(f"bench-check: slower than recorded: {', '.join(slower)}", file=sys.stderr)
-    if unclear:
-        print(
-            f"bench-check: too much noise to tell: {', '.join(unclear)}; repeat it on a quiet machine", file=sys.stderr
-        )
-    return 1 if slower else 3 if unclear or unknown else 0
+    return conclude(verdicts)
 
 
 if __name__ == "__main__":

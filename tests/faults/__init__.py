@@ -1,0 +1,5 @@
+"""Faults of ranks, of their connections and of what they hand over."""
+
+from pathlib import Path
+
+JOBS = Path(__file__).parent / "jobs"

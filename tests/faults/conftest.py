@@ -8,13 +8,15 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from .ranks import Nursery
+from tests.faults import JOBS
+from tests.support.nursery import Nursery
+
 from .survivors import TABLE
 
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    made = Nursery()
+    made = Nursery(JOBS)
     yield made
     made.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .ranks import Nursery, Rank
+from tests.support.nursery import Nursery, Rank
 
 WORLD = 4
 TIMEOUT = 4.0

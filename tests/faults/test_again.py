@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .ranks import Nursery
+from tests.support.nursery import Nursery
 
 
 @pytest.mark.slow

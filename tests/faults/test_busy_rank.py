@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.marks import slow
+from tests.support.nursery import Nursery, Rank
 
-from .ranks import Nursery, Rank
 from .survivors import DDP, WORLD, blames, check_survivors, strike
 
 FLOW = 1.2

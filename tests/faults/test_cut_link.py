@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.lab import Lab, LabError
 from benchmarks.lab.needs import namespaces
-
-from .ranks import JOBS
+from tests.faults import JOBS
 
 WORLD, VICTIM, STEP, STEPS = 3, 1, 3, 6
 TIMEOUT, SLACK = 4.0, 30.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.marks import slow
+from tests.support.nursery import Nursery
 
-from .ranks import Nursery
 from .survivors import DDP, PATHS, PHASES, WORLD, check_survivors, strike
 
 SECONDS = 5.0

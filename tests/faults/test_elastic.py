@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import JOBS
 from tests.support.jobs import ROOT, kill_marked
 from tests.support.marks import slow
-
-from .ranks import JOBS
 
 SECONDS = 60.0
 

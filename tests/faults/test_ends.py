@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.support.marks import slow
+from tests.support.nursery import Nursery, Rank
 
-from .ranks import Nursery, Rank
 from .survivors import DDP, PATHS, WORLD, blames
 
 

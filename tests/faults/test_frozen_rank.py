@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .ranks import Nursery
+from tests.support.nursery import Nursery
+
 from .survivors import DDP, PATHS, PHASES, TIMEOUT, check_survivors, strike
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.marks import slow
-
-from .ranks import Nursery
+from tests.support.nursery import Nursery
 
 WORLD = 3
 TIMEOUT, SLEEP = 20.0, 1.0

@@ -10,8 +10,9 @@ import signal
 
 import pytest
 
+from tests.support.nursery import Nursery, Rank
+
 from .pairs import pairs_of, pairwise_cells
-from .ranks import Nursery, Rank
 from .survivors import aborted_by_horovod, blames
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.marks import slow
-
-from .ranks import Nursery
+from tests.support.nursery import Nursery
 
 TIMEOUT = 30.0
 INSIDE = {"some": {0, 1}, "all": {0, 1, 2}}

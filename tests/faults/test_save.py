@@ -8,8 +8,7 @@ import pytest
 
 from horovod_compress.engine.saved import state_folder
 from tests.support.marks import slow
-
-from .ranks import Nursery, Rank
+from tests.support.nursery import Nursery, Rank
 
 WORLD = 3
 TIMEOUT, LIMIT, SLACK = 3.0, 4, 30.0

@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from tests.support.marks import slow
-
-from .ranks import Nursery
+from tests.support.nursery import Nursery
 
 WORLD = 3
 

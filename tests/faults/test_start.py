@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults import JOBS
 from tests.support.jobs import run_ranks
 from tests.support.marks import slow
-
-from .ranks import JOBS, Nursery
+from tests.support.nursery import Nursery
 
 TIMEOUT = 3.0
 #: Some seconds beside the limits, for a machine that is busy.

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.faults import JOBS
 from tests.support.jobs import ROOT, RunningJob, run_ranks
 from tests.support.marks import slow
-
-from .ranks import JOBS
 
 CONNECTS, SOON = 2_000, 0.3
 SAID = {"silence": b"", "half a handshake": b"\0\0\0", "http": b"GET / HTTP/1.1\r\n\r\n", "zeros": bytes(7) + b"\1"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .ranks import Nursery
+from tests.support.nursery import Nursery
 
 SECONDS = 20.0  # far below the timeout of 60
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.marks import slow
+from tests.support.nursery import Nursery, Rank
 
-from .ranks import Nursery, Rank
 from .survivors import aborted_by_horovod, blames
 
 WORLD = 3

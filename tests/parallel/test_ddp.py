@@ -14,7 +14,7 @@ from tests.support.jobs import ROOT, run_ranks
 
 @pytest.fixture(scope="module")
 def reports() -> list[dict[str, Any]]:
-    return run_ranks(2, "ddp.py", timeout=200.0, front="torch").reports
+    return run_ranks(2, "ddp.py", timeout=200.0, front="torch", launched=True).reports
 
 
 def test_none_is_ddp_alone(reports: list[dict[str, Any]]) -> None:

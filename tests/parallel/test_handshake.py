@@ -51,7 +51,7 @@ INVALID = {
 
 @pytest.fixture(scope="module", params=["horovod", *slow("torch")])
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    job = run_ranks(WORLD, "handshake.py", timeout=200, front=request.param)
+    job = run_ranks(WORLD, "handshake.py", timeout=200, front=request.param, launched=True)
     for report in job.reports:
         assert not [case["traceback"] for case in report.values() if case["error"]]
     return [{name: case["value"] for name, case in report.items()} for report in job.reports]

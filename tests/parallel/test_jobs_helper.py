@@ -17,7 +17,7 @@ pytestmark = pytest.mark.alone
 
 
 def test_every_rank_reports_and_gets_the_arguments() -> None:
-    job = run_ranks(2, "hello.py", arguments={"x": [1, 2]})
+    job = run_ranks(2, "hello.py", arguments={"x": [1, 2]}, launched=True)
     assert [report["rank"] for report in job.reports] == [0, 1]
     assert all(report["given"] == {"x": [1, 2]} and report["size"] == 2 for report in job.reports)
     assert job.pids == {report["rank"]: report["pid"] for report in job.reports}

@@ -29,7 +29,7 @@ each_case = pytest.mark.parametrize(
 
 @cache
 def reports(world: int, few: bool) -> list[dict[str, Any]]:
-    return run_ranks(world, "methods.py", timeout=300, arguments={"few": few}).values()
+    return run_ranks(world, "methods.py", timeout=300, arguments={"few": few}, launched=True).values()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""Real Horovod jobs with a hard bound: whatever happens, no process of a job outlives its test."""
+"""Real jobs with a hard bound: whatever happens, no process of a job outlives its test."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -12,17 +13,16 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .nursery import MARK, ROOT, Nursery, settings
 from .yields import sleeping_yields
 
-ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "tests" / "parallel" / "jobs"
 
-_MARK = "HVC_TEST_JOB"  # in the environment of every process of a job, to find them again
-_FOLDER = "HVC_TEST_FOLDER"  # where ranks leave their reports
-_ARGUMENTS = "HVC_TEST_ARGUMENTS"
+_PATIENCE = 10.0  # seconds for the other ranks when one has failed
 _OUTPUT_LINES = 60
 
 
@@ -32,7 +32,7 @@ class Job:
 
     Attributes:
         reports: what each rank reported, None for a rank that reported nothing.
-        status: the exit status of horovodrun, None if the bound of time had to end it.
+        status: the exit status of the launcher, None if the bound of time had to end it.
         output: all that was printed.
         pids: of the ranks that called :func:`.rank.say_pid`.
     """
@@ -101,11 +101,12 @@ def run_ranks(
     during: Callable[[RunningJob], None] | None = None,
     must_succeed: bool = True,
     front: str = "horovod",
+    launched: bool = False,
 ) -> Job:
-    """Run a script under ``horovodrun -np world`` and return every rank's report.
+    """Run a script on ``world`` ranks and return every rank's report.
 
     Args:
-        front: "torch" starts the ranks as torch.distributed wants them, with ``tests.support.launch``.
+        front: "torch" starts the ranks as torch.distributed wants them.
         script: a file; a bare name is looked for in ``tests/parallel/jobs``.
         timeout: seconds of wall clock; afterwards every process of the job is killed.
         arguments: plain data, for :func:`tests.support.rank.arguments`.
@@ -113,9 +114,58 @@ def run_ranks(
         during: called while the job runs, to watch it or to harm it.
         must_succeed: raise AssertionError, with the output, unless the job ended by itself with
             status 0 and every rank has reported.
+        launched: start the ranks with ``horovodrun -np world``, or ``tests.support.launch``, instead of forking
+            them from a process that has imported everything; so are those of a job with ``during``.
     """
+    path = JOBS / script
+    if launched or during:
+        job = _launch(world, path, timeout, arguments, env, during, front)
+    else:
+        job = _fork(world, path, timeout, arguments, env, front)
+    if must_succeed:
+        assert job.status == 0, f"{path.name}: status {job.status} after {job.seconds:.1f} s\n{job.tail()}"
+        silent = [rank for rank, report in enumerate(job.reports) if report is None]
+        assert not silent, f"{path.name}: no report from ranks {silent}\n{job.tail()}"
+    return job
+
+
+def _fork(
+    world: int,
+    path: Path,
+    timeout: float,
+    arguments: Mapping[str, Any] | None,
+    env: Mapping[str, str] | None,
+    front: str,
+) -> Job:
     began = time.monotonic()
-    path = Path(script) if Path(script).is_absolute() else JOBS / script
+    ranks = _nursery().run(world, path, arguments or {}, bound=timeout, patience=_PATIENCE, env=env, fronts=[front])
+    statuses = [rank.status for rank in ranks]
+    return Job(
+        reports=[rank.report for rank in ranks],
+        status=None if None in statuses else max(abs(status) for status in statuses),
+        output="".join(f"[{rank.number}]{line}" for rank in ranks for line in rank.output.splitlines(keepends=True)),
+        seconds=time.monotonic() - began,
+        pids={rank.number: rank.pid for rank in ranks},
+    )
+
+
+@cache
+def _nursery() -> Nursery:
+    made = Nursery(JOBS)
+    atexit.register(made.close)
+    return made
+
+
+def _launch(
+    world: int,
+    path: Path,
+    timeout: float,
+    arguments: Mapping[str, Any] | None,
+    env: Mapping[str, str] | None,
+    during: Callable[[RunningJob], None] | None,
+    front: str,
+) -> Job:
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hvc-job-") as name:
         folder, mark = Path(name), uuid.uuid4().hex
         environment = _environment(world, folder, mark, arguments, env)
@@ -138,34 +188,20 @@ def run_ranks(
             finally:
                 kill_marked(mark)
                 process.wait(10)
-        job = Job(
+        return Job(
             reports=[_read_json(folder / f"report.{rank}") for rank in range(world)],
             status=status,
             output=(folder / "output").read_text(errors="replace"),
             seconds=time.monotonic() - began,
             pids={rank: int((folder / f"pid.{rank}").read_text()) for rank in _with_pid(folder, world)},
         )
-    if must_succeed:
-        assert job.status == 0, f"{path.name}: status {job.status} after {job.seconds:.1f} s\n{job.tail()}"
-        silent = [rank for rank, report in enumerate(job.reports) if report is None]
-        assert not silent, f"{path.name}: no report from ranks {silent}\n{job.tail()}"
-    return job
 
 
 def _environment(
     world: int, folder: Path, mark: str, arguments: Mapping[str, Any] | None, env: Mapping[str, str] | None
 ) -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ours = {
-        "PYTHONPATH": path,
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",  # ranks share the cores of one machine
-        "HOROVOD_CYCLE_TIME": "0.2",
-        _MARK: mark,
-        _FOLDER: str(folder),
-        _ARGUMENTS: json.dumps(dict(arguments or {})),
-    }
-    return os.environ | ours | sleeping_yields(world) | dict(env or {})
+    ours = {MARK: mark, "HVC_TEST_FOLDER": str(folder), "HVC_TEST_ARGUMENTS": json.dumps(dict(arguments or {}))}
+    return os.environ | settings() | ours | sleeping_yields(world) | dict(env or {})
 
 
 def launcher(front: str) -> list[str]:
@@ -192,4 +228,4 @@ def kill_marked(mark: str) -> None:
     """Kill every process of a job until there is none."""
     import marked_processes  # of the tools, which only pytest has on its path: ranks import this module too
 
-    marked_processes.kill_marked(_MARK, mark)
+    marked_processes.kill_marked(MARK, mark)

@@ -18,13 +18,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def of_all(world: int, port: int) -> dict[str, str]:
+    """Return what the environment of every rank has."""
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+    }
+
+
+def of_one(rank: int) -> dict[str, str]:
+    """Return what the environment of one rank has."""
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
 def main(world: int, command: list[str]) -> int:
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
-    common["LOCAL_WORLD_SIZE"] = str(world)
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(world)
-    ]
+    common = os.environ | of_all(world, free_port())
+    ranks = [subprocess.Popen(command, env=common | of_one(rank)) for rank in range(world)]
     return max(abs(rank.wait()) for rank in ranks)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tests.support.front import DDP, hvc, start, trained
 from tests.support.nets import batch, digest, net
+from tests.support.placing import count_ranks
 from tests.support.rank import check, rank
 
 METHODS = ("marsit", "signsgd", "topk")
@@ -84,13 +85,12 @@ class Run:
                 self.optimizer.step()
 
     def exact(self, step: int) -> float:
-        """Return the norm of the exact mean gradient for the weights as they are."""
+        """Return the norm of the exact mean gradient for the weights as they are, which are those of all ranks."""
         self.shadow.load_state_dict(self.model.state_dict())
         self.shadow.zero_grad()
-        self.shadow(batch(step, rank())).square().mean().backward()
-        mine = [parameter.grad.tolist() for parameter in self.shadow.parameters()]  # type: ignore[union-attr]
-        ranks = self.compression._session.gather(mine, "test.gradients")
-        return norm(sum(map(torch.tensor, each)) / len(each) for each in zip(*ranks, strict=True))
+        for number in range(count_ranks()):
+            (self.shadow(batch(step, number)).square().mean() / count_ranks()).backward()
+        return norm(parameter.grad for parameter in self.shadow.parameters())
 
     def end(self) -> dict[str, Any]:
         found = {"weights": digest(self.model.parameters()), "norms": digest([torch.tensor(self.results)])}

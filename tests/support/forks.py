@@ -1,12 +1,13 @@
-"""Fork the ranks of one job after another from a process that has imported everything once.
+"""Forks the ranks of one job after another from a process that has imported everything once.
 
 Reads one JSON document per job from its input: ``script``, ``ranks`` (an environment and an output
-file each), ``victims`` (ranks that need not end) and ``bound`` in seconds. Answers with one line:
-for every rank its exit status (negative for a signal, null if the bound ended it), how many seconds
-after the job's beginning it ended, when that was on the monotonic clock, and its process id.
+file each), ``victims`` (ranks that need not end), ``bound`` in seconds, and ``patience``, how many of them the others
+have when a rank has failed. Answers with one line: for every rank its exit status (negative for a signal, null if the
+bound ended it), how many seconds after the job's beginning it ended, when that was on the monotonic clock, and its
+process id.
 
 Every rank is a process of its own that ends as any Python program does, with all its exit
-handlers; what the fork saves is three seconds of imports per rank.
+handlers; what the fork saves is two to three seconds of imports per rank.
 """
 
 from __future__ import annotations
@@ -15,18 +16,22 @@ import contextlib
 import faulthandler
 import json
 import os
-import runpy
+import random
 import signal
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
-import torch._dynamo  # torch's optimizers import it at their first use
+import torch._dynamo  # torch's optimizers and process groups import these at their first use
+import torch.distributed.fsdp
 
 import horovod_compress.ddp
-import horovod_compress.torch  # noqa: F401  the imports that this process is for
+
+with contextlib.suppress(ImportError):  # which torch.distributed alone does not need
+    import horovod_compress.torch  # noqa: F401  the imports that this process is for
 
 _POLL_SECONDS = 0.01
 _TELL_SECONDS = 0.2
@@ -43,26 +48,36 @@ def main() -> None:
             pid = os.fork()
             if pid == 0:
                 become(rank)
-                runpy.run_path(job["script"], run_name="__main__")
+                play(job["script"])
                 return  # and leave as any program does
             pids.append(pid)
-        sys.stdout.write(json.dumps(watch(pids, set(job["victims"]), job["bound"])) + "\n")
+        sys.stdout.write(json.dumps(watch(pids, set(job["victims"]), job["bound"], job["patience"])) + "\n")
         sys.stdout.flush()
 
 
 def become(rank: dict[str, Any]) -> None:
-    """Turn this process into a rank: a session, an environment and an output of its own."""
+    """Turn this process into a rank: a session, an environment, an output and random numbers of its own."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
     os.environ.update(rank["environment"])
     output = os.open(rank["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for at, to in ((null, 0), (output, 1), (output, 2)):
         os.dup2(at, to)
     faulthandler.register(signal.SIGUSR1)
+    random.seed()
 
 
-def watch(pids: list[int], victims: set[int], bound: float) -> list[dict[str, Any]]:
+def play(script: str) -> None:
+    """Run a script as the program of this process."""
+    program = ModuleType("__main__")
+    program.__file__ = script
+    sys.modules["__main__"], sys.argv = program, [script]
+    exec(compile(Path(script).read_text(), script, "exec"), vars(program))
+
+
+def watch(pids: list[int], victims: set[int], bound: float, patience: float) -> list[dict[str, Any]]:
     """Wait for the ranks that are to end; then, or when the time is over, kill the rest."""
     began = time.monotonic()
     ended: dict[int, dict[str, Any]] = {}
@@ -75,6 +90,7 @@ def watch(pids: list[int], victims: set[int], bound: float) -> list[dict[str, An
                     code = os.waitstatus_to_exitcode(status)
                     now = time.monotonic()
                     ended[rank] = {"status": code, "seconds": now - began, "at": now, "pid": pid}
+                    bound = min(bound, now - began + patience) if code else bound
         time.sleep(_POLL_SECONDS)
     if late := expected - set(ended):
         for rank in late:  # says where it is, into its output
