@@ -179,7 +179,7 @@ class Codec(NoCompression):
     #: payloads and the tables go through.
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
-    #: One kernel takes in all tensors of a bucket, so gradients on a GPU wait for the last one.
+    #: All tensors of a bucket are taken in together, so gradients on a GPU wait for the last one.
     batched: ClassVar[bool] = False
     #: Its kernels divide and multiply by ``Work.divisors``, so that the engine need not.
     divides_itself: ClassVar[bool] = False
