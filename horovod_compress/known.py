@@ -28,6 +28,7 @@ MethodName = Literal[
     "stc",
     "terngrad",
     "topk",
+    "sbc",
 ]
 
 #: The own options of each method, with the values that they can have where these can be counted.
