@@ -28,6 +28,7 @@ MethodName = Literal[
     "stc",
     "terngrad",
     "topk",
+    "gmc",
     "sbc",
 ]
 
@@ -36,7 +37,14 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "none": {},
     "fp16": {},
     "bf16": {},
-    "dgc": {"density": None, "momentum": None, "masking": (True, False), "ramp_steps": None, "clip": None},
+    "dgc": {
+        "density": None,
+        "momentum": None,
+        "masking": (True, False),
+        "ramp_steps": None,
+        "clip": None,
+        "momentum_kind": ("local", "global"),
+    },
     "ef_signsgd": {"step_size": ("tensor", "row"), "step_scale": None},
     "global_qsgd": {
         "dithering": ("standard", "exponential"),

@@ -165,6 +165,7 @@ class Preset(NamedTuple):
 #: Systems that are known under a name of their own, docs/systems.md has the paper of each. What ranks compare, what
 #: checkpoints hold and what a running job names is the method with its options.
 PRESETS: dict[str, Preset] = {
+    "gmc": Preset("dgc", {"momentum_kind": "global"}),
     "sbc": Preset("sparse_binary", {}),
 }
 

@@ -31,6 +31,7 @@ class ForDgc(AllMethods, total=False):
     masking: bool
     ramp_steps: int
     clip: float
+    momentum_kind: Literal["local", "global"]
 
 class ForEfSignsgd(AllMethods, total=False):
     step_size: Literal["tensor", "row"]
@@ -122,6 +123,7 @@ class OfSomeMethod(TypedDict, total=False):
     masking: bool
     ramp_steps: int
     clip: float
+    momentum_kind: Literal["local", "global"]
     step_size: Literal["tensor", "row"] | float
     step_scale: float | None
     dithering: Literal["standard", "exponential"]
