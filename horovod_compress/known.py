@@ -29,6 +29,7 @@ MethodName = Literal[
     "terngrad",
     "topk",
     "gmc",
+    "scalecom",
     "sbc",
 ]
 
@@ -94,5 +95,5 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "sparse_binary": {"density": None, "preset": (1, 2, 3, None)},
     "stc": {"density": None},
     "terngrad": {"clip": None, "bits": (4, 8, 16)},
-    "topk": {"density": None, "value_bits": (16, 32)},
+    "topk": {"density": None, "value_bits": (16, 32), "positions": ("own", "leader"), "filter": None},
 }

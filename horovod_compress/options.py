@@ -166,6 +166,7 @@ class Preset(NamedTuple):
 #: checkpoints hold and what a running job names is the method with its options.
 PRESETS: dict[str, Preset] = {
     "gmc": Preset("dgc", {"momentum_kind": "global"}),
+    "scalecom": Preset("topk", {"positions": "leader"}),
     "sbc": Preset("sparse_binary", {}),
 }
 

@@ -116,6 +116,8 @@ class ForTerngrad(AllMethods, total=False):
 class ForTopk(AllMethods, total=False):
     density: float
     value_bits: Literal[16, 32]
+    positions: Literal["own", "leader"]
+    filter: float
 
 class OfSomeMethod(TypedDict, total=False):
     density: float | None
@@ -150,6 +152,8 @@ class OfSomeMethod(TypedDict, total=False):
     candidates: int
     preset: Literal[1, 2, 3] | None
     value_bits: Literal[16, 32]
+    positions: Literal["own", "leader"]
+    filter: float
 
 class ForSomeMethod(OfSomeMethod, AllMethods, total=False): ...
 

@@ -97,6 +97,10 @@ class Factories:
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForDgc]
     ) -> Self: ...
     @classmethod
+    def scalecom(
+        cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForTopk]
+    ) -> Self: ...
+    @classmethod
     def sbc(
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForSparseBinary]
     ) -> Self: ...
