@@ -234,6 +234,7 @@ def _cells(kind: Any) -> tuple[str, ...]:
 def _exchanges(kind: Any) -> str:
     """Return the collectives that fit, and the single options with which others do."""
     from horovod_compress.codecs.base import variants_of
+    from horovod_compress.errors import ConfigError
     from horovod_compress.exchange.choose import fitting
     from horovod_compress.fronts import factories
 
@@ -244,6 +245,7 @@ def _exchanges(kind: Any) -> str:
     usual = fit({})
     found: dict[str, None] = {}  # a set that keeps its order
     for name, value in (option for sample in kind.samples for option in sample.items()):
-        if (other := fit({name: value})) != usual:
-            found[f"{other} with `{name}={factories.shown(value)}`"] = None
+        with contextlib.suppress(ConfigError):  # it does not stand alone
+            if (other := fit({name: value})) != usual:
+                found[f"{other} with `{name}={factories.shown(value)}`"] = None
     return "; ".join([usual, *found])

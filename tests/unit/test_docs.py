@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from horovod_compress.cli import command as cli
 from horovod_compress.codecs import registry
 from horovod_compress.engine.optimizer import second_moment
 from horovod_compress.exchange import wire
-from horovod_compress.options import Options
+from horovod_compress.options import PRESETS, Options
 from tests.support.local import Fleet, spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,6 +204,17 @@ def test_the_table_of_methods_is_what_the_command_prints(capsys: pytest.CaptureF
     page = (DOCS / "methods.md").read_text()
     begin, end = "<!-- generated: hvd-compress list --markdown -->\n\n", "\n<!-- end of generated -->"
     assert page.partition(begin)[2].partition(end)[0] == capsys.readouterr().out
+
+
+def test_the_pages_have_every_preset() -> None:
+    shown = {}
+    for name, stands_for in table_after(DOCS / "methods.md", "## Presets"):
+        method, *options = re.findall(r"`([^`]+)`", stands_for)
+        given = dict(option.split("=") for option in options)
+        shown[plain(name)] = (method, {option: json.loads(value) for option, value in given.items()})
+    assert shown == {name: (method, dict(options)) for name, (method, options) in PRESETS.items()}
+    page = (DOCS / "systems.md").read_text()
+    assert all(f"hvc.Compression.{name}(" in page for name in PRESETS)
 
 
 @pytest.mark.parametrize("page", OURS, ids=lambda page: str(page.relative_to(ROOT)))
