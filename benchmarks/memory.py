@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--elements", type=int, default=1_000_000, help="elements of the model")
     parser.add_argument("--schedule", default=SCHEDULE)
-    parser.add_argument("--methods", default=",".join(registry.available()), help="names, separated by commas")
+    parser.add_argument("--methods", default=",".join(registry.methods()), help="names, separated by commas")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args(arguments)
     found = [

@@ -28,6 +28,9 @@ MethodName = Literal[
     "stc",
     "terngrad",
     "topk",
+    "gmc",
+    "scalecom",
+    "sbc",
 ]
 
 #: The own options of each method, with the values that they can have where these can be counted.
@@ -35,7 +38,14 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "none": {},
     "fp16": {},
     "bf16": {},
-    "dgc": {"density": None, "momentum": None, "masking": (True, False), "ramp_steps": None, "clip": None},
+    "dgc": {
+        "density": None,
+        "momentum": None,
+        "masking": (True, False),
+        "ramp_steps": None,
+        "clip": None,
+        "momentum_kind": ("local", "global"),
+    },
     "ef_signsgd": {"step_size": ("tensor", "row"), "step_scale": None},
     "global_qsgd": {
         "dithering": ("standard", "exponential"),
@@ -85,5 +95,5 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "sparse_binary": {"density": None, "preset": (1, 2, 3, None)},
     "stc": {"density": None},
     "terngrad": {"clip": None, "bits": (4, 8, 16)},
-    "topk": {"density": None, "value_bits": (16, 32)},
+    "topk": {"density": None, "value_bits": (16, 32), "positions": ("own", "leader"), "filter": None},
 }

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from .errors import ConfigError
 from .known import OPTIONS
@@ -155,17 +155,34 @@ def _seconds(name: str, value: object) -> None:
 # ---- methods and their own options -------------------------------------------------------------
 
 
+class Preset(NamedTuple):
+    """A method by its name, and options of its own, which those given come before."""
+
+    method: str
+    options: Mapping[str, Any]
+
+
+#: Systems that are known under a name of their own, docs/systems.md has the paper of each. What ranks compare, what
+#: checkpoints hold and what a running job names is the method with its options.
+PRESETS: dict[str, Preset] = {
+    "gmc": Preset("dgc", {"momentum_kind": "global"}),
+    "scalecom": Preset("topk", {"positions": "leader"}),
+    "sbc": Preset("sparse_binary", {}),
+}
+
+
 def check_known(method: str, given: Mapping[str, Any]) -> None:
     """Refuse a method, an option of its own or a word that there is not; a method itself checks the rest.
 
     Raises:
         ConfigError: says what there is.
     """
-    if method not in OPTIONS:
-        if method in installed():
+    name = PRESETS[method].method if method in PRESETS else method
+    if name not in OPTIONS:
+        if name in installed():
             return  # its package is loaded later, and checks all of them
-        raise unknown_method(method, [*OPTIONS, *installed()])
-    own = OPTIONS[method]
+        raise unknown_method(method, [*OPTIONS, *installed(), *PRESETS])
+    own = OPTIONS[name]
     check_own(method, given, own)
     for name, value in given.items():
         if allowed := own[name]:
@@ -181,7 +198,7 @@ def installed() -> dict[str, list[EntryPoint]]:
     """Return what other installed packages offer under the names of methods; none of it is loaded yet."""
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=METHODS_GROUP):
-        if point.name in OPTIONS:
+        if point.name in OPTIONS or point.name in PRESETS:
             warnings.warn(
                 f"{package_of(point)} offers a method {point.name!r}; that of horovod-compress is used", stacklevel=2
             )

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from horovod_compress.codecs import registry  # noqa: E402
-from horovod_compress.options import Options  # noqa: E402
+from horovod_compress.options import PRESETS, Options  # noqa: E402
 
 PACKAGE = ROOT / "horovod_compress"
 WRITTEN = "Written by tools/make_types.py from the methods' options."
@@ -77,7 +77,7 @@ def methods() -> dict[str, type[Any]]:
 
 def known() -> str:
     """Return the module that says what there is, without what it takes to run it."""
-    names = "".join(f'    "{name}",\n' for name in methods())
+    names = "".join(f'    "{name}",\n' for name in [*methods(), *PRESETS])
     own = "".join(f'    "{name}": {{{_choices_text(kind)}}},\n' for name, kind in methods().items())
     return (
         f'"""Names of methods and their options, for type checkers, and for checks that need no torch.\n\n{WRITTEN}\n'
@@ -141,6 +141,7 @@ def factory_types(front: str) -> str:
         "from ..factories import NamedParameters as Named\n\nclass Factories:"
     )
     taken = {name: ("", f"For{titled(name)}") for name in methods()}
+    taken |= {name: ("", f"For{titled(preset.method)}") for name, preset in PRESETS.items()}
     taken["create"] = ("method: MethodName | Codec | Masked, ", "ForSomeMethod")
     taken["per_layer"] = ("methods: Mapping[str, MethodName | Codec | Masked], ", "AllMethods")
     lines = [head]

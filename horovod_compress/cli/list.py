@@ -19,6 +19,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..options import PRESETS
 from .common import table
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ unbiased:   the result is the mean over ranks on average
 conserves:  what is not sent now stays in the residuals; nothing is lost
 zeros:      where the gradient is exactly 0 on every rank in every step, so is the result: always,
             with Adam and AdamW (a second moment that is held), or with hvc.masked() only"""
+_PRESETS = "Presets, which stand for a method with options (docs/systems.md):"
 _BOUNDS = """\
 Error bound of the result against the mean of gradient + residual (M: ranks; d: elements;
 k: elements sent; own: of each rank's part, whose error stays in its residual):"""
@@ -66,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     found = rows()
     if arguments.json:
-        print(json.dumps({"methods": found, "elements": _ELEMENTS, "ranks": _RANKS}))
+        print(json.dumps({"methods": found, "presets": presets(), "elements": _ELEMENTS, "ranks": _RANKS}))
     else:
         print(text(found))
     return 0
@@ -78,7 +80,7 @@ def rows() -> list[dict[str, Any]]:
     from horovod_compress.errors import ConfigError
 
     found = []
-    for name in registry.available():
+    for name in registry.methods():
         try:
             found += rows_of(registry.codec_class(name))
         except ConfigError as error:  # it is another package's: the others are as they were
@@ -88,6 +90,11 @@ def rows() -> list[dict[str, Any]]:
                 raise
             print(f"hvd-compress: the method {name!r} raised {type(error).__name__}: {error}", file=sys.stderr)
     return found
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """Return what each preset stands for, by name."""
+    return {name: {"method": preset.method, "options": dict(preset.options)} for name, preset in PRESETS.items()}
 
 
 def rows_of(kind: Any) -> list[dict[str, Any]]:
@@ -154,7 +161,14 @@ def text(found: list[dict[str, Any]]) -> str:
     """Return the same for people."""
     methods = table(_COLUMNS, [_line(one) for one in found], left=len(_COLUMNS))
     width = max(len(_label(one)) for one in found)
-    return "\n".join([methods, "", _NOTES, "", _BOUNDS, *_bounds(found, width), "", _MORE])
+    names = [f"{name.ljust(width)}  {call(name)}" for name in PRESETS]
+    return "\n".join([methods, "", _PRESETS, *names, "", _NOTES, "", _BOUNDS, *_bounds(found, width), "", _MORE])
+
+
+def call(name: str) -> str:
+    """Return the method that a preset stands for, with its options."""
+    preset = PRESETS[name]
+    return " ".join([preset.method, *(f"{option}={value}" for option, value in preset.options.items())])
 
 
 def _bounds(found: list[dict[str, Any]], width: int) -> Iterator[str]:
@@ -220,6 +234,7 @@ def _cells(kind: Any) -> tuple[str, ...]:
 def _exchanges(kind: Any) -> str:
     """Return the collectives that fit, and the single options with which others do."""
     from horovod_compress.codecs.base import variants_of
+    from horovod_compress.errors import ConfigError
     from horovod_compress.exchange.choose import fitting
     from horovod_compress.fronts import factories
 
@@ -230,6 +245,7 @@ def _exchanges(kind: Any) -> str:
     usual = fit({})
     found: dict[str, None] = {}  # a set that keeps its order
     for name, value in (option for sample in kind.samples for option in sample.items()):
-        if (other := fit({name: value})) != usual:
-            found[f"{other} with `{name}={factories.shown(value)}`"] = None
+        with contextlib.suppress(ConfigError):  # it does not stand alone
+            if (other := fit({name: value})) != usual:
+                found[f"{other} with `{name}={factories.shown(value)}`"] = None
     return "; ".join([usual, *found])

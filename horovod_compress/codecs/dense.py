@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from ..ops.keys import Key
 from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Law, Properties
 from .registry import register
-from .work import Counts, Cutting, Layout, Part, Work, dtype_of, per_element, work_dtype
+from .work import LAST, Counts, Cutting, Layout, Part, Work, dtype_of, per_element, work_dtype
 
 #: Parts of a tensor start at whole cache lines and vector registers.
 LANES = 64
@@ -105,9 +105,13 @@ class BFloat(Dense):
 
 @dataclass(frozen=True)
 class Momentum(Dense):
-    """``u = momentum * u + gradient`` on each rank, and the mean of u: for tensors beside a method with momentum."""
+    """``u = momentum * u + gradient`` and the mean of u: for tensors beside a method with momentum.
+
+    The next u goes on with each rank's own, or with the mean where momentum is global.
+    """
 
     momentum: float = 0.9
+    kind: Literal["local", "global"] = "local"
 
     name: ClassVar[str] = "momentum"
     summary: ClassVar[str] = "float32, or float64 for float64 gradients, with momentum that is kept on each rank"
@@ -117,19 +121,28 @@ class Momentum(Dense):
         return Properties(Law(bound="result = mean of u, rounding only", zeros=True))
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
-        return replace(super().layout(bucket, world), state=per_element(bucket, "momentum"))
+        return replace(super().layout(bucket, world), state=per_element(bucket, self._name))
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         return [self._submit(work, position) for position in positions]
 
     def _submit(self, work: Work, position: int) -> int:
         out = work.regions["values"][work.span(position)]
-        torch.mul(self._kept(work, position), self.momentum, out=out).add_(work.grad(position))
+        if self.kind == "global":
+            torch.add(self._kept(work, position), work.grad(position), out=out)
+        else:
+            torch.mul(self._kept(work, position), self.momentum, out=out).add_(work.grad(position))
         nonfinite = int(ops.count_nonfinite(out))
         out.clamp_(-work.limit(), work.limit())
         return nonfinite
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        if self.kind == "global":
+            super().decode(work, parts, key, result_scale)
+            for part, grad in zip(parts, work.grads_of(parts), strict=True):
+                last = self._kept(work, part.position)[part.start : part.stop]
+                keep_last(last, grad, self.momentum, result_scale)
+            return
         most = torch.finfo(work_dtype(work.bucket)).max / 4
         for part in parts:
             own = slice(part.start, part.stop)
@@ -138,9 +151,21 @@ class Momentum(Dense):
         super().decode(work, parts, key, result_scale)
 
     def _kept(self, work: Work, position: int) -> Tensor:
-        kept = work.state_of("momentum", position)
+        kept = work.state_of(self._name, position)
         assert kept is not None
         return kept
+
+    @property
+    def _name(self) -> str:
+        return LAST if self.kind == "global" else "momentum"
+
+
+def keep_last(last: Tensor, result: Tensor, momentum: float, result_scale: float) -> None:
+    """Let what the next step goes on with be momentum times a mean over ranks, of which there is ``result_scale``."""
+    last.copy_(result)
+    if result_scale != 1:
+        last.div_(last.new_tensor(result_scale))  # a GPU divides by numbers in a way of its own
+    last.mul_(momentum)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,14 @@ density falls from a quarter in steps of a quarter: 25 %, 6.25 %, 1.5625 % and s
 
 What is kept under "residual" is v + momentum * u: the next v is that plus the gradient, so the
 selection reads two arrays and not three. Where momentum is 0 that is v.
+
+With ``momentum_kind="global"`` it is global momentum compression, Zhao, Xie, Gao and Li, arXiv:1905.12948:
+
+    v = v + g + momentum * (a / b) G        G is the last result, a its learning rate and b that of this step
+    T, payload and result as above;  v = 0 at T
+
+The last result is equal on all ranks, so momentum is no rank's own: with density 1 that is the heavy ball,
+w = w - b g + momentum * (what w moved by in the last step), at any sequence of rates.
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,10 +41,10 @@ from ..ops.dispatch import as_tensor
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
 from .base import Law, Properties, check_choice
-from .dense import Momentum
+from .dense import Momentum, keep_last
 from .registry import register
 from .shared.sections import Sections
-from .work import Counts, Layout, Work, per_element
+from .work import LAST, Counts, Layout, Part, Work, per_element, work_dtype
 
 _FIRST, _FACTOR = 0.25, 4  # densities of the warm-up
 
@@ -55,6 +63,8 @@ class Dgc(Sections):
         clip: largest Euclidean length of a tensor's mean gradient; each of M ranks scales its own down to
             clip / sqrt(M), so that the mean has about that length if the ranks' gradients are independent. 0 for no
             limit.
+        momentum_kind: "local" is each rank's own, of its gradients; "global" goes on with the last result, which all
+            ranks have, follows the learning rate, and has nothing to mask.
     """
 
     density: float = 0.001
@@ -62,6 +72,7 @@ class Dgc(Sections):
     masking: bool = True
     ramp_steps: int = 0
     clip: float = 0.0
+    momentum_kind: Literal["local", "global"] = "local"
 
     name: ClassVar[str] = "dgc"
     summary: ClassVar[str] = "the largest values, after the method's own momentum, and their positions in Golomb code"
@@ -72,6 +83,7 @@ class Dgc(Sections):
         {"density": 0.02, "momentum": 0.0},
         {"density": 0.1, "momentum": 0.5, "masking": False, "ramp_steps": 8},
         {"density": 0.05, "momentum": 0.5, "clip": 2.0},
+        {"density": 0.05, "momentum": 0.5, "momentum_kind": "global"},
     )
 
     def __post_init__(self) -> None:
@@ -83,19 +95,24 @@ class Dgc(Sections):
             raise ConfigError(f"ramp_steps should be a whole number, 0 or more, got {self.ramp_steps!r}")
         if type(self.clip) not in (int, float) or not 0 <= self.clip <= sys.float_info.max:
             raise ConfigError(f"clip should be a number, 0 for none, got {self.clip!r}")
+        check_choice("momentum_kind", self.momentum_kind, "local", "global")
 
     def properties(self) -> Properties:
         return replace(
             super().properties(),
             law=Law(conserves=not self.momentum, bound="own: (1 - k/d) |v|^2", zeros=True),
             divides="never" if self.clip else "before",  # a length is in the units of gradients
-            small_tensors=Momentum(float(self.momentum)) if self.momentum else None,
+            small_tensors=Momentum(float(self.momentum), self.momentum_kind) if self.momentum else None,
             variants=(*self._stages(), replace(self, ramp_steps=0)),
         )
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
-        names = ("residual", "momentum") if self.momentum else ("residual",)
-        return replace(super().layout(bucket, world), state=per_element(bucket, *names))
+        found, names = super().layout(bucket, world), ["residual"]
+        if self.momentum:
+            names.append(LAST if self._goes_on else "momentum")
+        if self._goes_on:
+            found.scratch["waiting"] = (work_dtype(bucket), bucket.padded)
+        return replace(found, state=per_element(bucket, *names))
 
     # ---- warm-up ----
 
@@ -127,6 +144,25 @@ class Dgc(Sections):
         if momentum is None:
             return {}
         return {"momentum": momentum, "factor": self.momentum, "masking": self.masking}
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether momentum is that of the last result."""
+        return self.momentum_kind == "global" and bool(self.momentum)
+
+    def waiting(self, work: Work, position: int) -> Tensor | None:
+        last, residual = work.state_of(LAST, position), super().waiting(work, position)
+        if last is None or residual is None:
+            return residual
+        return torch.add(residual, last, out=work.local["waiting"][work.span(position)])
+
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        positions = [part.position for part in parts] if self._goes_on else []
+        for span in map(work.span, positions):  # as it was chosen from
+            work.state["residual"][span] = work.local["waiting"][span]
+        super().decode(work, parts, key, result_scale)
+        for position in positions:
+            keep_last(work.state[LAST][work.span(position)], work.grad(position), self.momentum, result_scale)
 
 
 def _cut_down(grads: Sequence[Tensor], most: float) -> None:

@@ -31,6 +31,7 @@ class ForDgc(AllMethods, total=False):
     masking: bool
     ramp_steps: int
     clip: float
+    momentum_kind: Literal["local", "global"]
 
 class ForEfSignsgd(AllMethods, total=False):
     step_size: Literal["tensor", "row"]
@@ -115,6 +116,8 @@ class ForTerngrad(AllMethods, total=False):
 class ForTopk(AllMethods, total=False):
     density: float
     value_bits: Literal[16, 32]
+    positions: Literal["own", "leader"]
+    filter: float
 
 class OfSomeMethod(TypedDict, total=False):
     density: float | None
@@ -122,6 +125,7 @@ class OfSomeMethod(TypedDict, total=False):
     masking: bool
     ramp_steps: int
     clip: float
+    momentum_kind: Literal["local", "global"]
     step_size: Literal["tensor", "row"] | float
     step_scale: float | None
     dithering: Literal["standard", "exponential"]
@@ -148,6 +152,8 @@ class OfSomeMethod(TypedDict, total=False):
     candidates: int
     preset: Literal[1, 2, 3] | None
     value_bits: Literal[16, 32]
+    positions: Literal["own", "leader"]
+    filter: float
 
 class ForSomeMethod(OfSomeMethod, AllMethods, total=False): ...
 

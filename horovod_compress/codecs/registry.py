@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from ..errors import ConfigError
 from ..known import MethodName
-from ..options import check_own, installed, package_of, unknown_method
+from ..options import PRESETS, check_own, installed, package_of, unknown_method
 from .base import Codec
 
 _CODECS: dict[str, type[Codec]] = {}
@@ -40,18 +40,24 @@ def built_in() -> list[MethodName]:
     return cast(list[MethodName], [codec.name for codec in found])  # tools/make_types.py writes their names
 
 
-def available() -> list[MethodName]:
+def methods() -> list[MethodName]:
     """Return the names of all methods, those of other installed packages last."""
     return cast(list[MethodName], list(dict.fromkeys([*built_in(), *_CODECS, *installed()])))
 
 
+def available() -> list[MethodName]:
+    """Return the names of all methods, and of the presets, which stand for a method with options."""
+    return [*methods(), *cast(list[MethodName], list(PRESETS))]
+
+
 def codec_class(name: str) -> type[Codec]:
-    """Return the codec of a name.
+    """Return the codec of a name; that of its method for a preset.
 
     Raises:
         ConfigError: there is none, or the package that offers it has none that can be used.
     """
     if isinstance(name, str):
+        name = PRESETS[name].method if name in PRESETS else name
         if name in _CODECS:
             return _CODECS[name]
         if name in installed():
@@ -85,14 +91,19 @@ def option_names(name: str) -> list[str]:
 
 
 def create(name: str, **options: Any) -> Codec:
-    """Return a codec with options.
+    """Return a codec with options, which come before those of a preset.
 
     Raises:
         ConfigError: the name or an option is unknown, or a value is out of range.
     """
     codec = codec_class(name)
     check_own(name, options, option_names(name))
-    return codec(**options)
+    return codec(**(preset_options(name) | options))
+
+
+def preset_options(name: str) -> dict[str, Any]:
+    """Return the options that a preset stands for; none of a method."""
+    return dict(PRESETS[name].options) if name in PRESETS else {}
 
 
 def import_all(package: str, folders: Iterable[str]) -> None:

@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -41,10 +40,8 @@ from ..schedule.plan import Bucket
 from .base import Algebra, ByForm, Codec, Held, Law, Properties, TableMoves, check_choice
 from .dense import Momentum
 from .registry import register
+from .shared.positions import places
 from .work import Counts, Layout, Part, Regions, Work, clamped_all, per_element, together, work_dtype
-
-#: Elements of one tensor among sorted positions of the bucket.
-Places = tuple[int, slice, Tensor]
 
 
 @dataclass(frozen=True)
@@ -116,18 +113,6 @@ class _Sketching(Codec):
         return {"positions": (torch.int64, most), "estimates": (work_dtype(bucket), most)}
 
 
-def _places(work: Work, positions: Tensor, among: Sequence[int]) -> list[Places]:
-    """Share sorted positions of a bucket out among its tensors: which of them, and where in the tensor."""
-    starts = torch.tensor([work.bucket.offsets[p] for p in among] + [work.bucket.padded], device=positions.device)
-    bounds = torch.searchsorted(positions, starts).tolist()
-    found = []
-    for position, (first, last) in zip(among, pairwise(bounds), strict=True):
-        if last > first:
-            inside = positions[first:last] - work.bucket.offsets[position]
-            found.append((position, slice(first, last), inside))
-    return found
-
-
 @dataclass(frozen=True)
 class FullState(_Sketching):
     """Residual and momentum of every element are kept; values are exchanged exactly."""
@@ -155,7 +140,7 @@ class FullState(_Sketching):
         present = work.present()
         positions, _ = self._largest(work, work.shared["table"], _hash_key(key), values.numel(), present)
         values[positions.numel() :] = 0
-        for position, where, inside in _places(work, positions, present):
+        for position, where, inside in places(work, positions, present):
             values[where] = self._offered(work, position, inside)
         values.clamp_(-work.limit(), work.limit())
         work.memo["positions"] = positions
@@ -176,7 +161,7 @@ class FullState(_Sketching):
             assert residual is not None
             ops.absorb(work.grad(position), residual, momentum, self.momentum)
         limit = work.limit()
-        for position, where, inside in _places(work, positions, work.present()):
+        for position, where, inside in places(work, positions, work.present()):
             grad, residual = work.grad(position), work.residual_of(position)
             grad[inside] = (values[where] * (result_scale / work.world)).to(grad.dtype)
             work.saturate(position, result_scale)
@@ -237,9 +222,9 @@ class InSketch(_Sketching):
             ops.sketch_clear(work.tables[name], self.rows, key, positions)
         for part in parts:
             work.grad(part.position).zero_()
-        places = _places(work, positions, present)
-        rests = clamped_all([values[where] for _, where, _ in places], [work.limit()] * len(places))
-        for (position, where, inside), rest in zip(places, rests, strict=True):
+        found = places(work, positions, present)
+        rests = clamped_all([values[where] for _, where, _ in found], [work.limit()] * len(found))
+        for (position, where, inside), rest in zip(found, rests, strict=True):
             grad, mine = work.grad(position), values[where]
             grad[inside] = (mine * result_scale).to(grad.dtype)
             work.saturate(position, result_scale)
@@ -259,7 +244,7 @@ class InSketch(_Sketching):
         for name in self._tables():
             # Of all values the smaller ones are noise for the most part: in a new table they would add to it.
             positions, values = self._largest(work, work.tables[name], key, self.most(work.bucket), every)
-            for position, where, inside in _places(work, positions, every):
+            for position, where, inside in places(work, positions, every):
                 held[position][name] = inside, values[where].clone()
         return held
 

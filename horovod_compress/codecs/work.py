@@ -71,6 +71,11 @@ def carries(
 # ---- one bucket ---------------------------------------------------------------------------------
 
 
+#: State that is momentum times the last result, equal on all ranks. The last step moved weights by its learning rate
+#: times that result, so the engine multiplies it by old / new when a rate changes.
+LAST = "last_step"
+#: State that does not wait to be sent.
+MOMENTA = ("momentum", LAST)
 #: Name, dtype and length of the arrays of a payload.
 Regions = dict[str, tuple[torch.dtype, int]]
 #: A number for each of some tensors, of which a GPU may hold one or all.

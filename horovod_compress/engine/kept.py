@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..codecs.base import Held
-from ..codecs.work import together
+from ..codecs.work import LAST, MOMENTA, together
 from ..errors import ConfigError, StateError
 from ..ops.checksums import hash_of, signed
 from ..schedule.plan import Plan
@@ -226,14 +226,14 @@ class Kept:
                 kept[name].mul_(factors[name].to(kept[name].device))
         self._context.devices.synchronize()
 
-    def scale_errors(self, factors: Mapping[str, float]) -> None:
-        """Multiply what waits to be sent, by tensor, between two steps; momentum stays as it is."""
+    def scale_errors(self, factors: Mapping[str, float], *, last: bool = False) -> None:
+        """Multiply what waits to be sent, by tensor, between two steps; or only what goes on from the last result."""
         if not factors:
             return
-        for kind, kept in self.states().items():
-            for name in kept.keys() & factors.keys() if kind != "momentum" else ():
+        for kept in (of for kind, of in self.states().items() if (kind == LAST if last else kind not in MOMENTA)):
+            for name in kept.keys() & factors.keys():
                 kept[name].mul_(factors[name])
-        self.withholding.scale(1.0, factors)
+        self.withholding.scale(1.0, {} if last else factors)
         self._context.devices.synchronize()
 
     def scale(self, factor: float) -> None:

@@ -12,7 +12,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -24,7 +24,7 @@ from ..codecs.registry import built_in
 from ..engine.job import Job
 from ..engine.methods import Methods, per_layer
 from ..errors import ConfigError
-from ..options import Options
+from ..options import PRESETS, Options
 from .startup import before_handshake, check_alone
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,7 +95,7 @@ def add_factories(kind: Any, ranks: RanksOption, refused: Iterable[str]) -> None
     """
     made = [_create(kind, ranks), _per_layer(kind, ranks)]
     kind.create = staticmethod(made[0])  # the others call it
-    made += [_factory(kind, name, ranks) for name in built_in()]
+    made += [_factory(kind, name, ranks) for name in [*built_in(), *PRESETS]]
     for function in made:
         function.__qualname__ = f"{kind.__name__}.{function.__name__}"
         function.__module__ = kind.__module__
@@ -148,8 +148,8 @@ def _factory(kind: Any, method: str, ranks: RanksOption) -> Callable[..., Any]:
         return kind.create(method, named_parameters, **options)
 
     make.__name__ = method
-    make.__doc__ = of_method(codec, ranks.name, ranks.said)
-    make.__signature__ = signature(codec, ranks.default, ranks.name)  # type: ignore[attr-defined]
+    make.__doc__ = of_method(codec, ranks.name, ranks.said, method)
+    make.__signature__ = signature(codec, ranks.default, ranks.name, method)  # type: ignore[attr-defined]
     return make
 
 
@@ -175,24 +175,30 @@ PROCESS_SET = "the ranks that take part, as given to the optimizer. Default: all
 _PARAMETERS = "as given to the optimizer, in forward order."
 
 
-def of_method(kind: type[Codec], option: str = "process_set", said: str = PROCESS_SET) -> str:
-    """Return the docstring of the factory of a method."""
+def of_method(kind: type[Codec], option: str = "process_set", said: str = PROCESS_SET, name: str = "") -> str:
+    """Return the docstring of the factory of a method, or of a preset of that name."""
     lead, own = _parts(kind)
+    given = registry.preset_options(name)
+    if name in PRESETS:
+        options = " with ".join(filter(None, [kind.name, ", ".join(f"{o}={shown(v)}" for o, v in given.items())]))
+        lead = f"A preset: {options}.\n\n{lead}"
     _, common = _parts(Options)
     source = f"Source: {kind.source}.\n" if kind.source else ""
     page = f"Documentation: docs/{kind.page}\n" if kind.page else ""
     return (
         f"{lead}\n\nSends: {kind.summary}.\n{source}{page}\nArgs:\n"
-        f"{_entry('named_parameters', _PARAMETERS)}{_entries(kind, own)}"
+        f"{_entry('named_parameters', _PARAMETERS)}{_entries(kind, own, given)}"
         f"\nOptions of all methods:\n{_entries(Options, common)}{_entry(option, said)}"
     )
 
 
-def signature(kind: type[Codec], ranks: object, option: str = "process_set") -> inspect.Signature:
-    """Return the signature of the factory of a method, with every option and its default."""
+def signature(kind: type[Codec], ranks: object, option: str = "process_set", name: str = "") -> inspect.Signature:
+    """Return the signature of the factory of a method, or of a preset of that name, with all options and defaults."""
+    given = registry.preset_options(name)
     first = inspect.Parameter("named_parameters", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     fields = [*dataclasses.fields(kind), *dataclasses.fields(Options)]
-    options = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default) for one in fields]
+    defaults = {one.name: given.get(one.name, one.default) for one in fields}
+    options = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=value) for n, value in defaults.items()]
     last = inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=ranks)
     return inspect.Signature([first, *options, last])
 
@@ -204,9 +210,9 @@ def _parts(kind: type[Any]) -> tuple[str, dict[str, str]]:
     return lead.strip(), {name: " ".join(text.split()) for name, text in zip(found[::2], found[1::2], strict=True)}
 
 
-def _entries(kind: type[Any], said: dict[str, str]) -> str:
+def _entries(kind: type[Any], said: dict[str, str], given: Mapping[str, Any] = MappingProxyType({})) -> str:
     return "".join(
-        _entry(one.name, f"{said.get(one.name, '').rstrip('.')}. Default: {shown(one.default)}.")
+        _entry(one.name, f"{said.get(one.name, '').rstrip('.')}. Default: {shown(given.get(one.name, one.default))}.")
         for one in dataclasses.fields(kind)
     )
 

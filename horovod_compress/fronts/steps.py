@@ -22,7 +22,7 @@ from ..engine.methods import Methods
 from ..engine.optimizer import held, momentum
 from ..engine.optimizer.family import options_of, prepare_last, uncompiled
 from ..engine.optimizer.matching import Matching
-from ..engine.optimizer.momentum import Rates
+from ..engine.optimizer.momentum import LastRates, Rates
 from ..engine.optimizer.second_moment import check_state as check_moments
 from ..engine.reducer import Next, Reducer
 from ..engine.saved import checkpoint
@@ -41,7 +41,7 @@ class _Loaded:
 
     moments: Mapping[str, Any] = field(default_factory=dict)
     due: bool = False  # an exact round
-    rates: Sequence[float] = ()  # that residuals stand for
+    rates: dict[str, list[float]] = field(default_factory=dict)  # that what is kept stands for
 
 
 class Steps:
@@ -70,7 +70,7 @@ class Steps:
         self._optimizer: Any = None
         self._matching: Matching | None = None  # takes out of results what they are handed back times
         self._exact_first = 0  # so many first steps are exact
-        self._rates: Rates | None = None  # that residuals follow
+        self._rates: list[Rates] = []  # that what is kept follows
         self._loaded = _Loaded()
         if reducer.world > 1:
             verification.watch_weights()
@@ -126,9 +126,9 @@ class Steps:
         self.held = held.hold(optimizer, reducer, self.named, full_precision_every, *options, step=step)
         self._norms.follow(())
         self._matching = Matching(optimizer, reducer, dict(self.named), self.scale.value) if match_norm else None
-        if reducer.options.follow_lr:
-            self._rates = Rates(optimizer, reducer.kept, self.named)
-            self._rates.load(self._loaded.rates)
+        self._rates = momentum.rates_of(optimizer, reducer.kept, self.named, reducer.options.follow_lr)
+        for rates in self._rates:
+            rates.load(self._loaded.rates.get(rates.saved, ()))
         if not self.met and self._verification.weights:
             optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
         self._optimizer = optimizer
@@ -207,8 +207,8 @@ class Steps:
         reducer.freeze(index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad)
         if self._masks:
             self._masks.begin()
-        if self._rates:
-            self._rates.begin()
+        for rates in self._rates:
+            rates.begin()
         if self.met:
             prepare_last(self._optimizer, self.prepare)
         if self.held:
@@ -248,8 +248,8 @@ class Steps:
         moments = self.held.state_dict() if self.held else self._loaded.moments  # which nobody holds yet
         held_ = {"second_moment": moments} if moments else {}
         due = {"due": True} if (self.held.due if self.held else self._loaded.due) else {}
-        followed = self._rates.state() if self._rates else list(self._loaded.rates)  # which were loaded
-        rates = {"rates": followed} if followed else {}
+        rates = self._loaded.rates | {followed.saved: followed.state() for followed in self._rates}
+        rates = {name: followed for name, followed in rates.items() if followed}
         norms = {"norms": found} if (found := self._norms.state()) else {}
         masks = self._masks.state() if self._masks else {}
         return tuned | self.scale.state() | held_ | due | rates | norms | masks
@@ -287,9 +287,10 @@ class Steps:
             self.held.load_state_dict(self._loaded.moments, self._loaded.due)
         elif begun:
             self.settle_moments()
-        self._loaded.rates = [float(rate) for rate in state.get("rates", ()) if residuals == "restore"]
-        if self._rates:
-            self._rates.load(self._loaded.rates)
+        for kind in (Rates, LastRates) if residuals == "restore" else ():
+            self._loaded.rates[kind.saved] = [float(rate) for rate in state.get(kind.saved, ())]
+        for rates in self._rates:
+            rates.load(self._loaded.rates.get(rates.saved, ()))
         self.scale.load(0.0 if residuals == "reset" else float(state.get("scale", 0.0)))
 
 

@@ -33,7 +33,10 @@ def _takes_long(case: Sample, dtype: torch.dtype) -> bool:
     """Return whether a value needs more steps than these by the method's rule; docs/guarantees.md says so."""
     options: dict[str, Any] = case.options
     if case.method == "dgc":
-        return options.get("masking") is False  # the momentum halves with every step
+        # The momentum halves with every step.
+        return options.get("masking") is False or options.get("momentum_kind") == "global"
+    if options.get("filter", 1) < 1:
+        return True  # so does what waits
     if case.method in ("sparse_binary", "randomk", "stc"):
         return True  # a mean over k elements is sent, or nothing until the element is drawn
     return dtype is torch.float16 and case.method in ("ef_signsgd", "onebit", "onebit_adam")

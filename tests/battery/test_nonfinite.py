@@ -19,7 +19,7 @@ from tests.support.samples import ANY_BUCKET, Sample, keeps_anything
 
 WORLD = 3
 TENSORS = [spec("b", 70), spec("a", 5, 40)]
-REGISTERED = [registry.codec_class(name) for name in registry.available()]
+REGISTERED = [registry.codec_class(name) for name in registry.methods()]
 BAD = [math.nan, math.inf, -math.inf]
 Grads = list[dict[str, Tensor]]
 

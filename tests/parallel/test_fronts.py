@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from horovod_compress.codecs.registry import available
+from horovod_compress.codecs.registry import methods
 from tests.support.jobs import run_ranks
 
 FRONTS = ("torch", "horovod", "plain")
@@ -62,7 +62,7 @@ def test_all_fronts_give_the_same_bytes() -> None:
 @pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize("world", [2, 4])
 def test_they_do_with_every_method(world: int) -> None:
-    check_equal(by_method(tuple(available())) | {"adam": ADAM | {"steps": STEPS}}, world)
+    check_equal(by_method(tuple(methods())) | {"adam": ADAM | {"steps": STEPS}}, world)
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_buckets_of_ours_have_nothing_to_do_with_those_of_ddp(schedule: str) -> 
 def test_a_job_goes_on_under_the_other_front(first: str, world: int, tmp_path: Path) -> None:
     """With every method: ten steps under one front and ten under the next are twenty under the first."""
     second = FRONTS[FRONTS.index(first) - 1]
-    cases = by_method(tuple(available())) | {"adam": ADAM | {"steps": STEPS}}
+    cases = by_method(tuple(methods())) | {"adam": ADAM | {"steps": STEPS}}
     for name in cases:
         (tmp_path / name).mkdir()
 

@@ -52,7 +52,7 @@ CASES = [(task, words) for task in MARGINS for words in learning(task)]
 def test_every_method_has_a_row_that_learns(task: str) -> None:
     # 16-bit floats round far below what a step changes.
     known = {words.split()[0] for words in learning(task)} | {"fp16", "bf16"}
-    assert set(registry.available()) - known == set()
+    assert set(registry.methods()) - known == set()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from horovod_compress.codecs.registry import available
+from horovod_compress.codecs.registry import methods
 from tests.support.jobs import run_ranks
 
 SECONDS = 280.0
@@ -54,6 +54,6 @@ def test_a_mask_that_differs_is_refused(found: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("adam", [True, False])
 @pytest.mark.parametrize("front", ["torch", "horovod"])
 def test_every_method_for_long(front: str, adam: bool) -> None:
-    cases = {name: {"method": name, "adam": adam, "masked": not adam, "steps": LONG} for name in available()}
+    cases = {name: {"method": name, "adam": adam, "masked": not adam, "steps": LONG} for name in methods()}
     ours, _ = run(front, cases)
     assert {name: (case["pruned"], case["padding"]) for name, case in ours.items()} == dict.fromkeys(cases, (0, 0))

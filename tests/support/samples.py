@@ -63,7 +63,7 @@ class Sample:
 
 def samples(few: bool = False) -> Iterator[Sample]:
     """Return the samples of all registered methods, or only the first one of a method of each kind."""
-    for name in registry.available():
+    for name in registry.methods():
         found = samples_of(registry.codec_class(name))
         yield from (sample for sample in found if not few or sample.quick)
 

@@ -53,8 +53,8 @@ def optimizer_for(
 
 def _has_momentum(compression: hvc.Compression | None) -> bool:
     """Return whether a method keeps a momentum of its own, upon which that of the optimizer is refused."""
-    methods = getattr(compression, "_methods", None)  # a rank outside the process set has none
-    codecs = [codec for _, codec in methods.rules] if methods else []
+    session = getattr(compression, "_session", None)  # a rank outside the process set has none
+    codecs = [codec for _, codec in session.steps._methods.rules] if session else []
     return any(getattr(codec, "momentum", 0.0) or getattr(codec, "beta", 0.0) for codec in codecs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from horovod_compress.cli import command as cli
 from horovod_compress.codecs import registry
 from horovod_compress.engine.optimizer import second_moment
 from horovod_compress.exchange import wire
-from horovod_compress.options import Options
+from horovod_compress.options import PRESETS, Options
 from tests.support.local import Fleet, spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,7 +134,7 @@ def cyclic(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_codec_of_the_walk_through_passes_its_own_test(cyclic: ModuleType) -> None:
-    assert "cyclic" in registry.available() and registry.option_names("cyclic") == ["period"]
+    assert "cyclic" in registry.methods() and registry.option_names("cyclic") == ["period"]
     names: dict[str, Any] = {"__name__": "test_cyclic"}
     exec(compile(code_named("tests/unit/test_cyclic.py"), "test_cyclic.py", "exec"), names)
     tests = [value for name, value in names.items() if name.startswith("test_")]
@@ -191,7 +192,7 @@ def test_reference_pages_tell_no_history(page: Path) -> None:
 
 def test_the_table_of_methods_is_complete_and_names_their_options() -> None:
     rows = {plain(row[0]): row[5] for row in table_after(DOCS / "methods.md", "## All methods")}
-    assert sorted(rows) == sorted(registry.available())
+    assert sorted(rows) == sorted(registry.methods())
     for name, cell in rows.items():
         shown = dict(re.findall(r"`(\w+)=([^`]+)`", cell))
         fields = dataclasses.fields(registry.codec_class(name))
@@ -205,10 +206,21 @@ def test_the_table_of_methods_is_what_the_command_prints(capsys: pytest.CaptureF
     assert page.partition(begin)[2].partition(end)[0] == capsys.readouterr().out
 
 
+def test_the_pages_have_every_preset() -> None:
+    shown = {}
+    for name, stands_for in table_after(DOCS / "methods.md", "## Presets"):
+        method, *options = re.findall(r"`([^`]+)`", stands_for)
+        given = dict(option.split("=") for option in options)
+        shown[plain(name)] = (method, {option: json.loads(value) for option, value in given.items()})
+    assert shown == {name: (method, dict(options)) for name, (method, options) in PRESETS.items()}
+    page = (DOCS / "systems.md").read_text()
+    assert all(f"hvc.Compression.{name}(" in page for name in PRESETS)
+
+
 @pytest.mark.parametrize("page", OURS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_options_written_as_code_exist(page: Path) -> None:
     known = {*Options.names(), "process_set", "named_parameters", "compression"}
-    known |= {option for name in registry.available() for option in registry.option_names(name)}
+    known |= {option for name in registry.methods() for option in registry.option_names(name)}
     # Not options of a method: of attach, Horovod, optimizers, load_state_dict, torch, the walk-through and trace.
     known |= {"second_moment", "rebuild_every", "match_norm", "step"}
     known |= {"process_group", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view"}
@@ -259,7 +271,7 @@ def test_the_page_on_the_wire_format_is_that_of_the_code() -> None:
     assert f"Wire version {wire.WIRE_VERSION}." in page
     assert f"A frame is {wire.HEADER_BYTES} bytes of header" in page
     rows = re.findall(r"^\| `([a-z0-9_ ]+)` \| `0x([0-9a-f]{4})` \|$", page, re.MULTILINE)
-    names = {*registry.available(), "full precision", "verify", "agree", "weights", "prelude 0"}
+    names = {*registry.methods(), "full precision", "verify", "agree", "weights", "prelude 0"}
     assert dict(rows) == {name: f"{wire.codec_id(name):04x}" for name in names}
     fields = [(int(row[0]), int(row[1])) for row in table_after(DOCS / "wire-format.md", "## Frame")]
     ends = [offset + size for offset, size in fields]

@@ -13,7 +13,7 @@ from horovod_compress.codecs import registry
 from horovod_compress.fronts import factories
 from horovod_compress.options import Options
 
-each_method = pytest.mark.parametrize("name", registry.available())
+each_method = pytest.mark.parametrize("name", registry.methods())
 
 
 @each_method
@@ -35,6 +35,6 @@ def test_the_signature_takes_every_option(name: str) -> None:
 
 
 def test_methods_from_papers_name_them_and_their_page() -> None:
-    for name in sorted(set(registry.available()) - {"none", "fp16", "bf16"}):
+    for name in sorted(set(registry.methods()) - {"none", "fp16", "bf16"}):
         kind = registry.codec_class(name)
         assert f"Source: {kind.source}." in factories.of_method(kind) and kind.source and kind.page

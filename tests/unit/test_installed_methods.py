@@ -74,7 +74,7 @@ with warnings.catch_warnings(record=True) as warned:
     from horovod_compress.codecs import registry
     from horovod_compress.errors import ConfigError
     from tests.support.local import Fleet, spec
-    names = registry.available()
+    names = registry.methods()
 early = "other_methods" in sys.modules
 def refused(name):
     try:

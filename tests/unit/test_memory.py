@@ -30,7 +30,7 @@ def rows() -> dict[str, list[float]]:
     return {name.strip("`"): [float(number) for number in numbers] for name, *numbers in lines}
 
 
-@pytest.mark.parametrize("method", [*QUICK, *slow(*sorted(set(registry.available()) - set(QUICK)))])
+@pytest.mark.parametrize("method", [*QUICK, *slow(*sorted(set(registry.methods()) - set(QUICK)))])
 def test_memory_is_what_the_table_says(method: str) -> None:
     found = memory.measure(registry.codec_class(method)(), RANKS, ELEMENTS)
     numbers = [found.kept, found.buffers, found.frames, found.total]
@@ -40,7 +40,7 @@ def test_memory_is_what_the_table_says(method: str) -> None:
 
 
 def test_the_table_has_every_method() -> None:
-    assert list(rows()) == registry.available()
+    assert list(rows()) == registry.methods()
     assert all(sum(parts) == pytest.approx(total, abs=2 * ROUNDING) for *parts, total in rows().values())
 
 

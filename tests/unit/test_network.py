@@ -149,7 +149,7 @@ def test_a_hierarchy_sends_less_over_the_hosts_link_than_a_ring_through_it() -> 
 # ---- bytes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", registry.available())
+@pytest.mark.parametrize("name", registry.methods())
 def test_bytes_are_those_of_the_codec(name: str) -> None:
     codec = registry.create(name)
     for kind, share in rounds(codec):

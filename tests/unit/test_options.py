@@ -119,7 +119,7 @@ def test_good_values_pass(value: int) -> None:
     assert methods.config()["step_size"] == 3
 
 
-@pytest.mark.parametrize("method", registry.available())
+@pytest.mark.parametrize("method", registry.methods())
 def test_an_unknown_option_is_refused_with_the_known_ones(method: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(method, {"tiemout": 3})
@@ -148,7 +148,7 @@ def test_names_are_unique_and_options_do_not_collide() -> None:
 
     with pytest.raises(TypeError, match="none"):
         registry.register(Twice)
-    for method in registry.available():
+    for method in registry.methods():
         assert not set(registry.option_names(method)) & {*Options.names(), "process_set"}
 
 

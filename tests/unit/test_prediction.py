@@ -97,7 +97,7 @@ def test_no_grouping_of_few_tensors_is_better_than_the_best() -> None:
         assert predictor.best().step == pytest.approx(min(steps), rel=0.02)  # the search takes costs to be affine
 
 
-@pytest.mark.parametrize("name", registry.available())
+@pytest.mark.parametrize("name", registry.methods())
 def test_a_faster_network_is_never_slower(name: str) -> None:
     steps = [
         Predictor(TABLE, registry.create(name), replace(WORLD, link=Link(rate, 1e-4)), 0.1).best().step
@@ -167,15 +167,15 @@ def test_all_methods_for_four_worlds_in_seconds() -> None:
 
     began = time.process_time()
     resnet = Case(models.load("resnet50"), 0.3, World(8, Link(125e6, 5e-5)))
-    codecs = [registry.create(name) for name in registry.available()]
+    codecs = [registry.create(name) for name in registry.methods()]
     found = prediction.cells(resnet, codecs, [8, 64, 512, 4096], None)
-    assert len(found) == 4 * len(registry.available()) and time.process_time() - began < 20
+    assert len(found) == 4 * len(registry.methods()) and time.process_time() - began < 20
 
 
 # ---- codecs of this machine -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", registry.available())
+@pytest.mark.parametrize("name", registry.methods())
 def test_every_codec_can_be_measured(name: str) -> None:
     codec = registry.create(name)
     for kind, _ in prediction.rounds(codec):

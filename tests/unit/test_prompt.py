@@ -104,7 +104,7 @@ def test_names_under_horovod_are_those_to_use() -> None:
     assert set(dir(other)) ^ set(dir(hvc.Compression)) == {"compress", "decompress", "register", "no_sync"}
 
 
-@pytest.mark.parametrize("name", registry.available())
+@pytest.mark.parametrize("name", registry.methods())
 def test_help_opens_with_what_the_default_does(name: str) -> None:
     """Whoever changes a default reads this: a share or a number of bits in the first line is that of the default."""
     shown = (getattr(hvc.Compression, name).__doc__ or "").splitlines()[0]

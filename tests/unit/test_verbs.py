@@ -246,10 +246,10 @@ def test_list_has_every_method(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert cli.main(["list"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in shown if line} >= set(registry.available())
+    assert {line.split()[0] for line in shown if line} >= set(registry.methods())
     assert cli.main(["list", "--json"]) == 0
     methods = {one["method"]: one for one in reversed(json.loads(capsys.readouterr().out)["methods"])}
-    assert set(methods) == set(registry.available())
+    assert set(methods) == set(registry.methods())
     assert methods["none"]["bits"] == 32 and methods["none"]["kept_bytes"] == 0 and methods["none"]["unbiased"]
     assert 1.3 <= methods["marsit"]["bits"] < 1.4 and methods["marsit"]["kept_bytes"] == 4
     assert 0.08 < methods["sparse_binary"]["bits"] < 0.1 and methods["sparse_binary"]["collectives"] == ["gather"]
@@ -269,7 +269,7 @@ def test_list_shows_choices_of_a_user_in_a_hundred_columns(capsys: pytest.Captur
         values = OPTIONS[one["method"]][name]
         assert values is not None and value in values
     assert {"merge": "sampled"} in [one["options"] for one in rows if one["method"] == "marsit"]
-    assert len(rows) < 2 * len(registry.available())
+    assert len(rows) < 2 * len(registry.methods())
 
 
 def test_list_as_markdown_has_wire_ids_options_and_sources(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ class Sections(Codec):
         """Return what :attr:`select` takes of a tensor, but for the numbers that it finds."""
         own = work.memo["places"][position]
         room = work.local["positions"][own], work.local["values"][own]
-        return work.grad(position), work.residual_of(position), own.stop - own.start, *room
+        return work.grad(position), self.waiting(work, position), own.stop - own.start, *room
 
     def _numbers(self, work: Work, position: int) -> Tensor:
         return work.local["numbers"][NUMBERS * position : NUMBERS * (position + 1)]
@@ -154,6 +154,10 @@ class Sections(Codec):
         """Return the values that were chosen of a tensor."""
         own: slice = work.memo["places"][position]
         return work.local["values"][own][: work.memo["kept"][position]]
+
+    def waiting(self, work: Work, position: int) -> Tensor | None:
+        """Return what is added to the gradient of a tensor before anything is chosen."""
+        return work.residual_of(position)
 
     def mean(self, work: Work, position: int) -> Tensor | None:
         """Return what all values of a tensor count as, where only their signs are sent."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from ...codecs.base import Codec, variants_of
+from ...codecs.work import LAST
 from ...errors import ConfigError
 from ..kept import Kept
 from ..methods import Methods
@@ -139,6 +140,9 @@ class Rates:
         named: its parameters by name, as the reducer has them.
     """
 
+    #: What its state is saved under.
+    saved: ClassVar[str] = "rates"
+
     def __init__(self, optimizer: Any, kept: Kept, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         self._optimizer, self._kept = optimizer, kept
         self._names = {id(parameter): name for name, parameter in named}
@@ -156,7 +160,7 @@ class Rates:
             self._followed[index] = now
             if before:
                 factor = min(max(before / now, 1 / MOST), MOST)
-                factors |= {self._names[id(p)]: factor for p in group["params"] if id(p) in self._names}
+                factors |= self._of_group(group, factor)
         self._kept.scale_errors(factors)
 
     def state(self) -> list[float]:
@@ -164,3 +168,33 @@ class Rates:
 
     def load(self, state: Sequence[float]) -> None:
         self._followed = list(state)
+
+    def _of_group(self, group: Mapping[str, Any], factor: float) -> dict[str, float]:
+        return {self._names[id(p)]: factor for p in group["params"] if id(p) in self._names}
+
+
+class LastRates(Rates):
+    """Keeps what goes on from the last result in step with the learning rates of an optimizer.
+
+    The last step moved weights by its rate a times the result; for the heavy ball that is a / b times the result at the
+    rate b of the coming step, exactly: each change is followed, however small or large.
+    """
+
+    saved: ClassVar[str] = "last_rates"
+
+    def begin(self) -> None:
+        groups = self._optimizer.param_groups
+        self._followed += [float(group["lr"]) for group in groups[len(self._followed) :]]
+        factors: dict[str, float] = {}
+        for index, group in enumerate(groups):
+            before, now = self._followed[index], float(group["lr"])
+            self._followed[index] = now
+            if now != before and now > 0:  # with a rate of 0 nothing moves, and nothing goes on from there
+                factors |= self._of_group(group, before / now)
+        self._kept.scale_errors(factors, last=True)
+
+
+def rates_of(optimizer: Any, kept: Kept, named: Named, follow_lr: bool) -> list[Rates]:
+    """Return what keeps all that is kept in step with the learning rates of an optimizer."""
+    kinds = [Rates] * follow_lr + [LastRates] * (LAST in kept.states())
+    return [kind(optimizer, kept, named) for kind in kinds]

@@ -32,6 +32,8 @@ _LATER: dict[str, tuple[Any, ...]] = {
     "owner_scale": ("own",),
     "across": (None,),
 }
+#: Those that came after the format: states leave them out where they do what was done before.
+_UNSAID: dict[str, tuple[Any, ...]] = {"momentum_kind": ("local",), "positions": ("own",), "filter": (1.0,)}
 #: Parts that earlier versions did not save, or that are there only if there is something.
 _MAY_LACK = ("carries", "waiting")
 _IDLE_SECONDS = 5.0
@@ -51,7 +53,7 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
     kept = {
         "format": FORMAT,
         "method": methods.name,
-        "config": methods.config(),
+        "config": _said(methods.config()),
         "seed": reducer.options.seed,
         "step": reducer.step,
         "world": reducer.world,
@@ -197,6 +199,7 @@ def _check_more(state: Mapping[str, Any]) -> None:
         "due": type(state.get("due", False)) is not bool,
         "scale": not checksums.is_number(state.get("scale", 0.0)),
         "rates": not checksums.is_list(state.get("rates", []), checksums.is_number),
+        "last_rates": not checksums.is_list(state.get("last_rates", []), checksums.is_number),
         "second_moment": not isinstance(state.get("second_moment", {}), Mapping),
         "norms": not norms.check_state(state.get("norms", {})),
     }
@@ -247,18 +250,25 @@ def _known(config: dict[str, Any], saved: object) -> dict[str, Any]:
     """Return options as a state of an earlier version has them: without those that came later."""
     if not isinstance(saved, Mapping):
         return config
-    known = {name: v for name, v in config.items() if name in saved or v not in _LATER.get(name, ())}
-    return {name: _known_in_words(value, saved.get(name)) for name, value in known.items()}
+    later = _LATER | _UNSAID
+    known = {name: v for name, v in config.items() if name in saved or v not in later.get(name, ())}
+    return {name: _known_in_words(value, saved.get(name), later) for name, value in known.items()}
 
 
-def _known_in_words(value: Any, saved: object) -> Any:
+def _known_in_words(value: Any, saved: object, later: Mapping[str, tuple[Any, ...]]) -> Any:
     """Do so where a method and its options are one text, as in `per_layer` and `by_step`."""
     if not isinstance(value, str) or not isinstance(saved, str):
         return value
-    for name, did in _LATER.items():
+    for name, did in later.items():
         for before in did if f"{name}=" not in saved else ():
             value = value.replace(f" {name}={before!r}", "")
     return value
+
+
+def _said(config: dict[str, Any]) -> dict[str, Any]:
+    """Return options as states have them."""
+    said = {name: value for name, value in config.items() if value not in _UNSAID.get(name, ())}
+    return {name: _known_in_words(value, "", _UNSAID) for name, value in said.items()}
 
 
 def saved_plan(state: Mapping[str, Any]) -> Plan:

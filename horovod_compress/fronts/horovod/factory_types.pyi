@@ -73,6 +73,14 @@ class Factories:
     @classmethod
     def topk(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForTopk]) -> Self: ...
     @classmethod
+    def gmc(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForDgc]) -> Self: ...
+    @classmethod
+    def scalecom(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForTopk]) -> Self: ...
+    @classmethod
+    def sbc(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForSparseBinary]
+    ) -> Self: ...
+    @classmethod
     def create(
         cls,
         method: MethodName | Codec | Masked,

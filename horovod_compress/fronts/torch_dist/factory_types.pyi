@@ -93,6 +93,18 @@ class Factories:
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForTopk]
     ) -> Self: ...
     @classmethod
+    def gmc(
+        cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForDgc]
+    ) -> Self: ...
+    @classmethod
+    def scalecom(
+        cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForTopk]
+    ) -> Self: ...
+    @classmethod
+    def sbc(
+        cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForSparseBinary]
+    ) -> Self: ...
+    @classmethod
     def create(
         cls,
         method: MethodName | Codec | Masked,

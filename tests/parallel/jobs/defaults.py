@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import horovod_compress.torch as hvc
+from horovod_compress.codecs import registry
 from horovod_compress.errors import ConfigError
 from tests.support.rank import report
 
@@ -79,7 +80,7 @@ def train(method: str, rate: float, momentum: float) -> float | str:
 def all_methods() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for rate, momentum in SETTINGS:
-        ended = {name: (train(name, rate, momentum), WARNINGS.told) for name in hvc.available()}
+        ended = {name: (train(name, rate, momentum), WARNINGS.told) for name in registry.methods()}
         found[f"{rate:g} {momentum:g}"] = ended
     with torch.no_grad():
         x, y = data()

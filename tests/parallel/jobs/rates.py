@@ -1,4 +1,4 @@
-"""A learning-rate schedule with residuals that follow it, on both paths and through a checkpoint."""
+"""A learning-rate schedule that residuals or last results follow, on both paths and through a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def steps(model: Any, optimizer: Any, first: int, last: int) -> None:
         train(model, optimizer, [step])
 
 
-def run(attach: bool, **options: Any) -> str:
+def run(attach: bool, method: str = "topk", **options: Any) -> str:
     model = net()
-    optimizer, compression = optimizer_for(model, "topk", attach, density=0.05, **options)
+    optimizer, compression = optimizer_for(model, method, attach, density=0.05, **options)
     steps(model, optimizer, 0, len(RATES))
     assert compression
     compression.close()
     return digest(model.parameters())
 
 
-def resumed(forget: bool) -> str:
-    """Go on from a checkpoint; without the rates that residuals stand for it is another run, the control."""
+def resumed(forget: str = "", method: str = "topk", **options: Any) -> str:
+    """Go on from a checkpoint; without the rates that what is kept stands for it is another run, the control."""
     model = net()
-    optimizer, compression = optimizer_for(model, "topk", density=0.05, follow_lr=True)
+    optimizer, compression = optimizer_for(model, method, density=0.05, **options)
     assert compression
     steps(model, optimizer, 0, SAVED)
     file = io.BytesIO()
@@ -46,11 +46,11 @@ def resumed(forget: bool) -> str:
     weights, inner, kept = torch.load(file, weights_only=True)
     model = net(seed=3)
     model.load_state_dict(weights)
-    optimizer, compression = optimizer_for(model, "topk", density=0.05, follow_lr=True)
+    optimizer, compression = optimizer_for(model, method, density=0.05, **options)
     assert compression
     optimizer.load_state_dict(inner)
     state = unsealed(kept)
-    compression.load_state_dict({name: part for name, part in state.items() if not (forget and name == "rates")})
+    compression.load_state_dict({name: part for name, part in state.items() if name != forget})
     compression.load_state_dict(compression.state_dict())  # what was loaded is saved before the first gradient, too
     steps(model, optimizer, SAVED, len(RATES))
     compression.close()
@@ -59,8 +59,16 @@ def resumed(forget: bool) -> str:
 
 def follows() -> dict[str, Any]:
     found = {"stock": run(False, follow_lr=True), "attached": run(True, follow_lr=True), "left": run(True)}
-    found |= {"resumed": resumed(False), "forgotten": resumed(True)}
+    found |= {"resumed": resumed(follow_lr=True), "forgotten": resumed("rates", follow_lr=True)}
+    return found | {"ranks": gathered(found["stock"])}
+
+
+def goes_on() -> dict[str, Any]:
+    """Of the last result, without the option."""
+    found = {"stock": run(False, "gmc"), "attached": run(True, "gmc"), "left": run(True, "dgc")}
+    found |= {"resumed": resumed("", "gmc"), "forgotten": resumed("last_rates", "gmc")}
     return found | {"ranks": gathered(found["stock"])}
 
 
 check("follows", follows)
+check("goes on", goes_on)

@@ -1,0 +1,88 @@
+"""Positions in a bucket that all ranks know: shared out among its tensors, and written in a fixed number of bytes.
+
+Of rising positions below n, k at most, each is cut into its low bits and the rest (Elias 1974, Fano 1971):
+
+    bits: for the j-th position p, bit (p >> low) + j is set; k + (n >> low) + 1 of them, lowest first, to a whole byte
+    low planes, each of k bits to a whole byte: bit b of the j-th position is bit j of plane b
+
+That is low + 1 bits a position, and n / 2^low for all: at 1 % 8.6 bits, which is also the most that a Golomb code of
+them may take; but every position can be read at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..work import Work
+
+#: A tensor's position, which positions of the bucket lie in it, and where in the tensor they are.
+Places = tuple[int, slice, Tensor]
+
+
+def places(work: Work, positions: Tensor, among: Sequence[int]) -> list[Places]:
+    """Share sorted positions of a bucket out among its tensors."""
+    starts = torch.tensor([work.bucket.offsets[p] for p in among] + [work.bucket.padded], device=positions.device)
+    bounds = torch.searchsorted(positions, starts).tolist()
+    found = []
+    for position, (first, last) in zip(among, pairwise(bounds), strict=True):
+        if last > first:
+            inside = positions[first:last] - work.bucket.offsets[position]
+            found.append((position, slice(first, last), inside))
+    return found
+
+
+def room(most: int, count: int) -> int:
+    """Return the bytes that at most ``most`` positions below ``count`` take."""
+    low = _low(most, count)
+    return -(-_bits(most, count, low) // 8) + low * -(-most // 8)
+
+
+def write(positions: Tensor, most: int, count: int, out: Tensor) -> None:
+    """Write rising int64 positions below ``count``, ``most`` at most, into ``room`` bytes."""
+    low = _low(most, count)
+    bits = torch.zeros(_bits(most, count, low), dtype=torch.uint8, device=out.device)
+    bits[(positions >> low) + torch.arange(positions.numel(), device=out.device)] = 1
+    packed = _packed(bits)
+    out[: packed.numel()] = packed
+    planes = out[packed.numel() :].view(low, -(-most // 8))
+    for bit in range(low):
+        plane = torch.zeros(most, dtype=torch.uint8, device=out.device)
+        plane[: positions.numel()] = (positions >> bit) & 1
+        planes[bit] = _packed(plane)
+
+
+def read(given: Tensor, most: int, count: int) -> Tensor | None:
+    """Return the int64 positions that were written; None for what :func:`write` writes of no positions."""
+    low = _low(most, count)
+    size = -(-_bits(most, count, low) // 8)
+    set_bits = _unpacked(given[:size]).nonzero().view(-1)
+    number = set_bits.numel()
+    if number > most:
+        return None
+    positions = (set_bits - torch.arange(number, device=given.device)) << low
+    for bit, plane in enumerate(given[size:].view(low, -(-most // 8))):
+        positions |= _unpacked(plane)[:number].long() << bit
+    rises = number < 2 or bool((positions[1:] > positions[:-1]).all())
+    return positions if rises and (not number or int(positions[-1]) < count) else None
+
+
+def _low(most: int, count: int) -> int:
+    """Return of how many bits the low parts are: those that take the least."""
+    return min(range(32), key=lambda low: most * low + (count >> low)) if most else 0
+
+
+def _bits(most: int, count: int, low: int) -> int:
+    return most + (count >> low) + 1 if most else 0
+
+
+def _packed(bits: Tensor) -> Tensor:
+    whole = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).view(-1, 8)
+    return (whole << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(1, dtype=torch.uint8)
+
+
+def _unpacked(packed: Tensor) -> Tensor:
+    return ((packed[:, None] >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1).view(-1)

@@ -1,0 +1,94 @@
+"""Global momentum compression: the heavy ball of all ranks, whatever the learning rate does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress.codecs.work import LAST
+from horovod_compress.engine.optimizer.momentum import LastRates
+from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
+
+WORLD, COUNT, BETA = 3, 700, 0.75
+RATES = [0.1, 0.1, 0.25, 0.0, 0.2, 0.2, 0.001, 0.3]
+TENSORS = [spec("big", 40, 5), spec("small", 7)]
+
+
+def kept(fleet: Fleet, rank: int, kind: str) -> Any:
+    return fleet.reducers[rank].buckets[0].memory.state[kind][:COUNT].double().numpy()
+
+
+@pytest.mark.parametrize("scale", [1.0, float(WORLD)])
+def test_the_rule(scale: float) -> None:
+    """It goes on with the mean, also where the result is a sum."""
+    errors, last = np.zeros((WORLD, COUNT)), np.zeros(COUNT)
+    with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float64)], "gmc", density=0.05, momentum=BETA) as fleet:
+        for reducer in fleet.reducers:
+            reducer.result_scale = scale
+        for step in range(6):
+            grads, total = [grad.double() for grad in one_tensor(WORLD, COUNT, seed=step)], np.zeros(COUNT)
+            for rank, grad in enumerate(grads):
+                x = errors[rank] + BETA * last + grad.numpy()
+                at = np.lexsort((np.arange(COUNT), -np.abs(x)))[:35]
+                total[at] += x[at]
+                x[at] = 0
+                errors[rank] = x
+            last = total / WORLD
+            results = fleet.step([{"w": grad.clone()} for grad in grads])
+            assert all_same(results)
+            assert np.allclose(results[0]["w"].numpy(), scale * last, rtol=1e-12, atol=1e-13)
+            for rank in range(WORLD):
+                assert np.allclose(kept(fleet, rank, "residual"), errors[rank], rtol=1e-12, atol=1e-13)
+                assert np.allclose(kept(fleet, rank, LAST), BETA * last, rtol=1e-12, atol=1e-13)
+                assert (kept(fleet, rank, LAST) == kept(fleet, 0, LAST)).all()
+
+
+def heavy_ball(grads: list[Tensor]) -> Tensor:
+    """Return where the heavy ball moves weights that begin with 0; a rate of 0 stops it."""
+    weights, moved = torch.zeros_like(grads[0]), torch.zeros_like(grads[0])
+    for rate, grad in zip(RATES, grads, strict=True):
+        moved = BETA * moved - rate * grad if rate else torch.zeros_like(grad)
+        weights += moved
+    return weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("follows", [True, False])
+def test_everything_sent_is_the_heavy_ball_at_any_rate(follows: bool, dtype: torch.dtype) -> None:
+    """Of small tensors, too, which are not compressed. Without the rates it is not: the control."""
+    tensors = [spec("big", 40, 5, dtype=dtype), spec("small", 7, dtype=dtype)]
+    names = ["big", "small"]
+    weights = {tensor.name: torch.zeros(tensor.shape, dtype=torch.float64) for tensor in tensors}
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    grads = [random_grads(WORLD, tensors, seed=step) for step in range(len(RATES))]
+    means = {name: [sum(mine[name].double() for mine in each) / WORLD for each in grads] for name in names}
+    with Fleet(WORLD, tensors, "gmc", density=1.0, momentum=BETA, min_elements=10) as fleet:
+        assert [bucket.compressed for bucket in fleet.plan.buckets] == [True, False]
+        parameter = sgd.param_groups[0]["params"][0]
+        rates = [LastRates(sgd, reducer.kept, [(name, parameter)]) for reducer in fleet.reducers for name in names]
+        for rate, each in zip(RATES, grads, strict=True):
+            sgd.param_groups[0]["lr"] = rate
+            for follower in rates if follows else ():
+                follower.begin()
+            for name, result in fleet.step(each)[0].items():
+                weights[name] -= rate * result.double()
+    tolerance = 1e-12 if dtype is torch.float64 else 1e-5
+    for name in names:
+        expected = heavy_ball(means[name])  # type: ignore[arg-type]
+        assert torch.allclose(weights[name], expected, rtol=tolerance, atol=tolerance) == follows
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace() -> None:
+    with Fleet(WORLD, TENSORS, "gmc", density=0.1, momentum=BETA, min_elements=10) as fleet:
+        fleet.step(random_grads(WORLD, TENSORS, seed=1))
+        before = {name: tensor.clone() for name, tensor in fleet.reducers[0].kept.states()[LAST].items()}
+        grads = random_grads(WORLD, TENSORS, seed=2)
+        grads[1]["big"][0, 0] = grads[2]["small"][0] = torch.inf
+        assert fleet.step(grads)[0]["big"].isnan().all()
+        after = fleet.reducers[0].kept.states()[LAST]
+        assert before.keys() == {"big", "small"}
+        assert all(torch.equal(after[name], before[name]) for name in before)

@@ -1,0 +1,68 @@
+"""Names that stand for a method with options are known wherever a method's name is, and are nothing beyond that."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import horovod_compress.ddp as hvc
+from horovod_compress import cli
+from horovod_compress.codecs import registry
+from horovod_compress.engine.methods import parse
+from horovod_compress.errors import ConfigError
+from horovod_compress.options import PRESETS, check_known
+
+each_preset = pytest.mark.parametrize("name", PRESETS)
+# Another density is a choice that every preset can bear.
+CHANGED = {"density": 0.25}
+
+
+@each_preset
+def test_a_preset_is_its_method_with_options(name: str) -> None:
+    method, options = PRESETS[name]
+    assert hvc.method(name) == registry.create(method, **options)  # type: ignore[arg-type]
+    assert parse(name, {})[0] == parse(method, options)[0]
+    assert name in hvc.available() and name not in registry.methods() and method in registry.built_in()
+
+
+@each_preset
+def test_options_given_come_first(name: str) -> None:
+    method, options = PRESETS[name]
+    found = parse(name, CHANGED)[0]
+    assert found == parse(method, {**options, **CHANGED})[0] != parse(name, {})[0]
+    for option in options:
+        usual = inspect.signature(registry.codec_class(method)).parameters[option].default
+        assert getattr(hvc.method(name, **{option: usual}), option) == usual  # type: ignore[arg-type]
+    check_known(name, CHANGED)
+
+
+@each_preset
+def test_help_shows_the_options_of_the_preset(name: str) -> None:
+    make: Any = getattr(hvc.Compression, name)
+    method, options = PRESETS[name]
+    assert (make.__doc__ or "").startswith(f"A preset: {method}")
+    parameters = inspect.signature(make).parameters
+    for option, value in options.items():
+        assert parameters[option].default == value and f"{option}: " in make.__doc__
+
+
+def test_mistakes_are_told_with_the_names_of_presets() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'sbc'"):
+        registry.create("sbcc")
+    for attempt in (lambda: check_known("sbc", {"densty": 1}), lambda: registry.create("sbc", densty=1)):
+        with pytest.raises(ConfigError, match=r"sbc has no option 'densty' \(did you mean 'density'\?\)"):
+            attempt()
+
+
+def test_the_list_and_the_plan_know_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["presets"]
+    assert shown == {name: {"method": method, "options": dict(options)} for name, (method, options) in PRESETS.items()}
+    assert cli.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in PRESETS)
