@@ -145,12 +145,8 @@ class SparDL(Codec):
         entries = sum(stretch.most for stretch in found)
         folding: Regions = {}
         if world > 1:
-            most = -(-entries // world)
-            folding = {
-                "sums": (dtype, max((stretch.count for stretch in found), default=0)),
-                "chosen": (torch.int32, most),
-                "totals": (dtype, most),
-            }
+            longest = max((stretch.count for stretch in found), default=0)
+            folding = {"sums": (dtype, longest), "chosen": (torch.int32, entries), "totals": (dtype, entries)}
         ranges = max((golomb_ranges(stretch.count, stretch.parameter) for stretch in found), default=0)
         return Layout(
             {"records": (torch.uint8, number * size)},
@@ -231,9 +227,7 @@ class SparDL(Codec):
         wrong = int(ops.values_decode(sections, 0, stretch.parameter, sums, None, work.memo["shrink"], **rule))
         if wrong:
             raise malformed(wrong, "positions and values", work, stretch.position, key)
-        before = own.start - stretch.record * work.local["chosen"].numel()
-        here = slice(before, before + stretch.most)
-        chosen, totals = work.local["chosen"][here], work.local["totals"][here]
+        chosen, totals = work.local["chosen"][own], work.local["totals"][own]
         kept, _ = ops.top_select(sums, None, stretch.most, chosen, totals)
         sent = totals if short is None else totals.to(short).to(totals.dtype)
         self._write(work, stretch, chosen, kept, sent, sections[key.rank])
@@ -255,12 +249,13 @@ class SparDL(Codec):
         wrong = int(ops.values_decode(sections, 1, b, grad, residual, scale, form=work.memo["form"]))
         if wrong:
             raise malformed(wrong, "positions and values", work, stretch.position, key)
-        kept = work.memo["kept"][stretch.first]
-        mine, values = (work.local[name][stretch.entries][:kept] for name in ("positions", "values"))
-        arrived = grad[mine := mine.long()] != 0
+        own, kept = stretch.entries, work.memo["kept"][stretch.first]
+        mine, values = work.local["positions"][own][:kept].long(), work.local["values"][own][:kept]
+        arrived = grad[mine] != 0
         residual.index_add_(0, mine, torch.where(arrived, -values, 0))
         if stretch.first in work.memo["left"]:
-            at, left = (kept.to(residual.device) for kept in work.memo["left"].pop(stretch.first))
-            residual.index_add_(0, at := at.long(), torch.where(grad[at] != 0, left, 0))
+            chosen, left = (array.to(residual.device) for array in work.memo["left"].pop(stretch.first))
+            final = chosen.long()
+            residual.index_add_(0, final, torch.where(grad[final] != 0, left, 0))
         for momentum in work.momenta.get(stretch.position, ()):
             momentum[stretch.start : stretch.stop].index_fill_(0, mine[arrived], 0)
