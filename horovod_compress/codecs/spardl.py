@@ -41,7 +41,7 @@ from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Law, Piece, Properties, check_choice
 from .registry import register
 from .shared.sections import check_density, malformed, parameter, share, short_of, value_form
-from .work import Counts, Layout, Part, Regions, Work, per_element, work_dtype
+from .work import Counts, Cutting, Layout, Part, Regions, Work, per_element, work_dtype
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,20 @@ class Stretch:
     @property
     def entries(self) -> slice:
         return slice(self.first, self.first + self.most)
+
+
+def _by_tensor(stretches: Sequence[Stretch], bucket: Bucket) -> list[list[Stretch]]:
+    """Return the stretches of each tensor."""
+    found: list[list[Stretch]] = [[] for _ in bucket.tensors]
+    for stretch in stretches:
+        found[stretch.position].append(stretch)
+    return found
+
+
+def _within(work: Work, part: Part) -> list[Stretch]:
+    """Return the stretches of a part, which are whole."""
+    own: list[Stretch] = work.memo["of"][part.position]
+    return [stretch for stretch in own if part.start <= stretch.start < part.stop]
 
 
 @register
@@ -154,12 +168,17 @@ class SparDL(Codec):
             state=per_element(bucket, "residual"),
             local={"nothing": (torch.uint8, 8 * ranges)} | folding,
             scratch={"positions": (torch.int32, entries), "values": (dtype, entries)},
+            cutting=Cutting([], self._needs, ends=[[s.stop for s in own] for own in _by_tensor(found, bucket)]),
         )
+
+    def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
+        places = [self._place(work, stretch) for stretch in _within(work, part)]
+        return {"records": (places[0].start, places[-1].stop)}
 
     def prepare(self, work: Work) -> None:
         bucket, memo = work.bucket, work.memo
         memo["stretches"], memo["size"] = self._stretches(bucket, work.world)
-        memo["of"] = [[s for s in memo["stretches"] if s.position == p] for p in range(len(bucket.tensors))]
+        memo["of"] = _by_tensor(memo["stretches"], bucket)
         memo["form"], memo["short"] = value_form(self.value_bits, bucket), short_of(self.value_bits, bucket)
         # Sums over ranks are made to fit in 16 bits, without rounding.
         memo["shrink"] = 1.0 if memo["short"] is None else 0.5 ** (work.world - 1).bit_length()
@@ -237,7 +256,7 @@ class SparDL(Codec):
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         for part in parts:
-            for stretch in work.memo["of"][part.position]:
+            for stretch in _within(work, part):
                 self._decode(work, stretch, key, result_scale / work.world / work.memo["shrink"])
             work.saturate(part.position, result_scale)
 
@@ -251,11 +270,11 @@ class SparDL(Codec):
             raise malformed(wrong, "positions and values", work, stretch.position, key)
         own, kept = stretch.entries, work.memo["kept"][stretch.first]
         mine, values = work.local["positions"][own][:kept].long(), work.local["values"][own][:kept]
-        arrived = grad[mine] != 0
-        residual.index_add_(0, mine, torch.where(arrived, -values, 0))
+        arrived = grad.index_select(0, mine) != 0
+        residual.scatter_add_(0, mine, torch.where(arrived, -values, 0))
         if stretch.first in work.memo["left"]:
             chosen, left = (array.to(residual.device) for array in work.memo["left"].pop(stretch.first))
             final = chosen.long()
-            residual.index_add_(0, final, torch.where(grad[final] != 0, left, 0))
+            residual.scatter_add_(0, final, torch.where(grad.index_select(0, final) != 0, left, 0))
         for momentum in work.momenta.get(stretch.position, ()):
             momentum[stretch.start : stretch.stop].index_fill_(0, mine[arrived], 0)

@@ -16,7 +16,6 @@ from tests.battery.kept import kept, same
 from tests.support.local import all_same, one_tensor, random_grads, spec
 from tests.support.samples import Sample
 
-
 TENSORS = [spec("a", 5000), spec("b", 301, 7), spec("c", 1)]
 
 
