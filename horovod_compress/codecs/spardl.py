@@ -1,6 +1,6 @@
 """SparDL: the largest sums over all ranks, chosen by the owners of chunks, so that bytes do not grow with the ranks.
 
-Zhao, Jiang, Zhou, Huang, Zhou and Li, ICDE 2024, arXiv:2304.00737.
+Zhao et al., *Distributed Deep Learning Training with Efficient Sparse Communication*, ICDE 2024, arXiv:2304.00737.
 
     x = gradient + residual, for each tensor of d elements; k = ceil(density * d)
     T = of each owner's d/M elements, the k/M largest |x|, exactly; the lower position among equals, never a zero
