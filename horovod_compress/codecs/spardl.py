@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -40,8 +40,11 @@ from ..ops.sizes import golomb_ranges
 from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Law, Piece, Properties, check_choice
 from .registry import register
-from .shared.sections import check_density, malformed, parameter, share, short_of, value_form
+from .shared.sections import NUMBERS, check_density, check_well_formed, parameter, share, short_of, value_form
 from .work import Counts, Cutting, Layout, Part, Regions, Work, per_element, work_dtype
+
+#: What a section says, in words.
+SAID = "positions and values"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Stretch:
     """Consecutive elements of one tensor that one owner has.
 
     Attributes:
+        number: which one of the bucket it is.
         start, stop: the elements.
         first, most: where its entries begin among those of the bucket, and how many there are.
         record: which one it is in.
@@ -56,6 +60,7 @@ class Stretch:
         parameter: of the code of positions.
     """
 
+    number: int
     position: int
     start: int
     stop: int
@@ -73,6 +78,11 @@ class Stretch:
     @property
     def entries(self) -> slice:
         return slice(self.first, self.first + self.most)
+
+
+def _numbers(work: Work, name: str, stretch: Stretch) -> Tensor:
+    """Return where a selection says what it has found."""
+    return work.local[name][NUMBERS * stretch.number : NUMBERS * (stretch.number + 1)]
 
 
 def _by_tensor(stretches: Sequence[Stretch], bucket: Bucket) -> list[list[Stretch]]:
@@ -109,7 +119,7 @@ class SparDL(Codec):
     source: ClassVar[str] = "Zhao et al., ICDE 2024, arXiv:2304.00737"
     page: ClassVar[str] = "sparse_methods.md#spardl"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.05}, {"density": 0.3, "value_bits": 16})
-    folded: ClassVar[frozenset[str]] = frozenset({"sums", "chosen", "totals"})
+    folded: ClassVar[frozenset[str]] = frozenset({"sums", "chosen", "totals", "found", "own place"})
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -144,7 +154,9 @@ class SparDL(Codec):
                 start, stop, most = tensor.count * begin // k, tensor.count * end // k, end - begin
                 b = parameter(most, stop - start)
                 nbytes = ops.values_bound(most, stop - start, b, wide, form=form)
-                found.append(Stretch(position, start, stop, first + begin, most, record, sizes[record], nbytes, b))
+                found.append(
+                    Stretch(len(found), position, start, stop, first + begin, most, record, sizes[record], nbytes, b)
+                )
                 sizes[record] += nbytes
                 begin = end
             first += k
@@ -161,13 +173,19 @@ class SparDL(Codec):
         if world > 1:
             longest = max((stretch.count for stretch in found), default=0)
             folding = {"sums": (dtype, longest), "chosen": (torch.int32, entries), "totals": (dtype, entries)}
+            folding |= {"found": (torch.int64, NUMBERS * len(found)), "own place": (torch.int64, 2)}
         ranges = max((golomb_ranges(stretch.count, stretch.parameter) for stretch in found), default=0)
         return Layout(
             {"records": (torch.uint8, number * size)},
             {"records": max(1, size)},
             state=per_element(bucket, "residual"),
             local={"nothing": (torch.uint8, 8 * ranges)} | folding,
-            scratch={"positions": (torch.int32, entries), "values": (dtype, entries)},
+            scratch={
+                "positions": (torch.int32, entries),
+                "values": (dtype, entries),
+                "numbers": (torch.int64, NUMBERS * len(found)),
+                "place": (torch.int64, 2),
+            },
             cutting=Cutting([], self._needs, ends=[[s.stop for s in own] for own in _by_tensor(found, bucket)]),
         )
 
@@ -182,28 +200,44 @@ class SparDL(Codec):
         memo["form"], memo["short"] = value_form(self.value_bits, bucket), short_of(self.value_bits, bucket)
         # Sums over ranks are made to fit in 16 bits, without rounding.
         memo["shrink"] = 1.0 if memo["short"] is None else 0.5 ** (work.world - 1).bit_length()
+        memo["given"] = {}  # by the first entry of a stretch, what its selection was given, until that is read
         memo["kept"] = {}  # by the first entry of a stretch, how many there are
         memo["left"] = {}  # likewise, where an owner has rounded its sums, and what that took
 
     # ---- one round ----
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        return [sum(self._select(work, stretch) for stretch in work.memo["of"][position]) for position in positions]
+        """Choose what is sent of tensors. On CUDA nothing waits: ``encode`` reads what was found."""
+        stretches = [stretch for position in positions for stretch in work.memo["of"][position]]
+        for stretch in stretches:
+            grad, residual = self._memory(work, stretch)
+            room = work.local["positions"][stretch.entries], work.local["values"][stretch.entries]
+            work.memo["given"][stretch.first] = given = grad, residual, stretch.most, *room
+            ops.top_select(*given, _numbers(work, "numbers", stretch))
+        nonfinite = work.local["numbers"].view(-1, NUMBERS)[:, 1]
+        if work.memo["short"] is torch.bfloat16 and work.bucket.dtype == "float64":
+            self._learn(work, stretches)
+            for stretch in stretches:
+                # Of a larger one every step could send only so little that it would wait forever.
+                large = self._values(work, stretch).abs() > torch.finfo(torch.bfloat16).max
+                nonfinite[stretch.number] += torch.count_nonzero(large)
+        of = [work.memo["of"][position] for position in positions]
+        none = nonfinite.new_zeros(())
+        counts = [nonfinite[own[0].number : own[-1].number + 1].sum() if own else none for own in of]
+        found = torch.stack(counts) if counts else nonfinite[:0]
+        return cast(list[int], found.tolist()) if found.is_cpu else found
 
-    def _select(self, work: Work, stretch: Stretch) -> int:
-        """Choose what is sent of some elements; return how many of their values are not finite."""
-        grad, residual = self._memory(work, stretch)
-        chosen, values = work.local["positions"][stretch.entries], work.local["values"][stretch.entries]
-        kept, nonfinite = ops.top_select(grad, residual, stretch.most, chosen, values)
-        values, short = values[:kept], work.memo["short"]
-        work.memo["kept"][stretch.first] = kept
-        if short is torch.bfloat16 and values.dtype is torch.float64:
-            # Of a larger one every step could send only so little that it would wait forever.
-            nonfinite += int(torch.count_nonzero(values.abs() > torch.finfo(short).max))
-        values.clamp_(-work.limit(), work.limit())
-        if short is not None:
-            values.copy_(values.to(short))
-        return nonfinite
+    def _learn(self, work: Work, stretches: Sequence[Stretch]) -> None:
+        """Learn how much was chosen, and do again where a sample has misled."""
+        given = [work.memo["given"].pop(stretch.first) for stretch in stretches]
+        numbers = [_numbers(work, "numbers", stretch) for stretch in stretches]
+        found = ops.selected(ops.top_select, given, numbers)
+        work.memo["kept"].update((s.first, kept) for s, (kept, _) in zip(stretches, found, strict=True))
+
+    def _values(self, work: Work, stretch: Stretch) -> Tensor:
+        """Return the values that were chosen of some elements."""
+        own: Tensor = work.local["values"][stretch.entries]
+        return own[: work.memo["kept"][stretch.first]]
 
     def _memory(self, work: Work, stretch: Stretch) -> tuple[Tensor, Tensor]:
         """Return the gradient and the residual of some elements."""
@@ -221,15 +255,21 @@ class SparDL(Codec):
             work.regions["records"][self._place(work, stretch)].zero_()  # no positions
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
-        for stretch in (stretch for part in parts for stretch in work.memo["of"][part.position]):
-            chosen, values = work.local["positions"][stretch.entries], work.local["values"][stretch.entries]
-            given = chosen, work.memo["kept"][stretch.first], values
-            self._write(work, stretch, *given, work.regions["records"][self._place(work, stretch)])
+        stretches = [stretch for part in parts for stretch in work.memo["of"][part.position]]
+        self._learn(work, [stretch for stretch in stretches if stretch.first in work.memo["given"]])
+        for stretch in stretches:
+            values, short = self._values(work, stretch), work.memo["short"]
+            values.clamp_(-work.limit(), work.limit())
+            if short is not None:
+                values.copy_(values.to(short))
+            chosen, out = work.local["positions"][stretch.entries], work.regions["records"][self._place(work, stretch)]
+            self._write(work, stretch, chosen, values, out, work.local["place"])
 
-    def _write(self, work: Work, stretch: Stretch, chosen: Tensor, kept: int, values: Tensor, out: Tensor) -> None:
+    def _write(self, work: Work, stretch: Stretch, chosen: Tensor, values: Tensor, out: Tensor, place: Tensor) -> None:
         """Write the section of some elements; what it does not need of its room is 0."""
-        rule = stretch.parameter, stretch.count, out
-        out[ops.values_encode(chosen, kept, values, *rule, form=work.memo["form"]) :].zero_()
+        out.zero_()
+        given = chosen[: values.numel()], values.numel(), values, stretch.parameter, stretch.count
+        ops.values_encode(*given, place.zero_(), out, form=work.memo["form"])
 
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
         ranks, size = [*others[: key.rank], piece.values, *others[key.rank :]], work.memo["size"]
@@ -243,33 +283,43 @@ class SparDL(Codec):
         """Add up what all ranks have sent of some elements, and let the largest sums be what this rank has."""
         sums, own, short = work.local["sums"][: stretch.count], stretch.entries, work.memo["short"]
         rule = {"form": work.memo["form"]}
-        wrong = int(ops.values_decode(sections, 0, stretch.parameter, sums, None, work.memo["shrink"], **rule))
-        if wrong:
-            raise malformed(wrong, "positions and values", work, stretch.position, key)
-        chosen, totals = work.local["chosen"][own], work.local["totals"][own]
-        kept, _ = ops.top_select(sums, None, stretch.most, chosen, totals)
+        wrong = ops.values_decode(sections, 0, stretch.parameter, sums, None, work.memo["shrink"], **rule)
+        check_well_formed([wrong], [stretch.position], SAID, work, key)
+        given = sums, None, stretch.most, work.local["chosen"][own], work.local["totals"][own]
+        numbers = _numbers(work, "found", stretch)
+        ops.top_select(*given, numbers)
+        ((kept, _),) = ops.selected(ops.top_select, [given], [numbers])
+        chosen, totals = (room[:kept] for room in given[3:])
         sent = totals if short is None else totals.to(short).to(totals.dtype)
-        self._write(work, stretch, chosen, kept, sent, sections[key.rank])
+        self._write(work, stretch, chosen, sent, sections[key.rank], work.local["own place"])
         if short is not None:
             totals.sub_(sent).div_(work.memo["shrink"])
-            work.memo["left"][stretch.first] = chosen[:kept], totals[:kept]
+            work.memo["left"][stretch.first] = chosen, totals
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        stretches = [stretch for part in parts for stretch in _within(work, part)]
+        scale = result_scale / work.world / work.memo["shrink"]
+        wrong = [self._read(work, stretch, scale) for stretch in stretches]
+        check_well_formed(wrong, [stretch.position for stretch in stretches], SAID, work, key)
+        for stretch in stretches:
+            self._leave(work, stretch)
         for part in parts:
-            for stretch in _within(work, part):
-                self._decode(work, stretch, key, result_scale / work.world / work.memo["shrink"])
             work.saturate(part.position, result_scale)
 
-    def _decode(self, work: Work, stretch: Stretch, key: Key, scale: float) -> None:
-        """Write the result of some elements, and leave in the residual what is not in it."""
-        (grad, residual), b = self._memory(work, stretch), stretch.parameter
+    def _read(self, work: Work, stretch: Stretch, scale: float) -> int | Tensor:
+        """Write the result of some elements; return how many ranges are malformed.
+
+        The residual becomes x, as if this rank had sent nothing: which of its values arrived is known afterwards.
+        """
         sections = [work.regions["records"][self._place(work, stretch)], work.local["nothing"]]
-        # As if this rank had sent nothing: which of its values arrived is known afterwards.
-        wrong = int(ops.values_decode(sections, 1, b, grad, residual, scale, form=work.memo["form"]))
-        if wrong:
-            raise malformed(wrong, "positions and values", work, stretch.position, key)
-        own, kept = stretch.entries, work.memo["kept"][stretch.first]
-        mine, values = work.local["positions"][own][:kept].long(), work.local["values"][own][:kept]
+        form = work.memo["form"]
+        return ops.values_decode(sections, 1, stretch.parameter, *self._memory(work, stretch), scale, form=form)
+
+    def _leave(self, work: Work, stretch: Stretch) -> None:
+        """Leave in the residual of some elements what is not in the result."""
+        grad, residual = self._memory(work, stretch)
+        values = self._values(work, stretch)
+        mine = work.local["positions"][stretch.entries][: values.numel()].long()
         arrived = grad.index_select(0, mine) != 0
         residual.scatter_add_(0, mine, torch.where(arrived, -values, 0))
         if stretch.first in work.memo["left"]:
