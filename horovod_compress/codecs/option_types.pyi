@@ -102,6 +102,10 @@ class ForSketchFusion(AllMethods, total=False):
     momentum: float
     error_feedback: Literal["dense", "sketch"]
 
+class ForSpardl(AllMethods, total=False):
+    density: float
+    value_bits: Literal[16, 32]
+
 class ForSparseBinary(AllMethods, total=False):
     density: float | None
     preset: Literal[1, 2, 3] | None
@@ -150,8 +154,8 @@ class OfSomeMethod(TypedDict, total=False):
     cells: float
     rows: Literal[1, 3, 5]
     candidates: int
-    preset: Literal[1, 2, 3] | None
     value_bits: Literal[16, 32]
+    preset: Literal[1, 2, 3] | None
     positions: Literal["own", "leader"]
     filter: float
 

@@ -29,7 +29,7 @@ from ..schedule.plan import Bucket
 from .base import Codec, Law, Properties, check_choice
 from .registry import register
 from .shared.led import Led
-from .shared.sections import Sections, share
+from .shared.sections import Sections, share, value_form
 from .work import Counts, Layout, Work, together
 
 
@@ -91,10 +91,7 @@ class TopK(Sections):
         return replace(super().properties(), law=law)
 
     def form(self, bucket: Bucket) -> str:
-        if self.value_bits == 32:
-            return "full"
-        # float16 ends at 65504, which values of other dtypes pass.
-        return "float16" if bucket.dtype == "float16" else "bfloat16"
+        return value_form(self.value_bits, bucket)
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         nonfinite = super().submit(work, positions, key)

@@ -299,11 +299,13 @@ class Cutting:
         granules: by position, of how many elements parts are multiples; the last one of a tensor may be shorter.
         needs: returns what a part needs of the payload: for each region, the first index and the end.
         encoding: parts may be encoded one by one too, else they are only decoded so.
+        ends: by position, where parts end, if that is not at multiples.
     """
 
     granules: Sequence[int]
     needs: Callable[[Work, Part], dict[str, tuple[int, int]]]
     encoding: bool = False
+    ends: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ KEEPS_ALL: list[tuple[str, dict[str, Any]]] = [
     ("dgc", {"density": 0.004, "momentum": 0.0}),
     ("randomk", {"density": 0.004}),
     ("sparse_binary", {"density": 0.004}),
+    ("spardl", {"density": 0.004}),
+    ("spardl", {"density": 0.004, "value_bits": 16}),
     ("sketch_fusion", {"density": 0.004, "cells": 2.0}),
 ]
 OTHERS: list[tuple[str, dict[str, Any]]] = [

@@ -132,7 +132,7 @@ def test_what_was_not_sent_is_handed_on(later: str) -> None:
 @pytest.mark.parametrize("before", ["topk", "ef_signsgd", "dgc", "powersgd", "marsit"])
 @pytest.mark.parametrize(
     "after",
-    ["signsgd", "signum", "qsgd", "global_qsgd", "natural", "terngrad", "powersgd", "randomk", "onebit_adam",
+    ["signsgd", "signum", "qsgd", "global_qsgd", "natural", "terngrad", "powersgd", "randomk", "onebit_adam", "spardl",
      method("marsit", compensation="none", full_precision_every=0), method("randomk", scaled=True)],
     ids=lambda after: after if isinstance(after, str) else after.name + " without residual",
 )  # fmt: skip

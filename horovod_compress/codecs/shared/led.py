@@ -68,9 +68,9 @@ class Led(Codec):
             own, numbers = work.memo["places"][position], self._numbers(work, position)
             number = own.stop - own.start if _leads(work, key) else min(own.stop - own.start, 1)
             room = [work.local[name][own][:number] for name in ("positions", "own")]
-            given: tuple[Any, ...] = (work.grad(position), work.residual_of(position), number, *room)
+            given: list[Any] = [work.grad(position), work.residual_of(position), number, *room]
             work.memo["given"][position] = given
-            ops.top_select(*given, numbers)
+            ops.top_select(*[*given, numbers])
         nonfinite = work.local["numbers"].view(-1, NUMBERS)[list(positions), 1]
         return cast(list[int], nonfinite.tolist()) if nonfinite.is_cpu else nonfinite
 

@@ -47,6 +47,20 @@ def parameter(most: int, count: int) -> int:
     return ops.golomb_parameter(most, count) if count else 0
 
 
+def short_of(value_bits: int, bucket: Bucket) -> torch.dtype | None:
+    """Return the dtype of values of 16 bits, None for that of the arithmetic."""
+    if value_bits == 32:
+        return None
+    # float16 ends at 65504, which values of other dtypes pass.
+    return torch.float16 if bucket.dtype == "float16" else torch.bfloat16
+
+
+def value_form(value_bits: int, bucket: Bucket) -> str:
+    """Return how values are written, one of ``ops.sizes.FORMS``."""
+    short = short_of(value_bits, bucket)
+    return "full" if short is None else str(short).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class Sections(Codec):
     """The k elements of largest magnitude of each tensor, by position."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -300,6 +301,9 @@ def _by_chunk(
 
 
 def _cut(cutting: Cutting, work: Work, position: int) -> list[Part]:
+    if cutting.ends:
+        ends = cutting.ends[position]
+        return [Part(position, *bounds) for bounds in pairwise([0, *ends])]
     tensor, granule = work.bucket.tensors[position], cutting.granules[position]
     least = work.bucket.count // (_PARTS_PER_CHUNK * work.world)
     size = granule * -(-least // granule)

@@ -77,6 +77,10 @@ class Factories:
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForSketchFusion]
     ) -> Self: ...
     @classmethod
+    def spardl(
+        cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForSpardl]
+    ) -> Self: ...
+    @classmethod
     def sparse_binary(
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForSparseBinary]
     ) -> Self: ...
