@@ -15,7 +15,7 @@ import torch
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.global_qsgd import Standard
 from horovod_compress.codecs.marsit import Marsit
-from horovod_compress.codecs.topk import TopK
+from horovod_compress.codecs.powersgd import PowerSGD
 from horovod_compress.codecs.work import Work
 from horovod_compress.errors import ExchangeError, MismatchError
 from horovod_compress.exchange import ring
@@ -134,10 +134,10 @@ def test_memory_is_marked_only_where_results_are_not_fetched() -> None:
 
 @pytest.mark.parametrize(
     ("codec", "device", "zero"),
-    [(Marsit(0), Device(), False), (Marsit(0), Streams(), True), (TopK(), Streams(), False)],
+    [(Marsit(0), Device(), False), (Marsit(0), Streams(), True), (PowerSGD(), Streams(), False)],
 )
 def test_others_do_not_wait(codec: Codec, device: Device, zero: bool) -> None:
-    """On the CPU, where a count is wanted at once, and with methods whose kernels take one tensor."""
+    """On the CPU, where a count is wanted at once, and with methods that take tensors one by one."""
     turn = turn_of(BucketState(Bucket(0, tuple(TENSORS)), codec, 0, 1, lambda *_: ring, device), KEY, zero=zero)
     for position in range(len(TENSORS)):
         _offer(turn, position)

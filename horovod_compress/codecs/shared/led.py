@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -67,10 +67,10 @@ class Led(Codec):
         for position in positions:
             own, numbers = work.memo["places"][position], self._numbers(work, position)
             number = own.stop - own.start if _leads(work, key) else min(own.stop - own.start, 1)
-            room = [work.local[name][own][:number] for name in ("positions", "own")]
-            given: list[Any] = [work.grad(position), work.residual_of(position), number, *room]
+            chosen, values = (work.local[name][own][:number] for name in ("positions", "own"))
+            given = work.grad(position), work.residual_of(position), number, chosen, values
             work.memo["given"][position] = given
-            ops.top_select(*[*given, numbers])
+            ops.top_select(*given, numbers)
         nonfinite = work.local["numbers"].view(-1, NUMBERS)[list(positions), 1]
         return cast(list[int], nonfinite.tolist()) if nonfinite.is_cpu else nonfinite
 
