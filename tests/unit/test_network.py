@@ -154,7 +154,7 @@ def test_bytes_are_those_of_the_codec(name: str) -> None:
     codec = registry.create(name)
     for kind, share in rounds(codec):
         found = traffic(kind, bucket(300, 400), 4)
-        layout = kind.layout(bucket(300, 400), 2)
+        layout = kind.layout(bucket(300, 400), 4)
         sent = layout.regions
         passed_on = sent | (layout.results if found.payload.collective == "fold" else {})
         assert 0 < share <= 1 and found.payload.nbytes == (nbytes(sent) + nbytes(passed_on)) / 2

@@ -216,7 +216,7 @@ def test_options_that_were_chosen_are_shown_and_no_others() -> None:
     methods, options = parse(per_layer({"a*": method("topk", density=0.1), "*": "marsit"}), {})
     assert (methods.differing(), options.differing()) == ("a*: topk density=0.1, *: marsit", "")
     methods, _ = parse(by_step({0: "none", 5: "topk"}), {})
-    assert methods.differing().startswith("by_step from step 0='full precision' from step 5='topk density=0.01")
+    assert methods.differing().startswith("by_step from step 0='full precision' from step 5=\"topk density=0.01")
 
 
 @pytest.mark.parametrize(("warmup", "every", "exact"), [(0, 3, [0, 3, 6]), (2, 0, [0, 1]), (0, 0, [])])

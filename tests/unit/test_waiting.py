@@ -15,7 +15,7 @@ import torch
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.global_qsgd import Standard
 from horovod_compress.codecs.marsit import Marsit
-from horovod_compress.codecs.powersgd import PowerSGD
+from horovod_compress.codecs.powersgd import PowerSgd
 from horovod_compress.codecs.work import Work
 from horovod_compress.errors import ExchangeError, MismatchError
 from horovod_compress.exchange import ring
@@ -134,7 +134,7 @@ def test_memory_is_marked_only_where_results_are_not_fetched() -> None:
 
 @pytest.mark.parametrize(
     ("codec", "device", "zero"),
-    [(Marsit(0), Device(), False), (Marsit(0), Streams(), True), (PowerSGD(), Streams(), False)],
+    [(Marsit(0), Device(), False), (Marsit(0), Streams(), True), (PowerSgd(), Streams(), False)],
 )
 def test_others_do_not_wait(codec: Codec, device: Device, zero: bool) -> None:
     """On the CPU, where a count is wanted at once, and with methods that take tensors one by one."""
