@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .nursery import MARK, ROOT, Nursery, settings
 from .yields import sleeping_yields
 
@@ -115,10 +117,11 @@ def run_ranks(
         must_succeed: raise AssertionError, with the output, unless the job ended by itself with
             status 0 and every rank has reported.
         launched: start the ranks with ``horovodrun -np world``, or ``tests.support.launch``, instead of forking
-            them from a process that has imported everything; so are those of a job with ``during``.
+            them from a process that has imported everything; so are those of a job with ``during``, and of all jobs
+            where there is a GPU, which no fork of a process can use that has looked for one, as torch's optimizers do.
     """
     path = JOBS / script
-    if launched or during:
+    if launched or during or torch.cuda.is_available():
         job = _launch(world, path, timeout, arguments, env, during, front)
     else:
         job = _fork(world, path, timeout, arguments, env, front)
