@@ -63,7 +63,7 @@ template <class V> struct Candidate {
 // The elements that may be kept, in index order. More may have been found than there is room for.
 template <class V> struct Few {
   using W = V;
-  static constexpr int64_t kChunk = 512;  // so that there is work for many warps, and few counts to add up
+  static constexpr int64_t kChunk = 128;  // so that there is work for many warps
   Candidate<V>* list;
   const int64_t* found;
   int64_t room;

@@ -5,7 +5,15 @@
 #include "launch.h"
 
 namespace hvc {
-namespace {
+
+// sums[i] = values[0] + ... + values[i - 1] for i in [0, count); both may be the same memory.
+inline void prefix_sums(const int64_t* values, int64_t* sums, int64_t count, Launch launch) {
+  if (count == 0) return;
+  size_t bytes = 0;
+  check(cub::DeviceScan::ExclusiveSum(nullptr, bytes, values, sums, count, stream_of(launch)), "ExclusiveSum");
+  const Scratch<char> memory(int64_t(bytes), launch);
+  check(cub::DeviceScan::ExclusiveSum(memory.get(), bytes, values, sums, count, stream_of(launch)), "ExclusiveSum");
+}
 
 // A result for the host: the only thing here that waits for the stream.
 template <class V> void fetch(V* into, const V* from, int64_t count, Launch launch) {
@@ -65,22 +73,4 @@ template <class Below> __device__ int64_t first_not_below(int64_t count, const B
   return low;
 }
 
-// ---- for a whole array ------------------------------------------------------------------------------------
-
-__global__ void prefix_sums_kernel(const int64_t* values, int64_t* sums, int64_t count) {
-  prefix_sums_of_block(count, [&](int64_t i) { return values[i]; }, sums);
-}
-
-// sums[i] = values[0] + ... + values[i - 1] for i in [0, count); both may be the same memory.
-inline void prefix_sums(const int64_t* values, int64_t* sums, int64_t count, Launch launch) {
-  constexpr int64_t kFew = 4096;  // CUB starts two kernels, of which the first takes as long as this one
-  if (count == 0) return;
-  if (count <= kFew) return start_blocks(prefix_sums_kernel, 1, kThreads, launch, values, sums, count);
-  size_t bytes = 0;
-  check(cub::DeviceScan::ExclusiveSum(nullptr, bytes, values, sums, count, stream_of(launch)), "ExclusiveSum");
-  const Scratch<char> memory(int64_t(bytes), launch);
-  check(cub::DeviceScan::ExclusiveSum(memory.get(), bytes, values, sums, count, stream_of(launch)), "ExclusiveSum");
-}
-
-}  // namespace
 }  // namespace hvc

@@ -310,9 +310,8 @@ class TestNumbers:
         """Select both ways, and see whether the sample did: what is tried again starts more kernels."""
         kind = work(x.dtype)
         digits = 6 if kind == torch.float64 else 3
-        # Two digits of the sample, marks, their sums, candidates with the first digit; then the others, tallies, their
-        # sums and what is kept.
-        wanted = 5 + digits - 1 + 3 + (tries - 1) * (digits + 3)
+        # Two digits of the sample, marks, candidates with the first digit; then the others, tallies and what is kept.
+        wanted = 4 + digits - 1 + 2 + (tries - 1) * (digits + 2)
         for select, more, out in ((top_select, 0, poison(k, kind)), (binary_select, 3, poison(1, kind))):
             before = emulator.started()[0] if target.name == "emulated" else 0
             same(select, x, left, k, poison(k, torch.int32), out)
