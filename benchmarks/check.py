@@ -84,8 +84,11 @@ def compare(measure: Measure) -> list[Verdict]:
 
 
 def conclude(verdicts: Sequence[Verdict]) -> int:
-    """Say what came of it: 1 where something is slower, 3 where that could not be told."""
+    """Say what came of it: 1 where something is slower, 3 where that could not be told, 2 if nothing was measured."""
     slower, unclear = [v.name for v in verdicts if v.slower], [v.name for v in verdicts if v.unclear]
+    if not verdicts:
+        print("bench-check: no case that both versions have was chosen, so nothing was measured", file=sys.stderr)
+        return 2
     if slower:
         print(f"bench-check: slower than before: {', '.join(slower)}", file=sys.stderr)
     if unclear:

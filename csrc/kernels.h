@@ -214,9 +214,8 @@ void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, 
 void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
                  Launch launch);
 
-// elias.cpp, elias.cu: the same codes in sections as rules/elias.h describes them. Encoding returns the bytes written
-// and waits for its stream on CUDA, `nonfinite` is host memory; decoding adds the sections in their order, `wrong`
-// counts malformed ranges.
+// elias.cpp, elias.cu: the same codes in sections as rules/elias.h describes them. Encoding takes `place` as
+// binary_encode() does; decoding adds the sections in their order, `wrong` counts malformed ranges.
 void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
                   int64_t* place, uint8_t* out, int64_t room, int64_t* nonfinite, Launch launch);
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,

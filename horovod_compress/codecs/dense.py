@@ -114,7 +114,7 @@ class Momentum(Dense):
     kind: Literal["local", "global"] = "local"
 
     name: ClassVar[str] = "momentum"
-    summary: ClassVar[str] = "float32, or float64 for float64 gradients, with momentum that is kept on each rank"
+    summary: ClassVar[str] = "float32, or float64 for float64 gradients, with momentum"
     batched: ClassVar[bool] = False
 
     def properties(self) -> Properties:

@@ -195,9 +195,11 @@ class Elias(_Quantised):
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         payload, starts = work.regions["payload"], work.memo["starts"]
         at = table = LENGTH_BYTES * len(work.bucket.tensors)
-        ends = work.local["places"][1::2].tolist()  # the one wait on CUDA
+        ends = work.local["places"][1::2].tolist()
         lengths = [0] * len(ends)  # sparse gradients, which Horovod reduces itself, have no section
         for position in (part.position for part in parts):
+            if ends[position] < 0:
+                raise RuntimeError(f"bucket {work.bucket.index}: a section found no room in its payload")
             lengths[position] = ends[position] - starts[position]
             _move(payload, starts[position], at, lengths[position])
             at += lengths[position]

@@ -29,6 +29,8 @@ def register(codec: C) -> C:
     """Class decorator that makes a codec available under its name."""
     if codec.name in _CODECS:
         raise TypeError(f"two codecs are named {codec.name!r}")
+    if codec.name in PRESETS:
+        raise TypeError(f"{codec.name!r} is the name of a preset")
     _CODECS[codec.name] = codec
     return codec
 

@@ -101,7 +101,8 @@ class TopK(Sections):
         # Of a larger one every step could send only so little that it would wait forever.
         most, values = torch.finfo(torch.bfloat16).max, [self.values(work, position) for position in positions]
         large = together([torch.count_nonzero(one.abs() > most) for one in values])
-        return [count or found for count, found in zip(nonfinite, large, strict=True)]
+        counts = nonfinite.tolist() if isinstance(nonfinite, Tensor) else nonfinite
+        return [count or found for count, found in zip(counts, large, strict=True)]
 
     def _error(self, x: Sequence[Tensor]) -> float:
         rounding = 0.0 if self.value_bits == 32 else 2.0**-16

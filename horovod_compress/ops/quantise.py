@@ -281,8 +281,8 @@ def elias_encode(
     """Write a tensor's section; return how many elements are not finite, a tensor on CUDA.
 
     Args:
-        place: int64, two: where the section begins in ``out``; and where it ends, which is written, -1 on CUDA if
-            there is no room.
+        place: int64, two: where the section begins in ``out``; and where it ends, which is written. That is -1 where
+            it begins at -1, and on CUDA if there is no room; then nothing that was written counts.
         out: uint8, from there on at least :func:`.sizes.elias_bound` of them.
     """
     check_blocks(bits, block, norm)

@@ -117,7 +117,7 @@ SECTIONS = each("sections", U8, ANY_LENGTH)
 #: Where a section begins in `out`, and where it ends: the next one begins there.
 PLACE = new("place", I64, "2", disjoint="out")
 RECORDS = "record_bytes(block) * -(-n // block)"
-NUMBERS = new("numbers", I64, "3")
+NUMBERS = new("numbers", I64, "3", disjoint="grad residual positions")
 TABLE_OF = "places = table_places(table, rows)"
 MATRIX = ("columns, rank = matrix_shape(n, rows, right)",)
 LEFT, RIGHT = ("left", WORK, "rank * rows"), ("right", WORK, "rank * columns")

@@ -14,7 +14,7 @@ from horovod_compress.engine.optimizer.momentum import LastRates
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 
 WORLD, COUNT, BETA = 3, 700, 0.75
-RATES = [0.1, 0.1, 0.25, 0.0, 0.2, 0.2, 0.001, 0.3]
+RATES = [0.1, 0.1, 0.25, 0.0, 0.2, 0.2, 0.02, 0.3]
 TENSORS = [spec("big", 40, 5), spec("small", 7)]
 
 
@@ -80,6 +80,22 @@ def test_everything_sent_is_the_heavy_ball_at_any_rate(follows: bool, dtype: tor
     for name in names:
         expected = heavy_ball(means[name])  # type: ignore[arg-type]
         assert torch.allclose(weights[name], expected, rtol=tolerance, atol=tolerance) == follows
+
+
+def test_a_rate_that_falls_far_and_rises_again_does_no_harm() -> None:
+    """What is not sent waits: momentum that was made for a tiny rate would be applied at the usual one."""
+    tensor, weights = spec("w", COUNT), torch.ones(COUNT)
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.02)
+    with Fleet(WORLD, [tensor], "gmc", density=0.05, momentum=0.5) as fleet:
+        named = [("w", sgd.param_groups[0]["params"][0])]
+        rates = [LastRates(sgd, reducer.kept, named) for reducer in fleet.reducers]
+        for step, rate in enumerate([0.02] * 30 + [1e-9] * 3 + [0.02] * 60):
+            sgd.param_groups[0]["lr"] = rate
+            for follower in rates:
+                follower.begin()
+            noise = [0.1 * grad for grad in one_tensor(WORLD, COUNT, seed=step)]
+            weights -= rate * fleet.step([{"w": weights + one} for one in noise])[0]["w"]
+    assert weights.norm() < torch.ones(COUNT).norm()
 
 
 def test_a_step_that_is_not_finite_leaves_no_trace() -> None:

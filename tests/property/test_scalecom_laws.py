@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.shared import positions as written
+from horovod_compress.codecs.work import Work
 from horovod_compress.errors import CorruptFrameError, HorovodCompressError
 from horovod_compress.exchange.wire import HEADER_BYTES
+from horovod_compress.schedule.plan import Bucket
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 from tests.support.marks import slow
 
@@ -96,3 +98,15 @@ def test_malformed_positions_are_an_error_on_every_rank(fault: int, monkeypatch:
             with pytest.raises(HorovodCompressError) as caught:
                 reducer.result(0, step)
             assert isinstance(caught.value, CorruptFrameError) or "malformed" in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [160, 300, 195], ids=["between two tensors", "behind all", "of an absent one"])
+def test_positions_lie_in_tensors_that_are_here(wrong: int) -> None:
+    bucket = Bucket(0, (spec("a", 150), spec("b", 70)))
+    assert bucket.offsets == (0, 192) and bucket.padded < 300 + 64
+    work, among = Work(bucket, 2, [None, None]), [0] if wrong == 195 else [0, 1]
+    right = torch.tensor([0, 149, *([192, 261] if len(among) == 2 else [])])
+    position, _, inside = written.places(work, right, among)[0]
+    assert (position, inside.tolist()) == (0, [0, 149])
+    with pytest.raises(ValueError, match="none of the tensors"):
+        written.places(work, torch.cat([right, torch.tensor([wrong])]).sort().values, among)

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import torch._dynamo  # torch's optimizers and process groups import these at their first use
 import torch.distributed.fsdp
@@ -67,6 +68,7 @@ def become(rank: dict[str, Any]) -> None:
         os.dup2(at, to)
     faulthandler.register(signal.SIGUSR1)
     random.seed()
+    np.random.seed()  # noqa: NPY002  what programs use that do not make a generator of their own
 
 
 def play(script: str) -> None:
@@ -99,10 +101,13 @@ def watch(pids: list[int], victims: set[int], bound: float, patience: float) -> 
     for rank, pid in enumerate(pids):
         if rank not in ended:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)  # it may not lead its session yet
             os.waitpid(pid, 0)
             now = time.monotonic()
             ended[rank] = {"status": None, "seconds": now - began, "at": now, "pid": pid}
+    for pid in pids:  # what ranks have started ends with them
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
     return [ended[rank] for rank in range(len(pids))]
 
 

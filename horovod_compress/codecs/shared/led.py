@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from ...schedule.plan import Bucket
 from ..base import Algebra, Codec, Law, Piece, Properties
 from ..work import Counts, Layout, Part, Work, per_element, slices, work_dtype
 from . import positions as written
-from .sections import NUMBERS, check_well_formed, numbers_of, share
+from .sections import check_count, check_well_formed, nonfinite_of, numbers_at, numbers_of, share
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Led(Codec):
 
     name: ClassVar[str] = "topk"
     algebra: ClassVar[Algebra] = Algebra.SUM
+    batched: ClassVar[bool] = True
     summary: ClassVar[str] = "values at the positions of one rank's largest, which add"
 
     def properties(self) -> Properties:
@@ -45,6 +46,8 @@ class Led(Codec):
         return Properties(law, feedback="own", divides="before", share_sent=self.density)
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
+        for tensor in bucket.tensors:
+            check_count(self.name, tensor)
         most = sum(self._most(bucket))
         values = (work_dtype(bucket), most)
         leaders = {"leaders": (torch.uint8, written.room(most, bucket.padded))}
@@ -65,25 +68,22 @@ class Led(Codec):
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         """Choose what is sent, on the leader; and count what is not finite. On CUDA nothing waits."""
         for position in positions:
-            own, numbers = work.memo["places"][position], self._numbers(work, position)
+            own, numbers = work.memo["places"][position], numbers_at(work, position)
             number = own.stop - own.start if _leads(work, key) else min(own.stop - own.start, 1)
             chosen, values = (work.local[name][own][:number] for name in ("positions", "own"))
             given = work.grad(position), work.residual_of(position), number, chosen, values
             work.memo["given"][position] = given
             ops.top_select(*given, numbers)
-        nonfinite = work.local["numbers"].view(-1, NUMBERS)[list(positions), 1]
-        return cast(list[int], nonfinite.tolist()) if nonfinite.is_cpu else nonfinite
-
-    def _numbers(self, work: Work, position: int) -> Tensor:
-        return work.local["numbers"][NUMBERS * position : NUMBERS * (position + 1)]
+        return nonfinite_of(numbers_at(work, position) for position in positions)
 
     def before(self, number: int, work: Work, key: Key) -> None:
         if number or not work.memo["most"]:
+            work.memo["given"].clear()
             return
         leaders, given = work.shared["leaders"].zero_(), work.memo["given"]
         if _leads(work, key):
-            present = [position for position in work.present() if position in given]
-            numbers = [self._numbers(work, position) for position in present]
+            present = work.present()
+            numbers = [numbers_at(work, position) for position in present]
             found = ops.selected(ops.top_select, [given[position] for position in present], numbers)
             chosen = [self._chosen(work, p, kept) for p, (kept, _) in zip(present, found, strict=True)]
             every = torch.cat(chosen) if chosen else leaders.new_zeros(0, dtype=torch.int64)
@@ -102,17 +102,24 @@ class Led(Codec):
             super().combine(work, piece, other, weights, key)
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
-        values, present = work.regions["values"], work.present()
+        values = work.regions["values"]
         at = written.read(work.shared["leaders"], work.memo["most"], work.bucket.padded) if work.memo["most"] else None
+        work.memo["at"] = [] if at is None else self._shared_out(work, at, key)
         if at is None and work.memo["most"]:
             check_well_formed([1], [0], "positions", work, key)
-        work.memo["at"] = [] if at is None else written.places(work, at, present)
         values.zero_()
         for position, where, inside in work.memo["at"]:
             residual = work.state["residual"][work.span(position)]
             values[where] = residual[inside] + work.grad(position)[inside].to(residual.dtype)
         values.clamp_(-work.limit(), work.limit())
         work.local["own"].copy_(values)
+
+    def _shared_out(self, work: Work, at: Tensor, key: Key) -> list[written.Places]:
+        try:
+            return written.places(work, at, work.present())
+        except ValueError:  # of a tensor that is not here, or of none
+            check_well_formed([1], [0], "positions", work, key)
+            raise
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         for position in (part.position for part in parts):

@@ -12,7 +12,6 @@ them may take; but every position can be read at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,11 +23,18 @@ Places = tuple[int, slice, Tensor]
 
 
 def places(work: Work, positions: Tensor, among: Sequence[int]) -> list[Places]:
-    """Share sorted positions of a bucket out among its tensors."""
-    starts = torch.tensor([work.bucket.offsets[p] for p in among] + [work.bucket.padded], device=positions.device)
-    bounds = torch.searchsorted(positions, starts).tolist()
+    """Share sorted positions of a bucket out among its tensors.
+
+    Raises:
+        ValueError: one is in none of these.
+    """
+    ends = [work.bucket.offsets[p] + work.bucket.tensors[p].count for p in among]
+    edges = torch.tensor([work.bucket.offsets[p] for p in among] + ends, device=positions.device)
+    bounds = torch.searchsorted(positions, edges).tolist()
+    if sum(bounds[len(among) :]) - sum(bounds[: len(among)]) != positions.numel():
+        raise ValueError("a position lies in none of the tensors")
     found = []
-    for position, (first, last) in zip(among, pairwise(bounds), strict=True):
+    for position, first, last in zip(among, bounds[: len(among)], bounds[len(among) :], strict=True):
         if last > first:
             inside = positions[first:last] - work.bucket.offsets[position]
             found.append((position, slice(first, last), inside))

@@ -7,10 +7,10 @@ is written and read, if it is of another kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,16 @@ def check_density(density: object) -> None:
     """
     if type(density) not in (int, float) or not 0 < density <= 1:  # type: ignore[operator]
         raise ConfigError(f"density should be a number above 0, at most 1, got {density!r}")
+
+
+def check_count(name: str, tensor: TensorSpec) -> None:
+    """Refuse a tensor whose positions take more than 31 bits.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if tensor.count >= 1 << 31:
+        raise ConfigError(f"{name} takes tensors of fewer than 2^31 elements, {tensor.name} has {tensor.count}")
 
 
 def share(density: float, count: int) -> int:
@@ -93,10 +103,7 @@ class Sections(Codec):
         return Layout(payload, state=per_element(bucket, "residual"), scratch=scratch)
 
     def _checked_room(self, tensor: TensorSpec, bucket: Bucket) -> int:
-        if tensor.count >= 1 << 31:
-            raise ConfigError(
-                f"{self.name} takes tensors of fewer than 2^31 elements, {tensor.name} has {tensor.count}"
-            )
+        check_count(self.name, tensor)
         if (room := self._room(tensor, bucket)) >= 1 << 31:  # the table says lengths as int32
             raise ConfigError(
                 f"{self.name} must stay below 2^31 bytes per tensor, but {tensor.name} with {tensor.count} elements "
@@ -140,8 +147,7 @@ class Sections(Codec):
         for position in positions:
             work.memo["given"][position] = given = self.given(work, position)
             self.select(*given, self._numbers(work, position))
-        nonfinite = work.local["numbers"].view(-1, NUMBERS)[list(positions), 1]
-        return cast(list[int], nonfinite.tolist()) if nonfinite.is_cpu else nonfinite
+        return nonfinite_of(self._numbers(work, position) for position in positions)
 
     def given(self, work: Work, position: int) -> tuple[Any, ...]:
         """Return what :attr:`select` takes of a tensor, but for the numbers that it finds."""
@@ -150,7 +156,7 @@ class Sections(Codec):
         return work.grad(position), self.waiting(work, position), own.stop - own.start, *room
 
     def _numbers(self, work: Work, position: int) -> Tensor:
-        return work.local["numbers"][NUMBERS * position : NUMBERS * (position + 1)]
+        return numbers_at(work, position)
 
     def settle(self, work: Work, positions: Sequence[int]) -> None:
         """Learn how much was chosen of tensors, and let a sum over ranks of it not overflow."""
@@ -252,6 +258,17 @@ def numbers_of(bucket: Bucket) -> Regions:
     """Return the regions for what selections find, and for where :func:`write_sections` has sections end."""
     number = len(bucket.tensors)
     return {"numbers": (torch.int64, NUMBERS * number), "ends": (torch.int64, number + 1)}
+
+
+def numbers_at(work: Work, position: int) -> Tensor:
+    """Return where the selection from a tensor says what it has found."""
+    return work.local["numbers"][NUMBERS * position : NUMBERS * (position + 1)]
+
+
+def nonfinite_of(numbers: Iterable[Tensor]) -> Counts:
+    """Return how many elements selections found that are not finite. Slices are copied without a wait on CUDA."""
+    found = [one[1:2] for one in numbers]
+    return [int(count) for count in found] if not found or found[0].is_cpu else torch.cat(found)
 
 
 def write_sections(work: Work, parts: Sequence[Part], write: Callable[[int, Tensor], None]) -> None:

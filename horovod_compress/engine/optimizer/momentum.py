@@ -177,7 +177,8 @@ class LastRates(Rates):
     """Keeps what goes on from the last result in step with the learning rates of an optimizer.
 
     The last step moved weights by its rate a times the result; for the heavy ball that is a / b times the result at the
-    rate b of the coming step, exactly: each change is followed, however small or large.
+    rate b of the coming step: each change is followed, however small. Not what is more than :data:`MOST`: what of it is
+    not sent waits, and would be applied at a rate that may be as large again as the one it was made for.
     """
 
     saved: ClassVar[str] = "last_rates"
@@ -190,7 +191,7 @@ class LastRates(Rates):
             before, now = self._followed[index], float(group["lr"])
             self._followed[index] = now
             if now != before and now > 0:  # with a rate of 0 nothing moves, and nothing goes on from there
-                factors |= self._of_group(group, before / now)
+                factors |= self._of_group(group, min(before / now, MOST))
         self._kept.scale_errors(factors, last=True)
 
 

@@ -323,8 +323,10 @@ def elias_encode(
     streams = [_stream(codes[at : at + length]) for at in range(0, x.size, length)]
     lengths = np.array([len(stream) for stream in streams], dtype=np.uint32)
     section = np.frombuffer(lengths.tobytes() + norms.tobytes() + b"".join(streams), dtype=np.uint8)
-    place[1] = place[0] + section.size
-    out.numpy()[int(place[0]) : int(place[1])] = section
+    begin = int(place[0])
+    place[1] = begin + section.size if begin >= 0 else -1
+    if begin >= 0:
+        out.numpy()[begin : begin + section.size] = section
     return int(np.count_nonzero(~np.isfinite(x)))
 
 
