@@ -25,7 +25,7 @@ def test_one_step_has_a_timeline(place: tuple[str, str, str], record_property: C
     if task == "digits":
         pytest.importorskip("sklearn")
     needs_front(front)
-    given = {"device": device, "task": task, "methods": ["none", "marsit"]}
+    given = {"device": device, "task": task, "methods": ["none", "marsit", "topk"]}
     reports = run_ranks(WORLD, "steady.py", timeout=280, arguments=given, front=front).values()
     for rank, report in enumerate(reports):
         for method, found in report.items():

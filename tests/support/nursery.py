@@ -61,7 +61,9 @@ class Nursery:
     """
 
     def __init__(self, jobs: Path) -> None:
-        self._jobs, self._mark = jobs, uuid.uuid4().hex
+        import marked_processes  # of the tools, which only pytest has on its path, and no longer when a process ends
+
+        self._jobs, self._mark, self._kill_marked = jobs, uuid.uuid4().hex, marked_processes.kill_marked
         self._process: subprocess.Popen[str] | None = None
 
     def run(
@@ -124,10 +126,8 @@ class Nursery:
 
     def close(self) -> None:
         """End all processes; the next job starts anew."""
-        import marked_processes  # of the tools, which only pytest has on its path
-
         if self._process is not None:
-            marked_processes.kill_marked(MARK, self._mark)
+            self._kill_marked(MARK, self._mark)
             self._process.communicate()
             self._process = None
 
