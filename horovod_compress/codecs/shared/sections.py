@@ -146,17 +146,14 @@ class Sections(Codec):
         """
         for position in positions:
             work.memo["given"][position] = given = self.given(work, position)
-            self.select(*given, self._numbers(work, position))
-        return nonfinite_of(self._numbers(work, position) for position in positions)
+            self.select(*given, numbers_at(work, position))
+        return nonfinite_of(numbers_at(work, position) for position in positions)
 
     def given(self, work: Work, position: int) -> tuple[Any, ...]:
         """Return what :attr:`select` takes of a tensor, but for the numbers that it finds."""
         own = work.memo["places"][position]
         room = work.local["positions"][own], work.local["values"][own]
         return work.grad(position), self.waiting(work, position), own.stop - own.start, *room
-
-    def _numbers(self, work: Work, position: int) -> Tensor:
-        return numbers_at(work, position)
 
     def settle(self, work: Work, positions: Sequence[int]) -> None:
         """Learn how much was chosen of tensors, and let a sum over ranks of it not overflow."""
@@ -167,7 +164,7 @@ class Sections(Codec):
     def learn(self, work: Work, positions: Sequence[int]) -> None:
         """Learn how much was chosen of tensors, and do again where a sample has misled."""
         given = [work.memo["given"].pop(position) for position in positions]
-        found = ops.selected(self.select, given, [self._numbers(work, position) for position in positions])
+        found = ops.selected(self.select, given, [numbers_at(work, position) for position in positions])
         work.memo["kept"].update((position, kept) for position, (kept, _) in zip(positions, found, strict=True))
 
     def values(self, work: Work, position: int) -> Tensor:
