@@ -24,8 +24,8 @@ from .errors import (
     NonFiniteError,
     StateError,
 )
-from .fronts.torch_dist.checks import update_optimizer as DistributedUpdateOptimizer
 from .fronts.torch_dist.compression import Compression, ddp_hook, trace
+from .fronts.updates import distributed_update_optimizer as DistributedUpdateOptimizer
 from .known import MethodName
 from .observe.metrics import Stats
 from .observe.trace import Trace

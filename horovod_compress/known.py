@@ -32,6 +32,8 @@ MethodName = Literal[
     "gmc",
     "scalecom",
     "sbc",
+    "diloco",
+    "cd_sgd",
 ]
 
 #: The own options of each method, with the values that they can have where these can be counted.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from .errors import ConfigError
@@ -160,7 +161,11 @@ class Preset(NamedTuple):
 
     method: str
     options: Mapping[str, Any]
+    #: Of ``DistributedUpdateOptimizer``, where the system is one of local steps.
+    updates: Mapping[str, Any] = MappingProxyType({})
 
+
+_NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # DiLoCo's outer SGD
 
 #: Systems that are known under a name of their own, docs/systems.md has the paper of each. What ranks compare, what
 #: checkpoints hold and what a running job names is the method with its options.
@@ -168,6 +173,8 @@ PRESETS: dict[str, Preset] = {
     "gmc": Preset("dgc", {"momentum_kind": "global"}),
     "scalecom": Preset("topk", {"positions": "leader"}),
     "sbc": Preset("sparse_binary", {}),
+    "diloco": Preset("none", {}, {"communication_delay": 30, "outer_optimizer": _NESTEROV}),
+    "cd_sgd": Preset("marsit", {"full_precision_every": 5}, {"communication_delay": 1, "overlap": 1}),
 }
 
 

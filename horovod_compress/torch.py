@@ -39,7 +39,7 @@ else:
 
 try:
     from .fronts.horovod.compression import Compression, trace
-    from .fronts.horovod.updates import distributed_update_optimizer as DistributedUpdateOptimizer
+    from .fronts.updates import distributed_update_optimizer as DistributedUpdateOptimizer
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "horovod":
         raise

@@ -28,6 +28,7 @@ from .reports import Counters
 from .saving import Saved
 from .session import Closing, Session, await_dropped, look_for_steps, weakly
 from .startup import Wrap, as_it_is, before_handshake, start
+from .update_options import FOR_UPDATES, TAKEN
 
 Scaler = TypeVar("Scaler")
 
@@ -158,6 +159,15 @@ class BaseCompression(metaclass=_Listed):
     def _renumber(self, session: Session) -> None:
         """Take note that the parameters have other numbers now, where that matters."""
 
+    # ---- update mode ----
+
+    def _for_updates(self) -> Session | None:
+        """Return the session for :func:`DistributedUpdateOptimizer`; None on a rank that takes no part."""
+        return self._session
+
+    def _check_update_step(self) -> None:
+        """Refuse a step in update mode that is none of the program's."""
+
     # ---- a step ----
 
     def _here(self) -> Session:
@@ -175,6 +185,8 @@ class BaseCompression(metaclass=_Listed):
     def _begin_step(self) -> Session:
         """Begin a step where nothing is under way."""
         session = self._here()
+        if session.exchanges == "updates" or self.method in FOR_UPDATES:
+            raise ConfigError(TAKEN if session.exchanges == "updates" else FOR_UPDATES[self.method])
         if session.begin_step(self._is_attached, self._counters.reports.look):
             self._renumber(session)
         return session

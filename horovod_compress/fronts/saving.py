@@ -238,6 +238,7 @@ class Saved:
         session.steps.load(state, residuals, begun=session.compared)
 
     def _check_between_steps(self) -> None:
+        self._session.before_saving()
         if self._session.under_way:
             raise ConfigError(
                 f"rank {self._session.job.number}: a step is under way; the compression state can be saved and loaded "

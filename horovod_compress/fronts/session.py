@@ -47,6 +47,7 @@ class Session:
         unused: nothing was handed over yet, and no model or optimizer has the compression.
         attached: the optimizer needs no tokens.
         exchanges: "gradients" or "updates".
+        before_saving: ends what may be under way between two steps.
     """
 
     def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named) -> None:
@@ -60,6 +61,7 @@ class Session:
         self.under_way, self.step = 0, -1
         self.compared, self.unused, self.attached = False, True, False
         self.exchanges = "gradients"
+        self.before_saving: Callable[[], object] = lambda: None
 
     def is_over(self) -> bool:
         """Return whether nothing will be exchanged any more: closed, failed, or of ranks that are no longer there."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from horovod_compress.codecs.masked import masked
 from horovod_compress.engine.saved import checkpoint, checksums
-from horovod_compress.fronts.horovod.updates import distributed_update_optimizer
 from horovod_compress.fronts.steps import Steps
+from horovod_compress.fronts.updates import distributed_update_optimizer
 from horovod_compress.schedule.plan import TensorSpec
 from tests.golden.play import (
     FIRST,

@@ -15,9 +15,9 @@ from torch import nn
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError
 from horovod_compress.fronts.horovod.compression import Compression as HorovodCompression
-from horovod_compress.fronts.horovod.updates import distributed_update_optimizer
 from horovod_compress.fronts.reports import Counters
 from horovod_compress.fronts.session import Session
+from horovod_compress.fronts.updates import distributed_update_optimizer
 from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet
 from tests.support.states import unsealed
@@ -28,15 +28,18 @@ WORLD = 2
 class Compression:
     """What update mode asks of a compression, on one rank of a fleet."""
 
-    def __init__(self, fleet: Fleet, rank: int, named: dict[str, nn.Parameter]) -> None:
+    def __init__(self, fleet: Fleet, rank: int, named: dict[str, nn.Parameter], method: str = "") -> None:
         self._fleet, self._reducer = fleet, fleet.reducers[rank]
-        self.method = fleet.methods.name
+        self.method = method or fleet.methods.name
         job: Any = SimpleNamespace(number=rank, gather=lambda value, asked: [value] * fleet.world)
         self._session = Session(job, fleet.methods, self._reducer, list(named.items()))
         self._counters = Counters(self._session, self.method)
 
     def _for_updates(self) -> Session:
         return self._session
+
+    def _check_update_step(self) -> None:
+        pass
 
     def parameters(self) -> list[nn.Parameter]:
         return self._session.steps.parameters
@@ -64,13 +67,14 @@ def train(
     with Fleet(world, specs, method, **own or {}) as fleet:
         for rank in range(world):
             plain = kind(named[rank].values())
-            compression = Compression(fleet, rank, named[rank])
+            compression = Compression(fleet, rank, named[rank], method)
             made.append(distributed_update_optimizer(plain, named[rank].items(), compression, **options))
             made[-1].compression = compression
 
         def one(rank: int) -> None:
             try:
                 run(rank, made[rank], named[rank])
+                made[rank]._updates.settle()
             except BaseException as error:
                 errors.append(error)
 

@@ -1,40 +1,78 @@
-"""What an update-mode optimizer does in each step, and its exchanges with the other ranks."""
+"""The exchanges of update mode: what a rank's local steps have made of the weights becomes the mean over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ...errors import NonFiniteError, StateError
+from ...errors import NonFiniteError
 from ...ops.checksums import hash_of
-from ..agreement import differences
 from ..reducer import Next, Reducer
-from ..saved import checksums
-from .family import options_of
-from .update_moment import SharedSecondMoment, check_form
+from .outer import Outer
 
 _MOMENTA = ("momentum_buffer", "exp_avg")
 
 Parameters = list[nn.Parameter]
 
 
+@dataclass
+class Pending:
+    """Updates that were taken from the weights and are not applied to them yet.
+
+    Attributes:
+        indices: of the parameters, by their numbers.
+        resting: those that no local step has moved.
+        step: that their results belong to; None once these are there.
+        age: local steps since they were taken.
+        bad: parameters whose results are not finite; known once they are there.
+        weights: as they were when the updates were taken, where local steps go on.
+        sent: by number and name of a momentum, 0 where an update was sent and else 1, where local steps go on.
+    """
+
+    indices: list[int]
+    resting: set[int]
+    step: int | None
+    age: int = 0
+    bad: list[int] = field(default_factory=list)
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    sent: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+
 class UpdateExchange:
     """Turns weight updates, or gradients, into their mean over ranks.
 
     The reducer is given copies of updates, so the weights are whole at any time, whatever interrupts.
+
+    Args:
+        masking: whether momentum is emptied where updates were sent.
+        mixing: what part of the way weights go from this rank's own to the common ones.
+        norms: where updates are to be no longer than the median of the ranks', returns the norms of all ranks.
+
+    Attributes:
+        base: the common weights, where a rank's own have left them.
+        outer: the optimizer that steps on them; None to add mean updates as they are.
     """
 
-    def __init__(self, reducer: Reducer, parameters: Parameters, masking: bool) -> None:
+    def __init__(
+        self,
+        reducer: Reducer,
+        parameters: Parameters,
+        masking: bool,
+        mixing: float = 1.0,
+        norms: Callable[[float], Sequence[float]] | None = None,
+    ) -> None:
         self.reducer, self.parameters = reducer, parameters
         self._buckets, self._start, self._verification = reducer.buckets, reducer.start, reducer.verification
-        self._masking = masking
-        self.base = [torch.empty_like(parameter) for parameter in parameters]
+        self._masking, self._mixing, self._norms = masking, mixing, norms
+        self.base = [torch.empty_like(parameter, requires_grad=False) for parameter in parameters]
         self._updates = [torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
+        self.outer: Outer | None = None
         self._dense = 0.0
         self._resting: set[int] = set()  # frozen in all local steps since the last exchange
 
@@ -45,10 +83,10 @@ class UpdateExchange:
             self.parameters[index].grad = None
         return frozen
 
-    def remember(self) -> None:
+    def remember(self, indices: Iterable[int]) -> None:
         """Note the weights that updates are counted from."""
-        for base, parameter in zip(self.base, self.parameters, strict=True):
-            base.copy_(parameter)
+        for index in indices:
+            self.base[index].copy_(self.parameters[index])
 
     def compare(self, tensors: Iterable[Tensor], counters: tuple[int, ...]) -> None:
         """Let the next exchange begin with a comparison of these across ranks."""
@@ -70,49 +108,142 @@ class UpdateExchange:
         names = set(resting)
         self._resting = {index for index, name in enumerate(self.reducer.plan.names()) if name in names}
 
-    def rest(self, frozen: Iterable[int], *, first: bool) -> None:
+    def rest(self, frozen: Iterable[int], first: Iterable[int]) -> None:
         """Note which parameters a local step leaves where they are.
 
         Args:
-            first: it is the first one since the last exchange.
+            first: those for which it is the first one since their last exchange.
         """
-        self._resting = set(frozen) if first else self._resting & set(frozen)
+        self._resting = set(frozen) & (self._resting | set(first))
 
-    def updates(self, round_index: int, state: dict[nn.Parameter, Any]) -> None:
-        """Let the weights be the noted ones plus the mean of all ranks' updates.
+    # ---- updates ----
 
-        If that fails, they are the noted ones.
+    def take(
+        self, indices: list[int], round_index: int, state: Mapping[nn.Parameter, Any], *, goes_on: bool = False
+    ) -> Pending:
+        """Let the updates of some parameters be exchanged, and return what is pending then.
+
+        Args:
+            indices: rising; whole buckets.
+            state: of the optimizer.
+            goes_on: local steps go on meanwhile.
+        """
+        reducer = self.reducer
+        self._buckets.choose(Next(index=round_index))
+        reducer.freeze(self._resting)
+        self._verification.take_weights(reducer.next_step(), self.base)
+        pending = Pending(indices, self._resting & set(indices), None)
+        if goes_on:
+            pending.weights = {index: self.parameters[index].detach().clone() for index in indices}
+        pending.sent = self._masks(indices, state, goes_on) if self._masking else {}
+        try:
+            if self._norms:
+                self._clip(indices, self._norms)
+            wanted = set(indices)
+            for index in range(len(self.parameters)):
+                if index not in wanted:
+                    reducer.skip(index)
+                    continue
+                if not self._norms:
+                    self._subtract(index)
+                pending.step = reducer.offer(index, self._updates[index])
+        except BaseException:
+            self._return()
+            raise
+        return pending
+
+    def _subtract(self, index: int) -> Tensor:
+        return torch.sub(self.parameters[index], self.base[index], out=self._updates[index])
+
+    def _clip(self, indices: list[int], norms: Callable[[float], Sequence[float]]) -> None:
+        """Let this rank's update be no longer than the median of the ranks'.
+
+        One that is not finite is sent as it is, so that all ranks notice; it is no part of the median.
+        """
+        mine = float(torch.stack([self._subtract(index).norm(dtype=torch.float64).cpu() for index in indices]).norm())
+        finite = [norm for norm in norms(mine) if norm < float("inf")]
+        if finite and median(finite) < mine < float("inf"):
+            for index in indices:
+                self._updates[index].mul_(median(finite) / mine)
+
+    def result(self, index: int) -> Tensor:
+        """Return the memory of a parameter's update, where its result is once :meth:`receive` has waited for it."""
+        return self._updates[index]
+
+    def receive(self, pending: Pending) -> None:
+        """Wait for the results of updates, on which applying them waits otherwise; if that fails, weights go back.
 
         Raises:
-            NonFiniteError: some update was not finite on some rank; parameters of the same bucket
-                are the noted ones, on every rank.
+            ExchangeError: the exchange failed; all weights are the common ones of before.
         """
-        self._buckets.choose(Next(index=round_index))
-        self.reducer.freeze(self._resting)
-        self._verification.take_weights(self.reducer.next_step(), self.base)
-        momenta = list(self._momenta(state)) if self._masking else []
+        if pending.step is None:
+            return
         try:
-            step, bad = -1, []
-            for index, parameter in enumerate(self.parameters):
-                update = torch.sub(parameter, self.base[index], out=self._updates[index])
-                step = self.reducer.offer(index, update)
-            for index, (parameter, base) in enumerate(zip(self.parameters, self.base, strict=True)):
-                if not self._fetch(index, step, self._updates[index]):
-                    parameter.copy_(base)
-                    bad.append(index)
-                elif index not in self._resting:  # there not even -0 becomes 0
-                    torch.add(base, self._updates[index], out=parameter)
+            found = {index: self._fetch(index, pending.step, self._updates[index]) for index in pending.indices}
+            self.reducer.settle(pending.step)  # buckets that were left out are awaited by nobody else
         except BaseException:
-            for base, parameter in zip(self.base, self.parameters, strict=True):
-                parameter.copy_(base)
+            self._return()
             raise
-        for momentum, copy in momenta:
-            if copy is not momentum:
-                momentum.copy_(copy)
-        if bad:
-            raise NonFiniteError(
-                self._told(bad, "weights", "there the weights were reset to those of the last exchange")
-            )
+        pending.bad = [index for index, finite in found.items() if not finite]
+        pending.step = None
+
+    def apply(
+        self, pending: Pending, state: Mapping[nn.Parameter, Any], *, outer: bool = True, apart: bool = False
+    ) -> None:
+        """Let the common weights go by the mean of all ranks' updates, or the outer optimizer's step, and ours follow.
+
+        Args:
+            state: of the optimizer.
+            outer: whether the outer optimizer steps, if there is one.
+            apart: weights may stay apart from the common ones; else they become these.
+
+        Raises:
+            NonFiniteError: some update was not finite on some rank; parameters of the same bucket are the common
+                weights of before, on every rank.
+            ExchangeError: see :meth:`receive`.
+        """
+        self.receive(pending)
+        bad, moved = set(pending.bad), [i for i in pending.indices if i not in pending.resting]  # not even -0 becomes 0
+        for index in pending.bad:
+            self.parameters[index].copy_(self.base[index])
+        moved = [index for index in moved if index not in bad]
+        if not apart and self.outer is None:  # the common weights are noted when local steps leave them
+            for index in moved:
+                torch.add(self.base[index], self._updates[index], out=self.parameters[index])
+        else:
+            self._move_base(moved, outer)
+            for index in moved:
+                self._follow(index, pending.weights.get(index), self._mixing if apart else 1.0)
+        self._empty_momenta(pending, state)
+        if pending.bad:
+            told = "there the weights were reset to those of the last exchange"
+            raise NonFiniteError(self._told(pending.bad, "weights", told))
+
+    def _move_base(self, indices: list[int], outer: bool) -> None:
+        if outer and self.outer:
+            self.outer.step({index: self._updates[index] for index in indices})
+            return
+        for index in indices:
+            self.base[index].add_(self._updates[index])
+
+    def _follow(self, index: int, before: Tensor | None, mixing: float) -> None:
+        """Let this rank's weights follow the common ones: what local steps did since the update was taken stays.
+
+        Args:
+            before: the weights when it was taken, if local steps went on; is overwritten.
+        """
+        parameter, base = self.parameters[index], self.base[index]
+        if before is not None:
+            parameter.add_(torch.sub(base, before, out=before), alpha=mixing)
+        elif mixing == 1.0:
+            parameter.copy_(base)
+        else:
+            parameter.lerp_(base, mixing)
+
+    def _return(self) -> None:
+        """Let all weights be the common ones."""
+        for base, parameter in zip(self.base, self.parameters, strict=True):
+            parameter.copy_(base)
 
     def _fetch(self, index: int, step: int, tensor: Tensor) -> bool:
         """Wait for one result, in place; return whether it is finite, as it is on all ranks or none."""
@@ -121,6 +252,8 @@ class UpdateExchange:
         except NonFiniteError:
             return False
         return not ops.count_nonfinite(tensor.view(-1))
+
+    # ---- gradients ----
 
     def gradients(self) -> bool:
         """Replace every rank's gradient by their mean, uncompressed; return whether all are finite.
@@ -156,14 +289,32 @@ class UpdateExchange:
             "optimizer's state from a checkpoint"
         )
 
-    def _momenta(self, state: dict[nn.Parameter, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Let the method empty momentum where it sends; yield buffers and what stands for them."""
-        for index, parameter in enumerate(self.parameters):
-            kept = state.get(parameter, {})
-            own = [kept[name] for name in _MOMENTA if isinstance(kept.get(name), Tensor)]
-            copies = [momentum.contiguous() for momentum in own]
-            self._buckets.clear_where_sent(index, copies)
-            yield from zip(own, copies, strict=True)
+    # ---- momentum ----
+
+    def _masks(
+        self, indices: Iterable[int], state: Mapping[nn.Parameter, Any], goes_on: bool
+    ) -> dict[int, dict[str, Tensor]]:
+        """Let the method empty momentum where it sends: a copy of it, or what stands for it while local steps go on."""
+        masks: dict[int, dict[str, Tensor]] = {}
+        for index in indices:
+            kept = state.get(self.parameters[index], {})
+            own = {name: kept[name] for name in _MOMENTA if isinstance(kept.get(name), Tensor)}
+            masks[index] = {n: _ones(m) if goes_on else m.contiguous() for n, m in own.items()}
+            self._buckets.clear_where_sent(index, list(masks[index].values()))
+        return masks
+
+    def _empty_momenta(self, pending: Pending, state: Mapping[nn.Parameter, Any]) -> None:
+        for index, masks in pending.sent.items():
+            kept = state.get(self.parameters[index], {})
+            for name, mask in masks.items():
+                if pending.weights:
+                    kept[name].mul_(mask)
+                elif mask is not kept[name]:
+                    kept[name].copy_(mask)
+
+
+def _ones(tensor: Tensor) -> Tensor:
+    return torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _marked(parameter: nn.Parameter) -> Tensor:
@@ -186,179 +337,3 @@ def _nowhere(mean: Tensor) -> bool:
     if not flat.numel() or float(flat[0]) != 0 or not bool(flat[0].signbit()):
         return False
     return bool(((flat == 0) & flat.signbit()).all())
-
-
-# ---- when -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The options of update mode; equal on every rank.
-
-    Attributes:
-        delay: local steps between exchanges.
-        shared: whether Adam's second moment is shared.
-        warmup: steps that begin the training with uncompressed gradients, if it is.
-        rebuild_every: exchanges from one rebuilding of the second moment to the next.
-        masking: whether momentum is emptied where updates were sent.
-    """
-
-    delay: int
-    shared: bool
-    warmup: int
-    rebuild_every: int
-    masking: bool
-
-
-class Schedule:
-    """What each step of an update-mode optimizer does.
-
-    Args:
-        moment: Adam's second moment, if the ranks share it.
-    """
-
-    def __init__(
-        self, optimizer: Any, exchange: UpdateExchange, settings: Settings, moment: SharedSecondMoment | None
-    ) -> None:
-        self._optimizer, self._exchange, self._settings, self._moment = optimizer, exchange, settings, moment
-        self.steps = 0  # all local steps
-        self.since = 0  # local steps since the last exchange
-        self.exchanges = 0
-        self.due = False  # whether the second moment is to be rebuilt
-        self._compared = False
-
-    def step(self, local: Callable[[], None], skip: bool, scaled: bool) -> None:
-        """Do one local step, and the exchange if it is due.
-
-        Args:
-            skip: a gradient scaler found an overflow on this rank: change nothing, but stay in step.
-            scaled: there is a gradient scaler, which expects no error for an overflow.
-        """
-        try:
-            if self._exchange.reducer.world == 1:
-                if not skip:
-                    local()
-            elif self.steps < self._settings.warmup:
-                self._compare(self._exchange.parameters)
-                self._show(warming=True)
-                if self._exchange.gradients():
-                    local()
-                elif not scaled:
-                    raise self._exchange.not_finite()
-            else:
-                self._local_step((lambda: None) if skip else local)
-        except NonFiniteError:
-            self._count()  # the step was made, on all ranks
-            raise
-        self._count()
-
-    def _count(self) -> None:
-        self.steps += 1
-        self._exchange.count_dense()
-
-    def _show(self, *, warming: bool, rebuild: bool = False) -> None:
-        """Show the other ranks what weights depend on: in the warm-up, on what the optimizer makes of a gradient.
-
-        Args:
-            rebuild: the second moment may be rebuilt after the exchange.
-        """
-        rebuilds = rebuild and (self.due or self._is_due(self.exchanges + 1))
-        shown = {name: value if warming else None for name, value in options_of(self._optimizer).items()}
-        counters = f"step {self.steps}, exchange {self.exchanges}, {'' if rebuilds else 'not '}rebuilding"
-        moment = self._moment.shown() if self._moment else None
-        shown |= {differences.COUNTERS: counters, differences.SECOND_MOMENT: moment}
-        reducer = self._exchange.reducer
-        reducer.kept.show(reducer.next_step(), shown)
-
-    def _local_step(self, local: Callable[[], None]) -> None:
-        if self._moment:
-            self._moment.begin(self.steps)
-        if self.since == 0:
-            self._exchange.remember()
-        self._exchange.rest(self._exchange.leave_frozen(), first=self.since == 0)
-        local()
-        self.since += 1
-        if self.since == self._settings.delay:
-            self.exchange()
-
-    def prepare(self) -> None:
-        """Before the optimizer's own step, let it divide by the second moment that is held, if one is."""
-        if self._moment and self._moment.holds:
-            self._moment.prepare()
-
-    def exchange(self, *, rebuild: bool = True) -> None:
-        """Exchange the updates of the local steps since the last exchange, if there were any.
-
-        Args:
-            rebuild: the gradients are those of the last local step, so that the second moment may be
-                rebuilt from them; else that waits for the next exchange.
-        """
-        if self.since == 0:
-            return
-        self._compare(self._exchange.base)
-        self._show(warming=False, rebuild=rebuild)
-        self.since = 0
-        # Rounds are counted from 1, so a method's full-precision round comes after compressed ones.
-        self.exchanges += 1
-        self.due |= self._is_due(self.exchanges)  # also where the exchange is not finite
-        self._exchange.updates(self.exchanges, self._optimizer.state)
-        if self._moment and self.due and rebuild:
-            self.due = False
-            if self._exchange.gradients():
-                self._moment.rebuild(self.steps + 1)  # with the one that is being done
-
-    def _is_due(self, exchange: int) -> bool:
-        return exchange % self._settings.rebuild_every == 0
-
-    def _compare(self, weights: Sequence[Tensor]) -> None:
-        """See that all ranks are at the same point, once after the start and after each load."""
-        if not self._compared:
-            counters = (self.steps, self.since, self.exchanges, int(self.due))
-            self._exchange.compare([*weights, *(self._moment.compared() if self._moment else ())], counters)
-            self._compared = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters, the common weights if local steps have left them, and what is held."""
-        base = [base.clone() for base in self._exchange.base] if self.since else []
-        counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
-        held = {"second_moment": self._moment.state_dict()} if self._moment else {}
-        resting = {"resting": self._exchange.resting()} if self.since else {}
-        return checksums.sealed(counters | {"base": base} | held | resting)
-
-    def check(self, state: dict[str, Any]) -> None:
-        """Refuse a state that does not fit.
-
-        Raises:
-            ConfigError: says what was expected.
-        """
-        check_form(state)
-        shapes = [list(base.shape) for base in state["base"]]
-        expected = [list(base.shape) for base in self._exchange.base] if state["since"] else []
-        if state["since"] >= self._settings.delay or shapes != expected:
-            raise StateError(
-                f"the saved optimizer was {state['since']} local steps past an exchange, with the common weights of "
-                f"{len(shapes)} parameters; expected fewer steps than communication_delay={self._settings.delay} and "
-                f"{len(expected)} parameters of the same shapes: resume with the same options and model"
-            )
-        if self._moment and "second_moment" in state:
-            self._moment.check(state["second_moment"], warming=state["steps"] < self._settings.warmup)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned and :meth:`check` accepted."""
-        self.steps, self.since, self.exchanges = state["steps"], state["since"], state["exchanges"]
-        self.due = state.get("due", False)  # earlier versions did not have to wait
-        self._compared = False
-        if self._moment and "second_moment" in state:
-            self._moment.load_state_dict(state["second_moment"])
-        elif self._moment:
-            self._moment.load_earlier(self._rebuilt())
-        self._exchange.resume(state.get("resting", ()))  # earlier versions exchanged frozen parameters
-        # None are saved right after an exchange: they are the weights.
-        for base, saved in zip(self._exchange.base, state["base"], strict=False):
-            base.copy_(saved)
-
-    def _rebuilt(self) -> int:
-        """Return after how many local steps the second moment moved last, which earlier versions did not save."""
-        warmup, every = self._settings.warmup, self._settings.rebuild_every
-        exchanges = self.exchanges % every + every * self.due
-        return max(warmup, self.steps - self.since - exchanges * self._settings.delay) if self.steps >= warmup else -1

@@ -20,6 +20,7 @@ from .. import factories
 from ..compression import BaseCompression, begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
 from ..session import Session, gradient_of, in_backward, weakly
+from ..update_options import TAKEN
 from .gradients import NO_ADASUM, Finder, Tokens, leave_before_loading, leave_frozen, result_scale_of, watch_steps
 from .job import HorovodJob
 from .private import (
@@ -30,10 +31,10 @@ from .private import (
     explain,
     forget_step,
     has_begun,
+    in_broadcast_optimizer_state,
     in_join,
     waits_for_tokens,
 )
-from .updates import TAKEN
 
 if TYPE_CHECKING:
     from .factory_types import Factories
@@ -84,9 +85,12 @@ class Compression(BaseCompression, Factories):
         self._settled = -1
         self._finder = Finder(session.steps.parameters, session.job.number)
 
-    def _for_updates(self) -> Session | None:
-        """Return the session for :func:`DistributedUpdateOptimizer`; None on a rank that takes no part."""
-        return self._session
+    def _check_update_step(self) -> None:
+        if in_broadcast_optimizer_state():
+            raise ConfigError(
+                "hvd.broadcast_optimizer_state() does not support an optimizer in update mode, whose state belongs to "
+                "each rank; broadcast only the parameters, before the first step"
+            )
 
     # ---- Horovod's contract ----
 

@@ -83,6 +83,10 @@ class Factories:
         cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForSparseBinary]
     ) -> Self: ...
     @classmethod
+    def diloco(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForNone]) -> Self: ...
+    @classmethod
+    def cd_sgd(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForMarsit]) -> Self: ...
+    @classmethod
     def create(
         cls,
         method: MethodName | Codec | Masked,

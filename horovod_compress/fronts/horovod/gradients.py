@@ -225,16 +225,3 @@ def _others(
             if parameter not in exchanged:
                 where = f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}"
                 yield names.get(id(parameter)) or where, parameter
-
-
-def left_out(groups: Iterable[dict[str, Any]], exchanged: Container[Any]) -> str | None:
-    """Return in words a parameter that is stepped with this rank's own gradient, None if there is none.
-
-    Args:
-        groups: of an optimizer.
-        exchanged: the parameters whose gradients or updates ranks exchange.
-    """
-    for name, parameter in _others(groups, exchanged, {}):
-        if parameter.requires_grad and parameter.grad is not None:
-            return f"{name},"
-    return None

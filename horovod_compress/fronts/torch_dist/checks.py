@@ -21,11 +21,6 @@ NO_JOIN = (
     "to send its residuals and step its optimizer. Give every rank the same number of steps, for example with "
     "drop_last=True"
 )
-NO_UPDATES = (
-    "DistributedUpdateOptimizer, which exchanges weight updates, needs Horovod: import horovod_compress.torch as hvc. "
-    "Under torch.distributed gradients are exchanged: compression.register(model, optimizer)"
-)
-
 PYTHON_REDUCER = (
     'torch._dynamo.config.optimize_ddp = "python_reducer" hands gradients over one by one, not in the buckets that a '
     'compression takes: set it to "ddp_optimizer", or leave it out, before DistributedDataParallel is created'
@@ -208,15 +203,6 @@ class RefusedJoin:
 
     def __reduce__(self) -> Any:
         return partial, (DistributedDataParallel.join_hook, self._model)
-
-
-def update_optimizer(*given: object, **options: object) -> NoReturn:
-    """Refuse: weight updates are exchanged under Horovod only.
-
-    Raises:
-        ConfigError: always.
-    """
-    raise ConfigError(NO_UPDATES)
 
 
 def numbers(parameters: Sequence[Tensor], index: Mapping[int, int], rank: int) -> list[int]:

@@ -26,6 +26,7 @@ from ..compression import BaseCompression, begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Unexchanged
 from ..session import Session, in_backward, weakly
+from ..update_options import TAKEN
 from . import checks
 from .job import TorchJob
 from .unwrapped import Unwrapped, begin_alike, leave_other
@@ -144,6 +145,8 @@ class Compression(BaseCompression, Factories):
 
     def _prepare(self, session: Session, model: nn.Module) -> None:
         """Refuse a model that does not fit, and let all ranks begin with the same one, as the wrapper has seen to."""
+        if session.exchanges == "updates":
+            raise ConfigError(TAKEN)
         if self._unwrapped():
             raise ConfigError("this compression has a module already; a compression serves one, and is registered once")
         if isinstance(model, DistributedDataParallel):
@@ -223,6 +226,8 @@ class Compression(BaseCompression, Factories):
         session = self._session
         if not session:
             return optimizer
+        if session.exchanges == "updates":
+            raise ConfigError(TAKEN)
         if session.compared:
             raise ConfigError(
                 "call attach() before the first backward pass, on every rank, right after the optimizer is created; "

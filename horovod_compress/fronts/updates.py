@@ -6,39 +6,29 @@
 
 Sparse Binary Compression and Marsit are themselves formulated this way: what the optimizer makes of a gradient
 (momentum, weight decay, learning rate) is compressed, not the gradient itself. ``n``, the communication delay, divides
-the bytes once more.
+the bytes once more. With an outer optimizer, that one steps on the base, with the mean as its gradient (DiLoCo).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...engine import names
-from ...engine.agreement.differences import difference
-from ...engine.names import pairs
-from ...engine.optimizer import family, momentum, second_moment as moments
-from ...engine.optimizer.family import options_of, uncompiled
-from ...engine.optimizer.second_moment import REBUILD_EVERY, WARMUP_STEPS
-from ...engine.optimizer.update_moment import SharedSecondMoment
-from ...engine.optimizer.updates import Schedule, Settings, UpdateExchange
-from ...errors import ConfigError, MismatchError
-from ...schedule.by_name import OPTIONAL
-from ..session import Session
-from .gradients import left_out
-from .private import in_broadcast_optimizer_state
+from ..engine.optimizer.family import options_of, uncompiled
+from ..engine.optimizer.local_steps import Schedule, Settings
+from ..engine.optimizer.outer import Factory, Outer
+from ..engine.optimizer.second_moment import WARMUP_STEPS
+from ..engine.optimizer.update_moment import SharedSecondMoment
+from ..engine.optimizer.updates import UpdateExchange
+from ..errors import ConfigError
+from .session import Session
+from .update_options import Given, agree, in_plan_order, settings_of
 
 _STATE_KEY = "horovod_compress"
-_SHARED_BY_DEFAULT = ("marsit",)
-TAKEN = (
-    "a compression serves one optimizer: make another one for DistributedUpdateOptimizer or for "
-    "hvd.DistributedOptimizer"
-)
 
 
 def distributed_update_optimizer(
@@ -47,6 +37,12 @@ def distributed_update_optimizer(
     compression: Any,
     communication_delay: int | None = None,
     *,
+    outer_optimizer: Factory | Mapping[str, Any] | None = None,
+    warmup_exchanges: float = 0,
+    overlap: int | None = None,
+    fragments: int = 1,
+    mixing: float = 1.0,
+    clip: str | None = None,
     second_moment: str = "auto",
     warmup_steps: int = WARMUP_STEPS,
     rebuild_every: int | None = None,
@@ -65,8 +61,21 @@ def distributed_update_optimizer(
         compression: a compression that nothing else uses.
         communication_delay: local steps between exchanges; by default what the compression's preset
             says, else 1.
+        outer_optimizer: makes the optimizer that steps on the common weights, with the exchanged mean update as
+            gradient, such as ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``, whose
+            options alone will do, too. It is ``outer`` of what is returned. None adds the mean update as it is
+            (Douillard et al. 2023, DiLoCo, algorithm 1).
+        warmup_exchanges: number of local steps at the start that are each exchanged, without the outer optimizer, or
+            with the compression's ``total_steps=`` a share of these, below 1.
+        overlap: local steps that go on while an exchange is under way, before its result is applied; 0 waits for it.
+        fragments: parts of the weights, whole buckets, that are exchanged by turns within the delay, one at a time
+            (Douillard et al. 2025, Streaming DiLoCo, section 2.2).
+        mixing: what part of the way weights go towards the common ones in an exchange; 1 for all of it.
+        clip: "median" makes an update that is longer than the median of the ranks' as short as that before it is
+            sent, so that one rank with bad data does not spoil the rest; ranks meet for it before each exchange.
         second_moment: of Adam and AdamW: "shared" updates it from the mean gradient over ranks, in
-            full-precision rounds only; "own" leaves it to each rank; "auto" shares it with marsit.
+            full-precision rounds only; "own" leaves it to each rank; "auto" shares it with marsit, if there is no outer
+            optimizer.
         warmup_steps: with a shared second moment, number of initial steps with uncompressed gradients;
             at least 1.
         rebuild_every: with a shared second moment, the number of exchanges from one full-precision
@@ -87,147 +96,77 @@ def distributed_update_optimizer(
     session: Session | None = compression._for_updates()
     if session is None:
         return optimizer  # a rank outside the process set trains by itself, as under Horovod
-    problem, settings, parameters = None, None, []
+    given = Given(
+        communication_delay, outer_optimizer, warmup_exchanges, overlap, fragments, mixing, clip, second_moment,
+        warmup_steps, rebuild_every, momentum_masking,
+    ).completed(compression.method)  # fmt: skip
+    settings, exchange = _agreed(optimizer, list(named_parameters), session, given)
+    return _wrapped(optimizer, compression, session, exchange, settings)
+
+
+def _agreed(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: list[tuple[str, nn.Parameter]],
+    session: Session,
+    given: Given,
+) -> tuple[Settings, UpdateExchange]:
+    """Return the options and what exchanges by them, once all ranks are known to have the same ones.
+
+    Raises:
+        ConfigError, MismatchError: some rank refuses, or the ranks differ.
+    """
+    problem, settings, exchange, options = None, None, None, options_of(optimizer)
     try:
-        settings = _settings(
-            optimizer, session, communication_delay, second_moment, warmup_steps, rebuild_every, momentum_masking
-        )
-        parameters = _in_plan_order(optimizer, named_parameters, session)
+        settings = settings_of(optimizer, session, given)
+        parameters = in_plan_order(optimizer, named_parameters, session)
+        norms = (lambda norm: session.gather(norm, "hvc.clip")) if settings.clip else None
+        exchange = UpdateExchange(session.reducer, parameters, settings.masking, settings.mixing, norms)
+        if factory := given.factory():
+            exchange.outer = Outer(factory, exchange.base)
+            options |= exchange.outer.shown()
     except ConfigError as error:
         problem = str(error)
-    _agree(session, settings, options_of(optimizer), problem)
-    assert settings is not None
+    agree(session, settings, options, problem)
+    assert settings is not None and exchange is not None
+    return settings, exchange
+
+
+def _wrapped(
+    optimizer: torch.optim.Optimizer, compression: Any, session: Session, exchange: UpdateExchange, settings: Settings
+) -> torch.optim.Optimizer:
+    """Return the optimizer as one of update mode. From now on the session refuses gradients."""
     kind: Any = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
     made = kind.__new__(kind)
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
-    # From now on the session exchanges updates, and refuses gradients.
     reducer, reports = session.reducer, compression._counters.reports
     session.exchanges, session.unused, reducer.result_scale = "updates", False, 1.0
     reports.updates = True
     if session.steps.tuner:
         session.steps.tuner.stop()
-    named = dict(zip(reducer.plan.names(), parameters, strict=True))
+    named = dict(zip(reducer.plan.names(), exchange.parameters, strict=True))
     moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
-    made._updates = Schedule(made, UpdateExchange(reducer, parameters, settings.masking), settings, moment)
-    made._planned = frozenset(parameters if reducer.world > 1 else ())
+    made._updates = Schedule(made, exchange, settings, moment)
+    session.before_saving = made._updates.settle
+    made._planned = frozenset(exchange.parameters if reducer.world > 1 else ())
+    made._check_caller = compression._check_update_step
     made._last_hook = made.register_step_pre_hook(uncompiled(lambda *given: made._updates.prepare())).id
     # Before the exchange, if one follows. And the compression is in use as long as the optimizer.
     made.register_step_post_hook(uncompiled(lambda *given: compression._counters.reports.look()))
     return made
 
 
-def _settings(
-    optimizer: torch.optim.Optimizer,
-    session: Session,
-    delay: int | None,
-    second_moment: str,
-    warmup: int,
-    rebuild_every: int | None,
-    masking: bool,
-) -> Settings:
-    """Return the checked options.
-
-    Raises:
-        ConfigError: one is out of range, or does not fit the optimizer or the compression.
-    """
-    if isinstance(optimizer, _UpdateMode) or hasattr(optimizer, "_allreduce_grad_async"):
-        raise ConfigError("give DistributedUpdateOptimizer the plain optimizer, not a distributed one")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ConfigError("LBFGS evaluates the model several times per step, which update mode does not support")
-    _check_session(session)
-    methods = session.methods
-    momentum.refuse_twice(optimizer, methods, session.steps.named, updates=True)
-    delay = methods.communication_delay() if delay is None else delay
-    every = rebuild_every if rebuild_every is not None else methods.full_precision_every() or REBUILD_EVERY
-    moments.check_options(second_moment, communication_delay=delay, warmup_steps=warmup, rebuild_every=every)
-    if type(masking) is not bool:
-        raise ConfigError(f"momentum_masking should be True or False, got {masking!r}")
-    fits = family.may_share(optimizer, second_moment, updates=True)
-    shared = fits and (second_moment == "shared" or methods.name in _SHARED_BY_DEFAULT)
-    return Settings(delay, shared, warmup if shared else 0, every, masking)
-
-
-def _check_session(session: Session) -> None:
-    """Refuse what update mode cannot work with.
-
-    Raises:
-        ConfigError: the compression is in use already, or has an option that would hide errors.
-    """
-    reducer, steps = session.reducer, session.steps
-    if session.exchanges == "updates" or session.attached or session.compared or reducer.step:
-        raise ConfigError(TAKEN)
-    if steps.scale.scaler is not None:
-        raise ConfigError("this compression follows a gradient scaler, and updates are not scaled; leave follow() out")
-    if session.methods.masked:
-        raise ConfigError(
-            "masked() leaves out elements of gradients, and local weights differ between ranks; give update mode "
-            "the method without it"
-        )
-    if steps.tuner and reducer.options.schedule != OPTIONAL:
-        raise ConfigError(
-            "adaptive schedules hide exchanges behind the backward pass, which update mode does not "
-            'have; choose a fixed schedule such as "size:25MB"'
-        )
-    if any(bucket.plain for bucket in reducer.plan.buckets):
-        raise ConfigError(
-            "this plan leaves buckets uncompressed, which was chosen for gradients; give update mode a fixed "
-            'schedule such as "size:25MB"'
-        )
-    if reducer.options.nonfinite == "zero":
-        raise ConfigError(
-            'nonfinite="zero" has no meaning for weight updates: momentum and local weights would stay '
-            'non-finite; choose "propagate" or "raise"'
-        )
-
-
-def _in_plan_order(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]], session: Session
-) -> list[nn.Parameter]:
-    """Return the parameters in the order of the plan.
-
-    Raises:
-        ConfigError: optimizer, named_parameters and compression do not have the same ones.
-    """
-    given = pairs(named_parameters)
-    changed = names.of_pairs(given)
-    named = {changed.get(name, name): parameter for name, parameter in given if parameter.requires_grad}
-    parameters = list(session.steps.parameters)
-    if any(named.get(name) is not mine for name, mine in zip(session.reducer.plan.names(), parameters, strict=True)):
-        raise ConfigError("named_parameters should be those that the compression was made with")
-    known = {id(parameter) for parameter in parameters}
-    of_optimizer = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if known != {id(parameter) for parameter in of_optimizer}:
-        raise ConfigError(
-            f"the optimizer should have the {len(known)} parameters of the compression, it has {len(of_optimizer)}, "
-            "not all of them the same; create both with model.named_parameters()"
-        )
-    return parameters
-
-
-def _agree(session: Session, settings: Settings | None, options: Mapping[str, str], problem: str | None) -> None:
-    """Compare the options with the other ranks; a rank that has to refuse takes part.
+def _left_out(groups: Iterable[dict[str, Any]], exchanged: Container[Any]) -> str | None:
+    """Return in words a parameter that is stepped with this rank's own gradient, None if there is none.
 
     Args:
-        options: of the optimizer.
-
-    Raises:
-        ConfigError: some rank refuses, or options of update mode differ.
-        MismatchError: options of the optimizers differ.
+        groups: of an optimizer.
+        exchanged: the parameters whose updates ranks exchange.
     """
-    mine = dataclasses.asdict(settings) if settings else None
-    found = session.gather([problem, mine, options], "hvc.update", by_name=True)
-    for rank, (refusal, *_) in enumerate(found):
-        if refusal:
-            raise ConfigError(refusal if refusal == problem else f"rank {rank}: {refusal}")
-    if told := difference({rank: shown for rank, (_, _, shown) in enumerate(found)}):
-        raise MismatchError(told)
-    for rank, (_, theirs, _) in enumerate(found):
-        for name, value in (found[0][1] or {}).items():
-            if theirs[name] != value:
-                raise ConfigError(
-                    f"DistributedUpdateOptimizer was given {name}={value!r} on rank 0 and {theirs[name]!r} on rank "
-                    f"{rank}; give every rank the same"
-                )
+    for number, group in enumerate(groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter not in exchanged and parameter.requires_grad and parameter.grad is not None:
+                return f"parameter {place} of group {number}, of shape {tuple(parameter.shape)},"
+    return None
 
 
 class _UpdateMode:
@@ -236,6 +175,7 @@ class _UpdateMode:
     _updates: Schedule
     _planned: frozenset[nn.Parameter]  # those that are exchanged; none with one rank
     _last_hook: int
+    _check_caller: Callable[[], None]  # refuses a step that is none
     _optimizer_step_pre_hooks: OrderedDict[int, Any]
     param_groups: list[dict[str, Any]]
     #: A gradient scaler then calls ``step`` even if this rank's gradients overflowed: ranks stay in step.
@@ -251,16 +191,12 @@ class _UpdateMode:
             NonFiniteError: an update, or in the warm-up a gradient, is not finite on some rank; see
                 the text for what was set back.
         """
-        if in_broadcast_optimizer_state():
-            raise ConfigError(
-                "hvd.broadcast_optimizer_state() does not support an optimizer in update mode, whose state belongs to "
-                "each rank; broadcast only the parameters, before the first step"
-            )
+        self._check_caller()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._planned and (found := left_out(self.param_groups, self._planned)):
+        if self._planned and (found := _left_out(self.param_groups, self._planned)):
             raise ConfigError(
                 f"{found} now needs a gradient but is not exchanged, because it was frozen when the compression was "
                 "created; create the compression while it needs a gradient, and freeze it later"
@@ -292,7 +228,13 @@ class _UpdateMode:
         After it all ranks have the same weights: at the end of training, or before an evaluation.
         """
         with torch.no_grad():
-            self._updates.exchange(rebuild=False)  # gradients may be cleared by now, or those of other data
+            self._updates.flush()
+
+    @property
+    def outer(self) -> torch.optim.Optimizer | None:
+        """The outer optimizer, for a schedule of its rate, which counts exchanges; None if there is none."""
+        made = self._updates.outer
+        return made.optimizer if made else None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: the plan of exchanges is made already.

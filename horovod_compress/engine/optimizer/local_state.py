@@ -1,0 +1,130 @@
+"""What is saved of update mode beside its counters: fragments, the exchange under way, and the outer optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ...errors import StateError
+from ..saved import checksums
+from . import update_moment
+from .updates import Pending, UpdateExchange
+
+if TYPE_CHECKING:
+    from .local_steps import Fragment
+
+
+def of(fragments: Sequence[Fragment], pending: Pending | None, exchange: UpdateExchange, since: int) -> dict[str, Any]:
+    """Return what an exchange of all weights, applied at once, has nothing of.
+
+    Args:
+        pending: its results are there.
+        since: local steps of the cycle under way.
+    """
+    found: dict[str, Any] = {}
+    if len(fragments) > 1 or pending or fragments[0].apart != (since > 0):
+        found["fragments"] = [[fragment.since, fragment.apart] for fragment in fragments]
+    if pending:
+        found["pending"] = _saved(pending, exchange)
+    if exchange.outer:
+        found["outer"] = exchange.outer.state_dict()
+    return found
+
+
+def _saved(pending: Pending, exchange: UpdateExchange) -> dict[str, Any]:
+    names = exchange.reducer.plan.names()
+    return {
+        "names": [names[index] for index in pending.indices],
+        "resting": [names[index] for index in sorted(pending.resting)],
+        "bad": [names[index] for index in pending.bad],
+        "age": pending.age,
+        "results": [exchange.result(index).clone() for index in pending.indices],
+        "weights": [pending.weights[index].clone() for index in pending.indices],
+        "sent": [{n: mask.clone() for n, mask in pending.sent.get(index, {}).items()} for index in pending.indices],
+    }
+
+
+def check_form(state: object) -> None:
+    """Refuse what is not the state of an update-mode optimizer.
+
+    Raises:
+        StateError: it is malformed.
+        CorruptFrameError: it is not what was saved, by its checksums.
+    """
+    update_moment.check_form(state)
+    assert isinstance(state, Mapping)
+    pending = state.get("pending", {})
+    if not checksums.is_list(state.get("fragments", []), _is_fragment) or not isinstance(pending, Mapping):
+        raise StateError(
+            f"the saved state of an update-mode optimizer should have its fragments and what is pending, got "
+            f"{state.get('fragments')!r:.100}; load what its state_dict() returned"
+        )
+
+
+def _is_fragment(one: Any) -> bool:
+    return type(one) in (list, tuple) and len(one) == 2 and type(one[0]) is int and type(one[1]) is bool
+
+
+def is_apart(state: Mapping[str, Any]) -> bool:
+    """Return whether the weights had left the common ones, which were saved then."""
+    fragments = state.get("fragments")
+    return any(apart for _, apart in fragments) if fragments else state["since"] > 0
+
+
+def check_fits(state: Mapping[str, Any], fragments: Sequence[Fragment], overlap: int, exchange: UpdateExchange) -> None:
+    """Refuse a state of other options.
+
+    Raises:
+        StateError: says what was expected.
+    """
+    saved = len(state.get("fragments", [])) or len(fragments)
+    pending = state.get("pending", {"age": 0, "names": [], "results": [], "weights": [], "sent": []})
+    if saved != len(fragments) or (pending["age"] >= overlap and "pending" in state):
+        raise StateError(
+            f"the saved optimizer had {saved} fragment(s) and an exchange under way for {pending['age']} local steps; "
+            f"expected {len(fragments)} and fewer than overlap={overlap}: resume with the same options"
+        )
+    index, shapes = _numbers(exchange), [parameter.shape for parameter in exchange.parameters]
+    for name, result, weights in zip(pending["names"], pending["results"], pending["weights"], strict=True):
+        if name not in index or not shapes[index[name]] == result.shape == weights.shape:
+            raise StateError(f"the saved optimizer exchanged {name}, which has another shape here; use the same model")
+    if (exchange.outer is None) != ("outer" not in state):
+        given = "an outer optimizer" if "outer" in state else "no outer optimizer"
+        raise StateError(f"the saved optimizer had {given}; resume with the same outer_optimizer=")
+    if exchange.outer:
+        exchange.outer.check(state["outer"])
+
+
+def load(state: Mapping[str, Any], fragments: Sequence[Fragment], exchange: UpdateExchange) -> Pending | None:
+    """Restore what :func:`of` returned, once the common weights are; return the exchange that is pending."""
+    for fragment in fragments:
+        fragment.since, fragment.apart = state["since"], state["since"] > 0
+    for fragment, (since, apart) in zip(fragments, state.get("fragments", ()), strict=False):
+        fragment.since, fragment.apart = since, apart
+    if exchange.outer:
+        exchange.outer.load_state_dict(state["outer"])
+    if (saved := state.get("pending")) is None:
+        return None
+    number = _numbers(exchange)
+
+    def of_names(kind: str) -> Iterator[int]:
+        return (number[name] for name in saved[kind])
+
+    indices = list(of_names("names"))
+    pending = Pending(indices, set(of_names("resting")), None, saved["age"], list(of_names("bad")))
+    for place, index in enumerate(indices):
+        exchange.result(index).copy_(saved["results"][place])
+        pending.weights[index] = _like(exchange, index, saved["weights"][place])
+        pending.sent[index] = {n: _like(exchange, index, mask) for n, mask in saved["sent"][place].items()}
+    return pending
+
+
+def _numbers(exchange: UpdateExchange) -> dict[str, int]:
+    return {name: index for index, name in enumerate(exchange.reducer.plan.names())}
+
+
+def _like(exchange: UpdateExchange, index: int, saved: Tensor) -> Tensor:
+    """Return a copy where the parameter is."""
+    return saved.to(exchange.parameters[index].device, copy=True)

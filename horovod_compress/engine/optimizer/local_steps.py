@@ -1,0 +1,361 @@
+"""Update mode, step by step: when a rank's local steps are exchanged, in which parts, and when the result is applied.
+
+A *cycle* is ``delay`` local steps, in which every fragment of the weights is exchanged once: fragment p of P at the end
+of step (p + 1) delay / P. With an overlap of n, what is exchanged is applied n local steps later (Streaming DiLoCo,
+Douillard et al. 2025, sections 2.2 and 2.3), and one exchange is under way at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import NonFiniteError, StateError
+from ..agreement import differences
+from ..saved import checksums
+from . import local_state
+from .family import options_of
+from .outer import Outer
+from .update_moment import SharedSecondMoment
+from .updates import Pending, UpdateExchange
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of update mode; equal on every rank.
+
+    Attributes:
+        delay: local steps between exchanges.
+        shared: whether Adam's second moment is shared.
+        warmup: steps that begin the training with uncompressed gradients, if it is.
+        rebuild_every: exchanges from one rebuilding of the second moment to the next.
+        masking: whether momentum is emptied where updates were sent.
+        warmup_exchanges: local steps after these that are each exchanged, without the outer optimizer.
+        overlap: local steps from the taking of updates to their application.
+        fragments: parts of the weights that are exchanged by turns.
+        mixing: what part of the way weights go from this rank's own to the common ones.
+        clip: "median" where no update is longer than the median of the ranks'.
+        outer: whether there is an outer optimizer.
+    """
+
+    delay: int
+    shared: bool
+    warmup: int
+    rebuild_every: int
+    masking: bool
+    warmup_exchanges: int = 0
+    overlap: int = 0
+    fragments: int = 1
+    mixing: float = 1.0
+    clip: str | None = None
+    outer: bool = False
+
+    @property
+    def steady(self) -> int:
+        """The number of local steps after which updates are exchanged at all their distance."""
+        return self.warmup + self.warmup_exchanges
+
+
+@dataclass
+class Fragment:
+    """A part of the weights: whole buckets.
+
+    Attributes:
+        indices: of its parameters, rising.
+        at: the local step of a cycle that ends with its exchange.
+        since: local steps since its updates were taken last.
+        apart: whether this rank's weights have left the common ones.
+    """
+
+    indices: list[int]
+    at: int
+    since: int = 0
+    apart: bool = False
+
+
+def fragments_of(buckets: Sequence[tuple[Sequence[int], int]], number: int, delay: int) -> list[Fragment]:
+    """Return parts of about the same number of elements: neighbouring buckets, one at least in each.
+
+    Args:
+        buckets: the indices of their parameters, and the number of elements; as many as fragments, at least.
+        number: of fragments.
+        delay: local steps of a cycle.
+    """
+    total, done, cuts = sum(count for _, count in buckets), 0, [0]
+    for place, (_, count) in enumerate(buckets):
+        due, left = len(cuts), len(buckets) - place
+        if len(cuts) < number and place and (done + count / 2 > total * due / number or left == number - due):
+            cuts.append(place)
+        done += count
+    parts = [buckets[start:end] for start, end in zip(cuts, [*cuts[1:], len(buckets)], strict=True)]
+    return [
+        Fragment(sorted(index for indices, _ in part for index in indices), (p + 1) * delay // number)
+        for p, part in enumerate(parts)
+    ]
+
+
+class Schedule:
+    """What each step of an update-mode optimizer does.
+
+    Args:
+        moment: Adam's second moment, if the ranks share it.
+
+    Attributes:
+        steps: all local steps.
+        since: local steps of the cycle that is under way.
+        exchanges: those that are done or under way; the parts of one cycle count as one.
+        due: whether the second moment is to be rebuilt.
+        pending: the exchange under way.
+    """
+
+    def __init__(
+        self, optimizer: Any, exchange: UpdateExchange, settings: Settings, moment: SharedSecondMoment | None
+    ) -> None:
+        self._optimizer, self._exchange, self._settings, self._moment = optimizer, exchange, settings, moment
+        self.steps = self.since = self.exchanges = 0
+        self.due = False
+        self.pending: Pending | None = None
+        plan, ends = exchange.reducer.plan, 0
+        buckets = []
+        for bucket in plan.buckets:
+            begins, ends = ends, ends + len(bucket.tensors)
+            buckets.append((range(begins, ends), bucket.count))
+        self.fragments = fragments_of(buckets, settings.fragments, settings.delay)
+        self._compared = False
+
+    @property
+    def outer(self) -> Outer | None:
+        return self._exchange.outer
+
+    # ---- a step ----
+
+    def step(self, local: Callable[[], None], skip: bool, scaled: bool) -> None:
+        """Do one local step, and the exchange if it is due.
+
+        Args:
+            skip: a gradient scaler found an overflow on this rank: change nothing, but stay in step.
+            scaled: there is a gradient scaler, which expects no error for an overflow.
+        """
+        try:
+            if self._exchange.reducer.world == 1:
+                if not skip:
+                    local()
+            elif self.steps < self._settings.warmup:
+                self._compare(self._exchange.parameters)
+                self._show(warming=True)
+                if self._exchange.gradients():
+                    local()
+                elif not scaled:
+                    raise self._exchange.not_finite()
+            else:
+                self._local_step((lambda: None) if skip else local)
+        except NonFiniteError:
+            self._count()  # the step was made, on all ranks
+            raise
+        self._count()
+
+    def _count(self) -> None:
+        self.steps += 1
+        self._exchange.count_dense()
+
+    def _local_step(self, local: Callable[[], None]) -> None:
+        if self._moment:
+            self._moment.begin(self.steps)
+        for fragment in self.fragments:
+            if not fragment.apart:
+                self._exchange.remember(fragment.indices)
+                fragment.apart = True
+        fresh = [index for fragment in self.fragments if not fragment.since for index in fragment.indices]
+        self._exchange.rest(self._exchange.leave_frozen(), fresh)
+        local()
+        self.since += 1
+        for fragment in self.fragments:
+            fragment.since += 1
+        refused = self._age()
+        if self.steps < self._settings.steady:
+            self._exchange_now(self.fragments, outer=False)
+            self.since = 0
+        else:
+            due = [fragment for fragment in self.fragments if fragment.at == self.since]
+            if self.since == self._settings.delay:
+                self.since = 0
+            if due:
+                self._exchange_soon(due)
+        if refused:
+            raise refused
+
+    def prepare(self) -> None:
+        """Before the optimizer's own step, let it divide by the second moment that is held, if one is."""
+        if self._moment and self._moment.holds:
+            self._moment.prepare()
+
+    # ---- exchanges ----
+
+    def flush(self) -> None:
+        """Exchange what local steps have done since the last exchange; all ranks have the same weights then."""
+        refused = None
+        if self.pending:
+            refused = self._land(rebuild=False)
+        if any(fragment.apart for fragment in self.fragments):
+            # Gradients may be cleared by now, or those of other data: nothing is rebuilt from them.
+            self._exchange_now(self.fragments, rebuild=False)
+            self.since = 0
+        if refused:
+            raise refused
+
+    def _exchange_now(self, fragments: list[Fragment], *, outer: bool = True, rebuild: bool = True) -> None:
+        """Exchange the updates of some fragments, and let weights be the common ones.
+
+        Args:
+            rebuild: the gradients are those of the last local step, so that the second moment may be rebuilt from
+                them; else that waits for the next exchange.
+        """
+        pending = self._take(fragments, rebuild=rebuild)
+        for fragment in fragments:
+            fragment.apart = False
+        self._exchange.apply(pending, self._optimizer.state, outer=outer)
+        self._rebuild(rebuild)
+
+    def _exchange_soon(self, fragments: list[Fragment]) -> None:
+        """Exchange the updates of some fragments; with an overlap, local steps go on before they are applied."""
+        mixing, overlap = self._settings.mixing, self._settings.overlap
+        if mixing == 1.0 and not overlap:
+            self._exchange_now(fragments)
+            return
+        self.pending = self._take(fragments, rebuild=True, goes_on=bool(overlap))
+        if not overlap and (refused := self._land()):
+            raise refused
+
+    def _take(self, fragments: list[Fragment], *, rebuild: bool, goes_on: bool = False) -> Pending:
+        self._compare(self._exchange.base)
+        if fragments[0] is self.fragments[0]:
+            # Rounds are counted from 1, so a method's full-precision round comes after compressed ones.
+            self._show(warming=False, rebuild=rebuild)
+            self.exchanges += 1
+            self.due |= self._is_due(self.exchanges)  # also where the exchange is not finite
+        else:
+            self._show(warming=False, rebuild=rebuild)
+        for fragment in fragments:
+            fragment.since = 0
+        indices = sorted(index for fragment in fragments for index in fragment.indices)
+        return self._exchange.take(indices, self.exchanges, self._optimizer.state, goes_on=goes_on)
+
+    def _age(self) -> NonFiniteError | None:
+        """Count a local step of the exchange under way, and end that if it is time; return why it is refused."""
+        if self.pending is None:
+            return None
+        self.pending.age += 1
+        return self._land() if self.pending.age >= self._settings.overlap else None
+
+    def _land(self, *, rebuild: bool = True) -> NonFiniteError | None:
+        """Apply what is pending; return why it is refused, if it is.
+
+        Args:
+            rebuild: see :meth:`_exchange_now`.
+        """
+        pending, self.pending = self.pending, None
+        assert pending is not None
+        try:
+            self._exchange.apply(pending, self._optimizer.state, apart=True)
+        except NonFiniteError as error:
+            return error
+        self._rebuild(rebuild)
+        return None
+
+    def _rebuild(self, wanted: bool) -> None:
+        if self._moment and self.due and wanted:
+            self.due = False
+            if self._exchange.gradients():
+                self._moment.rebuild(self.steps + 1)  # with the one that is being done
+
+    def _is_due(self, exchange: int) -> bool:
+        return exchange % self._settings.rebuild_every == 0
+
+    # ---- what ranks compare ----
+
+    def _show(self, *, warming: bool, rebuild: bool = False) -> None:
+        """Show the other ranks what weights depend on: in the warm-up, on what the optimizer makes of a gradient.
+
+        Args:
+            rebuild: the second moment may be rebuilt after the exchange.
+        """
+        rebuilds = rebuild and (self.due or self._is_due(self.exchanges + 1))
+        shown = {name: value if warming else None for name, value in options_of(self._optimizer).items()}
+        counters = f"step {self.steps}, exchange {self.exchanges}, {'' if rebuilds else 'not '}rebuilding"
+        moment = self._moment.shown() if self._moment else None
+        shown |= {differences.COUNTERS: counters, differences.SECOND_MOMENT: moment}
+        if outer := self._exchange.outer:
+            shown |= outer.shown()
+        reducer = self._exchange.reducer
+        reducer.kept.show(reducer.next_step(), shown)
+
+    def _compare(self, weights: Sequence[Tensor]) -> None:
+        """See that all ranks are at the same point, once after the start and after each load."""
+        if not self._compared:
+            counters = (self.steps, self.since, self.exchanges, int(self.due))
+            outer = self._exchange.outer.tensors() if self._exchange.outer else ()
+            moment = self._moment.compared() if self._moment else ()
+            self._exchange.compare([*weights, *moment, *outer], counters)
+            self._compared = True
+
+    # ---- state ----
+
+    def settle(self) -> None:
+        """Wait for the results of the exchange under way, so that nothing is between two ranks."""
+        if self.pending:
+            self._exchange.receive(self.pending)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters, the common weights if local steps have left them, and what is held."""
+        self.settle()
+        apart = any(fragment.apart for fragment in self.fragments)
+        base = [base.clone() for base in self._exchange.base] if apart else []
+        counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
+        held = {"second_moment": self._moment.state_dict()} if self._moment else {}
+        resting = {"resting": self._exchange.resting()} if apart else {}
+        more = local_state.of(self.fragments, self.pending, self._exchange, self.since)
+        return checksums.sealed(counters | {"base": base} | held | resting | more)
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Refuse a state that does not fit.
+
+        Raises:
+            ConfigError: says what was expected.
+        """
+        local_state.check_form(state)
+        shapes = [list(base.shape) for base in state["base"]]
+        expected = [list(base.shape) for base in self._exchange.base] if local_state.is_apart(state) else []
+        if state["since"] >= self._settings.delay or shapes != expected:
+            raise StateError(
+                f"the saved optimizer was {state['since']} local steps past an exchange, with the common weights of "
+                f"{len(shapes)} parameters; expected fewer steps than communication_delay={self._settings.delay} and "
+                f"{len(expected)} parameters of the same shapes: resume with the same options and model"
+            )
+        local_state.check_fits(state, self.fragments, self._settings.overlap, self._exchange)
+        if self._moment and "second_moment" in state:
+            self._moment.check(state["second_moment"], warming=state["steps"] < self._settings.warmup)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned and :meth:`check` accepted."""
+        self.settle()
+        self.steps, self.since, self.exchanges = state["steps"], state["since"], state["exchanges"]
+        self.due = state.get("due", False)  # earlier versions did not have to wait
+        self._compared = False
+        if self._moment and "second_moment" in state:
+            self._moment.load_state_dict(state["second_moment"])
+        elif self._moment:
+            self._moment.load_earlier(self._rebuilt())
+        self._exchange.resume(state.get("resting", ()))  # earlier versions exchanged frozen parameters
+        # None are saved right after an exchange: they are the weights.
+        for base, saved in zip(self._exchange.base, state["base"], strict=False):
+            base.copy_(saved)
+        self.pending = local_state.load(state, self.fragments, self._exchange)
+
+    def _rebuilt(self) -> int:
+        """Return after how many local steps the second moment moved last, which earlier versions did not save."""
+        warmup, every = self._settings.warmup, self._settings.rebuild_every
+        exchanges = self.exchanges % every + every * self.due
+        return max(warmup, self.steps - self.since - exchanges * self._settings.delay) if self.steps >= warmup else -1

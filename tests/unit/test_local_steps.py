@@ -1,0 +1,370 @@
+"""Local steps with an outer optimizer, overlap, fragments and mixing, against a plain rule in NumPy."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from horovod_compress.engine.optimizer.local_steps import fragments_of
+from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError, StateError
+from tests.support.samples import Sample, samples
+from tests.unit.test_update import adamw, train
+
+WORLD, RATE = 3, 0.05
+NESTEROV = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+HEAVY = partial(torch.optim.SGD, lr=0.5, momentum=0.8)
+LENGTHS = {"used": 40, "unused": 30}
+Named = dict[str, nn.Parameter]
+
+
+def target(rank: int, name: str) -> torch.Tensor:
+    """Return what a rank's loss pulls a parameter to: half the square of the distance."""
+    generator = torch.Generator().manual_seed(rank + 10 * len(name))
+    return torch.randn(LENGTHS[name], generator=generator)
+
+
+def pull(rank: int, named: Named) -> None:
+    for name, parameter in named.items():
+        parameter.grad = parameter.detach() - target(rank, name)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=RATE)
+
+
+def heavy(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
+
+
+class Oracle:
+    """The rule, one number after the other, for all ranks at once."""
+
+    def __init__(self, outer: dict[str, float], nesterov: bool, options: dict[str, Any]) -> None:
+        self.outer, self.nesterov, self.options = outer, nesterov, options
+        self.own = {n: np.full((WORLD, k), 0.5) for n, k in LENGTHS.items()}
+        self.base = {n: np.full(k, 0.5) for n, k in LENGTHS.items()}
+        self.momentum = {n: np.zeros(k) for n, k in LENGTHS.items()}
+        self.pending: tuple[int, list[str], dict[str, Any], dict[str, Any]] | None = None
+
+    def run(self, steps: int) -> None:
+        delay, parts = self.options["communication_delay"], self.options.get("fragments", 1)
+        warm, overlap = self.options.get("warmup_exchanges", 0), self.options.get("overlap", 0)
+        names, in_cycle = list(LENGTHS), 0
+        for step in range(steps):
+            for name, own in self.own.items():
+                own -= RATE * (own - np.stack([target(rank, name).numpy() for rank in range(WORLD)]))
+            in_cycle += 1
+            if self.pending and step - self.pending[0] == overlap:
+                self.apply()
+            if step < warm:
+                due, in_cycle = names, 0
+            elif parts == 1:
+                due = names if in_cycle == delay else []
+            else:
+                due = [name for p, name in enumerate(names) if in_cycle == (p + 1) * delay // parts]
+            in_cycle %= delay
+            if due:
+                means = {n: (self.own[n] - self.base[n]).mean(0) for n in due}
+                self.pending = step, due, means, {n: self.own[n].copy() for n in due}
+                if step < warm or not overlap:
+                    self.apply(outer=step >= warm)
+
+    def apply(self, outer: bool = True) -> None:
+        assert self.pending
+        _, due, means, taken = self.pending
+        self.pending = None
+        for name in due:
+            grad = -means[name]
+            if outer and self.outer:
+                self.momentum[name] = self.outer.get("momentum", 0.0) * self.momentum[name] + grad
+                push = self.outer.get("momentum", 0.0) * self.momentum[name]
+                grad = self.outer["lr"] * (grad + push if self.nesterov else self.momentum[name])
+            self.base[name] = self.base[name] - grad
+            mixing = self.options.get("mixing", 1.0) if outer else 1.0
+            self.own[name] += mixing * (self.base[name] - taken[name])
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"communication_delay": 4},
+    "heavy": {"communication_delay": 4, "outer_optimizer": HEAVY},
+    "nesterov": {"communication_delay": 3, "outer_optimizer": NESTEROV},
+    "options of SGD": {"communication_delay": 3, "outer_optimizer": dict(NESTEROV.keywords)},
+    "warm": {"communication_delay": 5, "outer_optimizer": NESTEROV, "warmup_exchanges": 6},
+    "overlap": {"communication_delay": 5, "outer_optimizer": NESTEROV, "overlap": 2},
+    "all the way": {"communication_delay": 4, "outer_optimizer": HEAVY, "overlap": 4, "mixing": 0.5},
+    "delayed": {"communication_delay": 1, "overlap": 1},
+    "mixing": {"communication_delay": 3, "outer_optimizer": HEAVY, "mixing": 0.25},
+    "fragments": {"communication_delay": 5, "outer_optimizer": NESTEROV, "fragments": 2},
+    "all of it": {"communication_delay": 6, "outer_optimizer": NESTEROV, "fragments": 2, "overlap": 3,
+                  "mixing": 0.75, "warmup_exchanges": 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rule_is_that_of_the_oracle(case: str) -> None:
+    options = CASES[case]
+    commons: list[list[bytes]] = [[] for _ in range(WORLD)]
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for _ in range(26):
+            pull(rank, named)
+            optimizer.step()
+            base = optimizer._updates._exchange.base
+            commons[rank].append(b"".join(tensor.numpy().tobytes() for tensor in base))
+
+    named, _ = train(sgd, run, "none", {"schedule": "layerwise"}, WORLD, **options)
+    outer = options.get("outer_optimizer", {})
+    keywords = dict(getattr(outer, "keywords", outer))
+    oracle = Oracle(keywords, keywords.pop("nesterov", False), options)
+    oracle.run(26)
+    for rank, mine in enumerate(named):
+        for name, parameter in mine.items():
+            np.testing.assert_allclose(parameter.detach().numpy(), oracle.own[name][rank], rtol=0, atol=2e-6)
+    assert commons[0] == commons[1] == commons[2]
+    assert len(set(commons[0])) > 4  # else it would say nothing
+
+
+@pytest.mark.parametrize("sample", list(samples()), ids=lambda sample: sample.name)
+def test_an_outer_sgd_of_rate_one_changes_no_bit(sample: Sample) -> None:
+    ends = []
+    for outer in (None, partial(torch.optim.SGD, lr=1.0)):
+
+        def run(rank: int, optimizer: Any, named: Named) -> None:
+            for _ in range(4):
+                pull(rank, named)
+                optimizer.step()
+
+        named, _ = train(sgd, run, sample.method, sample.options, 2, communication_delay=1, outer_optimizer=outer)
+        ends.append([parameter.detach() for mine in named for parameter in mine.values()])
+    assert all(torch.equal(*both) for both in zip(*ends, strict=True))
+    assert bool((ends[0][0] != 0.5).any())
+
+
+RESUMED = {
+    "outer": ("marsit", {"communication_delay": 4, "outer_optimizer": NESTEROV, "warmup_exchanges": 3}),
+    "overlap": ("topk", {"communication_delay": 4, "outer_optimizer": HEAVY, "overlap": 3}),
+    "fragments": ("marsit", {"communication_delay": 6, "outer_optimizer": NESTEROV, "fragments": 2, "overlap": 2,
+                             "mixing": 0.5}),
+    "delayed": ("cd_sgd", {}),
+    "shared": ("marsit", {"communication_delay": 2, "overlap": 1, "second_moment": "shared", "warmup_steps": 3,
+                          "rebuild_every": 2}),
+}  # fmt: skip
+
+
+def resumed(case: str, at: int, change: Callable[[int, Any], None] = lambda rank, state: None) -> list[list[Any]]:
+    """Return the weights of a whole run of 16 steps, and of one that is resumed after so many."""
+    method, options = RESUMED[case]
+    ends: list[list[Any]] = [[], []]
+    saved: list[Any] = [None, None]
+
+    def run(part: int) -> Callable[[int, Any, Named], None]:
+        def steps(rank: int, optimizer: Any, named: Named) -> None:
+            if part:
+                model, state, kept = saved[rank]
+                change(rank, state)
+                with torch.no_grad():
+                    for name, parameter in named.items():
+                        parameter.copy_(model[name])
+                optimizer.load_state_dict(state)
+                optimizer.compression.load(kept)
+            for step in range(at if part else 0, 16):
+                if step == at and not part:
+                    weights = {name: parameter.detach() for name, parameter in named.items()}
+                    saved[rank] = copy.deepcopy((weights, optimizer.state_dict(), optimizer.compression.saved()))
+                pull(rank, named)
+                optimizer.step()
+
+        return steps
+
+    for part in range(2):
+        kind = adamw if case == "shared" else heavy
+        named, _ = train(kind, run(part), method, {"schedule": "layerwise"}, 2, **options)
+        ends[part] = [parameter.detach().clone() for mine in named for parameter in mine.values()]
+    return ends
+
+
+@pytest.mark.parametrize("case", RESUMED)
+@pytest.mark.parametrize("at", [1, 3, 4, 5, 7, 9, 10, 12, 14])
+def test_resuming_at_any_step_gives_the_same_bits(case: str, at: int) -> None:
+    """Also with an exchange under way, between two fragments, and in the steps that are each exchanged."""
+    whole, again = resumed(case, at)
+    assert all(torch.equal(*both) for both in zip(whole, again, strict=True))
+
+
+def test_a_state_with_an_exchange_under_way_has_its_results() -> None:
+    def forget(rank: int, state: Any) -> None:
+        state["horovod_compress"].pop("checksums")
+        state["horovod_compress"].pop("pending")
+
+    whole, again = resumed("overlap", 5, forget)  # the control: without them the run ends elsewhere
+    assert not all(torch.equal(*both) for both in zip(whole, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("case", "break_it", "text"),
+    [
+        ("outer", lambda state: state.pop("outer"), "no outer optimizer; resume with the same outer_optimizer="),
+        ("fragments", lambda state: state["fragments"].pop(), "had 1 fragment"),
+        ("overlap", lambda state: state["pending"].update(age=3), "fewer than overlap=3"),
+        ("overlap", lambda state: state["pending"].update(names=["used", "other"]), "exchanged other"),
+        ("overlap", lambda state: state.update(pending=7), "what is pending"),
+    ],
+)
+def test_states_of_other_options_are_refused(case: str, break_it: Callable[[Any], Any], text: str) -> None:
+    def change(rank: int, state: Any) -> None:
+        state["horovod_compress"].pop("checksums")
+        break_it(state["horovod_compress"])
+
+    with pytest.raises(StateError, match=text):
+        resumed(case, 5, change)
+
+
+def test_a_burst_of_one_rank_moves_the_common_weights_no_further_than_usual() -> None:
+    moves: dict[str | None, list[float]] = {}
+    norms, met = [0.0] * 4, threading.Barrier(4)
+
+    def gather(rank: int, norm: float) -> list[float]:
+        norms[rank] = norm
+        met.wait(20)
+        found = list(norms)
+        met.wait(20)
+        return found
+
+    for clip in ("median", None):
+
+        def run(rank: int, optimizer: Any, named: Named, clip: str | None = clip) -> None:
+            before = torch.cat([parameter.detach().clone() for parameter in named.values()])
+            if clip:  # this fleet has no gather of its own
+                optimizer._updates._exchange._norms = partial(gather, rank)
+            for step in range(12):
+                pull(rank, named)
+                if (rank, step) == (1, 7):
+                    for parameter in named.values():
+                        assert parameter.grad is not None
+                        parameter.grad *= 200.0
+                optimizer.step()
+                if step % 2:
+                    now = torch.cat([parameter.detach().clone() for parameter in named.values()])
+                    if rank == 0:
+                        moves.setdefault(clip, []).append(float((now - before).norm()))
+                    before = now
+
+        train(sgd, run, "none", world=4, communication_delay=2, clip=clip)
+    assert moves["median"][3] < 1.5 * max(moves["median"][:3])
+    assert moves[None][3] > 5 * max(moves[None][:3])  # the control
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_what_is_not_finite_leaves_the_common_weights(overlap: int) -> None:
+    refused: list[list[int]] = [[], []]
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for step in range(9):
+            pull(rank, named)
+            if (rank, step) == (1, 3):
+                assert named["used"].grad is not None
+                named["used"].grad[5] = torch.nan
+            base = [tensor.clone() for tensor in optimizer._updates._exchange.base]
+            try:
+                optimizer.step()
+            except NonFiniteError:
+                refused[rank].append(step)
+                assert torch.equal(base[0], optimizer._updates._exchange.base[0])
+                assert torch.equal(base[0], named["used"])
+        optimizer.flush()
+        assert all(bool(parameter.isfinite().all()) for parameter in named.values())
+
+    options = {"communication_delay": 2, "outer_optimizer": NESTEROV, "overlap": overlap}
+    named, _ = train(sgd, run, "none", {"schedule": "layerwise"}, 2, **options)
+    assert refused == [[3 + overlap]] * 2
+    assert all(torch.equal(named[0][name], named[1][name]) for name in LENGTHS)
+
+
+def test_flush_makes_all_weights_equal_whatever_is_under_way() -> None:
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for step in range(10):
+            pull(rank, named)
+            optimizer.step()
+            if step in (4, 7):
+                optimizer.flush()
+        optimizer.flush()
+
+    options = {"communication_delay": 4, "fragments": 2, "overlap": 2, "mixing": 0.5, "outer_optimizer": HEAVY}
+    named, _ = train(heavy, run, "topk", {"density": 0.5, "schedule": "layerwise"}, 2, **options)
+    assert all(torch.equal(named[0][name], named[1][name]) for name in LENGTHS)
+
+
+def test_momentum_is_emptied_where_an_update_was_sent_while_local_steps_go_on() -> None:
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for step in range(4):
+            pull(rank, named)
+            optimizer.step()
+            buffers = [optimizer.state[parameter]["momentum_buffer"] for parameter in named.values()]
+            empty = sum(int((buffer == 0).sum()) for buffer in buffers)
+            assert empty == (0 if step < 3 else sum(LENGTHS.values()) // 2), step
+
+    train(heavy, run, "topk", {"density": 0.5}, 2, communication_delay=3, overlap=1)
+
+
+def test_schedules_of_the_outer_rate_count_exchanges_and_ranks_compare_it() -> None:
+    def run(rank: int, optimizer: Any, named: Named, odd: int | None = None) -> None:
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer.outer, 0.5)
+        for step in range(6):
+            pull(rank, named)
+            optimizer.step()
+            if step % 2 and rank != odd:
+                schedule.step()
+
+    _, made = train(sgd, run, communication_delay=2, outer_optimizer=HEAVY)
+    assert made[0].outer.param_groups[0]["lr"] == 0.5 * 0.5**3
+    with pytest.raises(MismatchError, match="the outer optimizer's lr differs between ranks"):
+        train(sgd, partial(run, odd=1), communication_delay=2, outer_optimizer=HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"outer_optimizer": torch.optim.SGD([torch.ones(1)], lr=1)}, "should be what makes an optimizer"),
+        ({"outer_optimizer": torch.optim.LBFGS}, "without a closure"),
+        ({"outer_optimizer": {"lr": 0.1, "nesterov": True}}, "cannot be made: Nesterov momentum requires"),
+        ({"outer_optimizer": lambda weights: torch.optim.SGD(weights[:1], lr=1.0)}, "all the parameters"),
+        ({"overlap": 3, "communication_delay": 2}, "overlap should be a whole number from 0 to 2"),
+        ({"overlap": 2, "communication_delay": 2, "fragments": 2}, "from 0 to 1, the local steps"),
+        ({"fragments": 3, "communication_delay": 4}, "fragments=3 needs as many buckets, and this plan has 2"),
+        ({"fragments": 2}, "from 1 to communication_delay=1"),
+        ({"mixing": 0.0}, "mixing should be above 0 and at most 1"),
+        ({"clip": "mean"}, 'clip should be None or "median"'),
+        ({"warmup_exchanges": 0.2}, "give the compression total_steps="),
+        ({"warmup_exchanges": 1.5}, "a share of them from 0 to 1"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        train(sgd, lambda *given: None, "none", {"schedule": "layerwise"}, **options)
+
+
+def test_fragments_are_neighbours_of_about_equal_size() -> None:
+    buckets = [([0], 10), ([1, 2], 10), ([3], 10), ([4], 10), ([5], 40), ([6], 0)]
+    for number in range(1, 7):
+        parts = fragments_of(buckets, number, 12)
+        assert [index for part in parts for index in part.indices] == list(range(7))
+        assert len(parts) == number and all(part.indices for part in parts)
+        assert [part.at for part in parts] == [(p + 1) * 12 // number for p in range(number)]
+    assert [part.indices for part in fragments_of(buckets, 2, 12)] == [[0, 1, 2, 3, 4], [5, 6]]
+
+
+def test_presets_of_local_steps_bring_their_options() -> None:
+    for method, delay, outer, overlap in (("diloco", 30, True, 0), ("cd_sgd", 1, False, 1), ("none", 1, False, 0)):
+        _, made = train(sgd, lambda *given: None, method, world=2)
+        settings = made[0]._updates._settings
+        assert (settings.delay, settings.outer, settings.overlap) == (delay, outer, overlap)
+    _, made = train(sgd, lambda *given: None, "diloco", world=2, communication_delay=5)
+    assert made[0]._updates._settings.delay == 5 and made[0].outer.defaults["nesterov"]
