@@ -83,7 +83,14 @@ def distributed(chosen: Namespace, model: nn.Module, compression: Any) -> Any:
         return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
     import horovod_compress.torch as hvc
 
-    options = {"second_moment": chosen.second_moment, "warmup_steps": chosen.exact_steps}
+    options = {
+        "second_moment": chosen.second_moment,
+        "warmup_steps": chosen.exact_steps,
+        "outer_optimizer": chosen.outer_options,
+        "warmup_exchanges": chosen.warmup_exchanges,
+        "overlap": chosen.overlap,
+        "fragments": chosen.fragments,
+    }
     return hvc.DistributedUpdateOptimizer(optimizer, named, compression, chosen.delay, **options)
 
 

@@ -11,6 +11,8 @@ SHARDS = ("even", "uneven")
 DEVICES = ("cpu", "cuda")
 EXCHANGES = ("auto", "ring", "fold")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+OUTER = {"nesterov": {"lr": 0.7, "momentum": 0.9, "nesterov": True}, "sgd": {"lr": 0.4}}
+_LOCAL = ("outer", "outer_lr", "warmup_exchanges", "overlap", "fragments")  # options of update mode
 
 
 class UsageError(ValueError):
@@ -46,8 +48,7 @@ def parse(arguments: list[str] | None = None, quiet: bool = False) -> argparse.N
     if chosen.eval_every is None:
         chosen.eval_every = max(1, chosen.steps // 10)
     chosen.options = _method_options(chosen)
-    if not chosen.update_mode and chosen.delay:
-        raise UsageError("--delay needs --update-mode")
+    _settle_local_steps(chosen)
     if not (chosen.attach or chosen.update_mode) and chosen.second_moment != "auto":
         raise UsageError("--second-moment is an option of attach() and of update mode: leave out --no-attach")
     if chosen.lr_schedule != "constant" and (chosen.save or chosen.load):
@@ -55,6 +56,25 @@ def parse(arguments: list[str] | None = None, quiet: bool = False) -> argparse.N
     if chosen.update_mode and chosen.method.startswith("horovod-"):
         raise UsageError(f"{chosen.method} is stock Horovod, which has no update mode; take one of the plugin's")
     return chosen
+
+
+def _settle_local_steps(chosen: argparse.Namespace) -> None:
+    """Make of --local-steps what it stands for, and refuse options of update mode without it."""
+    if chosen.local_steps and chosen.delay:
+        raise UsageError("--local-steps N is --delay N: give one of them")
+    if chosen.local_steps:
+        chosen.update_mode, chosen.delay = True, chosen.local_steps
+    if not chosen.update_mode and chosen.delay:
+        raise UsageError("--delay needs --update-mode")
+    usual = {name: 1 if name == "fragments" else 0 for name in _LOCAL}
+    given = [name for name in _LOCAL if (getattr(chosen, name) or 0) != usual[name]]
+    if given and not chosen.update_mode:
+        raise UsageError(f"--{given[0].replace('_', '-')} needs --local-steps")
+    if chosen.outer_lr and not chosen.outer:
+        raise UsageError("--outer-lr needs --outer")
+    chosen.outer_options = (
+        OUTER[chosen.outer] | ({"lr": chosen.outer_lr} if chosen.outer_lr else {}) if chosen.outer else None
+    )
 
 
 def _parser(quiet: bool) -> Parser:
@@ -119,6 +139,7 @@ def _add_method(group: Any) -> None:
     )
     group.add_argument("--update-mode", action="store_true", help="exchange weight updates instead of gradients")
     group.add_argument("--delay", type=positive(int), help="local steps between exchanges")
+    _add_local_steps(group)
     group.add_argument(
         "--second-moment", choices=("auto", "shared", "own"), default="auto", help="which second moment Adam uses"
     )
@@ -128,6 +149,21 @@ def _add_method(group: Any) -> None:
         default=30,
         help="number of exact rounds at the start, with a shared second moment",
     )
+
+
+def _add_local_steps(group: Any) -> None:
+    group.add_argument("--local-steps", type=positive(int), metavar="N", help="the same as --update-mode --delay N")
+    group.add_argument(
+        "--outer",
+        choices=tuple(OUTER),
+        help="the optimizer of the common weights, once an exchange: nesterov is DiLoCo's, sgd SparseLoCo's",
+    )
+    group.add_argument("--outer-lr", type=positive(float), help="its learning rate; default: 0.7, and 0.4 for sgd")
+    group.add_argument(
+        "--warmup-exchanges", type=count, default=0, help="local steps at the start that are each exchanged"
+    )
+    group.add_argument("--overlap", type=count, help="local steps that go on while an exchange is under way")
+    group.add_argument("--fragments", type=positive(int), default=1, help="parts of the model exchanged by turns")
 
 
 def _add_output(group: Any) -> None:

@@ -94,7 +94,10 @@ def rows() -> list[dict[str, Any]]:
 
 def presets() -> dict[str, dict[str, Any]]:
     """Return what each preset stands for, by name."""
-    return {name: {"method": preset.method, "options": dict(preset.options)} for name, preset in PRESETS.items()}
+    return {
+        name: {"method": preset.method, "options": dict(preset.options), "updates": dict(preset.updates)}
+        for name, preset in PRESETS.items()
+    }
 
 
 def rows_of(kind: Any) -> list[dict[str, Any]]:
@@ -168,7 +171,10 @@ def text(found: list[dict[str, Any]]) -> str:
 def call(name: str) -> str:
     """Return the method that a preset stands for, with its options."""
     preset = PRESETS[name]
-    return " ".join([preset.method, *(f"{option}={value}" for option, value in preset.options.items())])
+    words = [preset.method, *(f"{option}={value}" for option, value in preset.options.items())]
+    if preset.updates:
+        words += ["with local steps:", *(f"{option}={value}" for option, value in preset.updates.items())]
+    return " ".join(words)
 
 
 def _bounds(found: list[dict[str, Any]], width: int) -> Iterator[str]:

@@ -37,7 +37,7 @@ FOR_UPDATES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class UpdateOptions:
     """What a program gives update mode; see :func:`~horovod_compress.fronts.updates.distributed_update_optimizer`."""
 
     communication_delay: int | None = None
@@ -52,7 +52,7 @@ class Given:
     rebuild_every: int | None = None
     momentum_masking: bool = True
 
-    def completed(self, method: str) -> Given:
+    def completed(self, method: str) -> UpdateOptions:
         """Return these with what the preset of that name says, where nothing was given."""
         preset = PRESETS[method].updates if method in PRESETS else {}
         missing = {name: value for name, value in preset.items() if getattr(self, name) is None}
@@ -64,7 +64,7 @@ class Given:
         return partial(torch.optim.SGD, **outer) if isinstance(outer, Mapping) else outer
 
 
-def settings_of(optimizer: torch.optim.Optimizer, session: Session, given: Given) -> Settings:
+def settings_of(optimizer: torch.optim.Optimizer, session: Session, given: UpdateOptions) -> Settings:
     """Return the checked options.
 
     Raises:
@@ -104,7 +104,7 @@ def settings_of(optimizer: torch.optim.Optimizer, session: Session, given: Given
     )
 
 
-def _check_exchanges(given: Given, delay: int, overlap: int, buckets: int) -> None:
+def _check_exchanges(given: UpdateOptions, delay: int, overlap: int, buckets: int) -> None:
     """Refuse exchanges that do not fit into the delay, or the buckets.
 
     Raises:

@@ -26,7 +26,7 @@ from ..engine.optimizer.update_moment import SharedSecondMoment
 from ..engine.optimizer.updates import UpdateExchange
 from ..errors import ConfigError
 from .session import Session
-from .update_options import Given, agree, in_plan_order, settings_of
+from .update_options import UpdateOptions, agree, in_plan_order, settings_of
 
 _STATE_KEY = "horovod_compress"
 
@@ -96,7 +96,7 @@ def distributed_update_optimizer(
     session: Session | None = compression._for_updates()
     if session is None:
         return optimizer  # a rank outside the process set trains by itself, as under Horovod
-    given = Given(
+    given = UpdateOptions(
         communication_delay, outer_optimizer, warmup_exchanges, overlap, fragments, mixing, clip, second_moment,
         warmup_steps, rebuild_every, momentum_masking,
     ).completed(compression.method)  # fmt: skip
@@ -108,7 +108,7 @@ def _agreed(
     optimizer: torch.optim.Optimizer,
     named_parameters: list[tuple[str, nn.Parameter]],
     session: Session,
-    given: Given,
+    given: UpdateOptions,
 ) -> tuple[Settings, UpdateExchange]:
     """Return the options and what exchanges by them, once all ranks are known to have the same ones.
 

@@ -27,7 +27,7 @@ SLACK, BOUND = 45.0, 90.0
 COLUMNS = {
     "fault": ["kill", "stop", "raise", "term", "sleep", "drop", "flip"],
     "phase": ["start", "search", "first hop", "last hop", "between", "shutdown"],
-    "path": ["stock", "attached", "update", "ddp"],
+    "path": ["stock", "attached", "update", "ddp", "ddp-update"],
     "exchange": ["ring", "fold", "gather"],
 }
 AT_THE_SEAM = ("drop", "flip")
@@ -40,7 +40,7 @@ FRAMES = {"first hop": 2, "last hop": 5}
 
 def fits(fault: str, phase: str, path: str, exchange: str) -> bool:
     """Return whether there is such a job: update mode searches nothing, and only exchanges have frames."""
-    return not (path == "update" and phase == "search") and (fault not in AT_THE_SEAM or phase in HOPS)
+    return not (path.endswith("update") and phase == "search") and (fault not in AT_THE_SEAM or phase in HOPS)
 
 
 CELLS = pairwise_cells(COLUMNS, fits)

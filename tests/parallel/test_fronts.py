@@ -14,6 +14,15 @@ FRONTS = ("torch", "horovod", "plain")
 STEPS = [0, 20]
 SECONDS = 280.0  # for a job of all methods
 FEW = ("marsit", "topk")
+NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+#: Local steps, saved with an exchange under way; then all of it is exchanged.
+UPDATES: dict[str, Any] = {
+    "method": "marsit",
+    "steps": STEPS,
+    "options": {"schedule": "size:4KB"},
+    "updates": {"communication_delay": 4, "outer_optimizer": NESTEROV, "overlap": 2, "fragments": 2,
+                "warmup_exchanges": 5, "clip": "median"},
+}  # fmt: skip
 ADAM = {"method": "marsit", "adam": {}, "options": {"full_precision_every": 4}}
 #: A second moment that is held, in unusual company.
 HELD: dict[str, dict[str, Any]] = {
@@ -41,6 +50,11 @@ def run(front: str, cases: dict[str, dict[str, Any]], world: int = 2) -> list[di
     return job.reports
 
 
+def steps_apart(reports: list[dict[str, Any]]) -> bool:
+    """Return whether ranks had other weights before all was exchanged: the control of what is equal then."""
+    return len({report["updates"]["updates"][0] for report in reports}) == len(reports)
+
+
 def check_equal(cases: dict[str, dict[str, Any]], world: int = 2) -> None:
     control = {"control": next(iter(cases.values())) | {"steps": [0, STEPS[1] - 1]}}
     ours, *others = (run(front, cases | control, world) for front in FRONTS)
@@ -48,6 +62,7 @@ def check_equal(cases: dict[str, dict[str, Any]], world: int = 2) -> None:
         for theirs in others:
             assert [report[name] for report in ours] == [report[name] for report in theirs], name
         assert ours[0][name]["weights"] != ours[0]["control"]["weights"]
+    assert "updates" not in cases or all(map(steps_apart, (ours, *others)))
 
 
 def by_method(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -55,7 +70,7 @@ def by_method(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 
 def test_all_fronts_give_the_same_bytes() -> None:
-    check_equal(by_method(FEW))
+    check_equal(by_method(FEW) | {"updates": UPDATES})
 
 
 @pytest.mark.slow

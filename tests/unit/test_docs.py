@@ -7,6 +7,7 @@ import difflib
 import json
 import re
 import sys
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from horovod_compress.cli import command as cli
 from horovod_compress.codecs import registry
 from horovod_compress.engine.optimizer import second_moment
 from horovod_compress.exchange import wire
+from horovod_compress.fronts.updates import distributed_update_optimizer as update_optimizer
 from horovod_compress.options import PRESETS, Options
 from tests.support.local import Fleet, spec
 
@@ -208,11 +210,11 @@ def test_the_table_of_methods_is_what_the_command_prints(capsys: pytest.CaptureF
 
 def test_the_pages_have_every_preset() -> None:
     shown = {}
-    for name, stands_for in table_after(DOCS / "methods.md", "## Presets"):
+    for name, stands_for, steps in table_after(DOCS / "methods.md", "## Presets"):
         method, *options = re.findall(r"`([^`]+)`", stands_for)
-        given = dict(option.split("=") for option in options)
-        shown[plain(name)] = (method, {option: json.loads(value) for option, value in given.items()})
-    assert shown == {name: (method, dict(options)) for name, (method, options) in PRESETS.items()}
+        both = (dict(o.split("=", 1) for o in every) for every in (options, re.findall(r"`([^`]+)`", steps)))
+        shown[plain(name)] = (method, *({o: json.loads(value) for o, value in given.items()} for given in both))
+    assert shown == {name: (p.method, dict(p.options), dict(p.updates)) for name, p in PRESETS.items()}
     page = (DOCS / "systems.md").read_text()
     assert all(f"hvc.Compression.{name}(" in page for name in PRESETS)
 
@@ -222,7 +224,7 @@ def test_options_written_as_code_exist(page: Path) -> None:
     known = {*Options.names(), "process_set", "named_parameters", "compression"}
     known |= {option for name in registry.methods() for option in registry.option_names(name)}
     # Not options of a method: of attach, Horovod, optimizers, load_state_dict, torch, the walk-through and trace.
-    known |= {"second_moment", "rebuild_every", "match_norm", "step"}
+    known |= {"second_moment", "rebuild_every", "match_norm", "step", *signature(update_optimizer).parameters}
     known |= {"process_group", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view"}
     known |= {
         "static_graph",
@@ -235,7 +237,7 @@ def test_options_written_as_code_exist(page: Path) -> None:
     known |= {"op", "groups", "backward_passes_per_step", "sparse_as_dense", "sparse", "residuals"}
     known |= {"weights_only", "hop", "purpose", "period", "steps", "drop_last", "name", "root_rank"}
     known |= {"every", "labels", "callbacks", "ddp_comm_hook", "comm_hook"}  # of publish(), Lightning and Accelerate
-    known |= {"gradient_accumulation_steps", "ddp_find_unused_parameters", "torch_compile", "lr"}  # of the Trainer
+    known |= {"gradient_accumulation_steps", "ddp_find_unused_parameters", "torch_compile", "lr", "momentum"}  # of the Trainer
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
     assert not set(calls) - known
 

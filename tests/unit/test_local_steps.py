@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_compress.engine.optimizer.local_steps import fragments_of
+from horovod_compress.engine.optimizer.fragments import fragments_of
 from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError, StateError
 from tests.support.samples import Sample, samples
 from tests.unit.test_update import adamw, train
@@ -60,7 +60,7 @@ class Oracle:
         names, in_cycle = list(LENGTHS), 0
         for step in range(steps):
             for name, own in self.own.items():
-                own -= RATE * (own - np.stack([target(rank, name).numpy() for rank in range(WORLD)]))
+                own[:] -= RATE * (own - np.stack([target(rank, name).numpy() for rank in range(WORLD)]))
             in_cycle += 1
             if self.pending and step - self.pending[0] == overlap:
                 self.apply()

@@ -18,13 +18,18 @@ from horovod_compress.errors import ConfigError
 from horovod_compress.options import PRESETS, check_known
 
 each_preset = pytest.mark.parametrize("name", PRESETS)
-# Another density is a choice that every preset can bear.
-CHANGED = {"density": 0.25}
+#: Choices one of which a preset can bear, if its method has options.
+CHANGES = {"density": 0.25, "full_precision_every": 7}
+
+
+def changed(name: str) -> dict[str, Any]:
+    known = registry.option_names(name)
+    return next(({option: value} for option, value in CHANGES.items() if option in known), {})
 
 
 @each_preset
 def test_a_preset_is_its_method_with_options(name: str) -> None:
-    method, options = PRESETS[name]
+    method, options, _ = PRESETS[name]
     assert hvc.method(name) == registry.create(method, **options)  # type: ignore[arg-type]
     assert parse(name, {})[0] == parse(method, options)[0]
     assert name in hvc.available() and name not in registry.methods() and method in registry.built_in()
@@ -32,19 +37,20 @@ def test_a_preset_is_its_method_with_options(name: str) -> None:
 
 @each_preset
 def test_options_given_come_first(name: str) -> None:
-    method, options = PRESETS[name]
-    found = parse(name, CHANGED)[0]
-    assert found == parse(method, {**options, **CHANGED})[0] != parse(name, {})[0]
+    method, options, _ = PRESETS[name]
+    found = parse(name, changed(name))[0]
+    assert found == parse(method, {**options, **changed(name)})[0]
+    assert (found == parse(name, {})[0]) is not bool(changed(name))
     for option in options:
         usual = inspect.signature(registry.codec_class(method)).parameters[option].default
         assert getattr(hvc.method(name, **{option: usual}), option) == usual  # type: ignore[arg-type]
-    check_known(name, CHANGED)
+    check_known(name, changed(name))
 
 
 @each_preset
 def test_help_shows_the_options_of_the_preset(name: str) -> None:
     make: Any = getattr(hvc.Compression, name)
-    method, options = PRESETS[name]
+    method, options, _ = PRESETS[name]
     assert (make.__doc__ or "").startswith(f"A preset: {method}")
     parameters = inspect.signature(make).parameters
     for option, value in options.items():
@@ -62,7 +68,8 @@ def test_mistakes_are_told_with_the_names_of_presets() -> None:
 def test_the_list_and_the_plan_know_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["presets"]
-    assert shown == {name: {"method": method, "options": dict(options)} for name, (method, options) in PRESETS.items()}
+    kinds = ("method", "options", "updates")
+    assert shown == {name: dict(zip(kinds, preset, strict=True)) for name, preset in PRESETS.items()}
     assert cli.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in PRESETS)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ...errors import StateError
 from ..saved import checksums
 from . import update_moment
-from .updates import Pending, UpdateExchange
-
-if TYPE_CHECKING:
-    from .local_steps import Fragment
+from .fragments import Fragment
+from .updates import InFlight, UpdateExchange
 
 
-def of(fragments: Sequence[Fragment], pending: Pending | None, exchange: UpdateExchange, since: int) -> dict[str, Any]:
+def of(fragments: Sequence[Fragment], pending: InFlight | None, exchange: UpdateExchange, since: int) -> dict[str, Any]:
     """Return what an exchange of all weights, applied at once, has nothing of.
 
     Args:
@@ -24,8 +22,8 @@ def of(fragments: Sequence[Fragment], pending: Pending | None, exchange: UpdateE
         since: local steps of the cycle under way.
     """
     found: dict[str, Any] = {}
-    if len(fragments) > 1 or pending or fragments[0].apart != (since > 0):
-        found["fragments"] = [[fragment.since, fragment.apart] for fragment in fragments]
+    if len(fragments) > 1 or pending or fragments[0].strayed != (since > 0):
+        found["fragments"] = [[fragment.since, fragment.strayed] for fragment in fragments]
     if pending:
         found["pending"] = _saved(pending, exchange)
     if exchange.outer:
@@ -33,7 +31,7 @@ def of(fragments: Sequence[Fragment], pending: Pending | None, exchange: UpdateE
     return found
 
 
-def _saved(pending: Pending, exchange: UpdateExchange) -> dict[str, Any]:
+def _saved(pending: InFlight, exchange: UpdateExchange) -> dict[str, Any]:
     names = exchange.reducer.plan.names()
     return {
         "names": [names[index] for index in pending.indices],
@@ -67,10 +65,10 @@ def _is_fragment(one: Any) -> bool:
     return type(one) in (list, tuple) and len(one) == 2 and type(one[0]) is int and type(one[1]) is bool
 
 
-def is_apart(state: Mapping[str, Any]) -> bool:
+def has_strayed(state: Mapping[str, Any]) -> bool:
     """Return whether the weights had left the common ones, which were saved then."""
     fragments = state.get("fragments")
-    return any(apart for _, apart in fragments) if fragments else state["since"] > 0
+    return any(strayed for _, strayed in fragments) if fragments else state["since"] > 0
 
 
 def check_fits(state: Mapping[str, Any], fragments: Sequence[Fragment], overlap: int, exchange: UpdateExchange) -> None:
@@ -97,12 +95,12 @@ def check_fits(state: Mapping[str, Any], fragments: Sequence[Fragment], overlap:
         exchange.outer.check(state["outer"])
 
 
-def load(state: Mapping[str, Any], fragments: Sequence[Fragment], exchange: UpdateExchange) -> Pending | None:
+def load(state: Mapping[str, Any], fragments: Sequence[Fragment], exchange: UpdateExchange) -> InFlight | None:
     """Restore what :func:`of` returned, once the common weights are; return the exchange that is pending."""
     for fragment in fragments:
-        fragment.since, fragment.apart = state["since"], state["since"] > 0
-    for fragment, (since, apart) in zip(fragments, state.get("fragments", ()), strict=False):
-        fragment.since, fragment.apart = since, apart
+        fragment.since, fragment.strayed = state["since"], state["since"] > 0
+    for fragment, (since, strayed) in zip(fragments, state.get("fragments", ()), strict=False):
+        fragment.since, fragment.strayed = since, strayed
     if exchange.outer:
         exchange.outer.load_state_dict(state["outer"])
     if (saved := state.get("pending")) is None:
@@ -113,7 +111,7 @@ def load(state: Mapping[str, Any], fragments: Sequence[Fragment], exchange: Upda
         return (number[name] for name in saved[kind])
 
     indices = list(of_names("names"))
-    pending = Pending(indices, set(of_names("resting")), None, saved["age"], list(of_names("bad")))
+    pending = InFlight(indices, set(of_names("resting")), None, saved["age"], list(of_names("bad")))
     for place, index in enumerate(indices):
         exchange.result(index).copy_(saved["results"][place])
         pending.weights[index] = _like(exchange, index, saved["weights"][place])

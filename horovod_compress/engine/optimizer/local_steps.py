@@ -18,9 +18,10 @@ from ..agreement import differences
 from ..saved import checksums
 from . import local_state
 from .family import options_of
+from .fragments import Fragment, fragments_of
 from .outer import Outer
 from .update_moment import SharedSecondMoment
-from .updates import Pending, UpdateExchange
+from .updates import InFlight, UpdateExchange
 
 
 @dataclass(frozen=True)
@@ -59,44 +60,6 @@ class Settings:
         return self.warmup + self.warmup_exchanges
 
 
-@dataclass
-class Fragment:
-    """A part of the weights: whole buckets.
-
-    Attributes:
-        indices: of its parameters, rising.
-        at: the local step of a cycle that ends with its exchange.
-        since: local steps since its updates were taken last.
-        apart: whether this rank's weights have left the common ones.
-    """
-
-    indices: list[int]
-    at: int
-    since: int = 0
-    apart: bool = False
-
-
-def fragments_of(buckets: Sequence[tuple[Sequence[int], int]], number: int, delay: int) -> list[Fragment]:
-    """Return parts of about the same number of elements: neighbouring buckets, one at least in each.
-
-    Args:
-        buckets: the indices of their parameters, and the number of elements; as many as fragments, at least.
-        number: of fragments.
-        delay: local steps of a cycle.
-    """
-    total, done, cuts = sum(count for _, count in buckets), 0, [0]
-    for place, (_, count) in enumerate(buckets):
-        due, left = len(cuts), len(buckets) - place
-        if len(cuts) < number and place and (done + count / 2 > total * due / number or left == number - due):
-            cuts.append(place)
-        done += count
-    parts = [buckets[start:end] for start, end in zip(cuts, [*cuts[1:], len(buckets)], strict=True)]
-    return [
-        Fragment(sorted(index for indices, _ in part for index in indices), (p + 1) * delay // number)
-        for p, part in enumerate(parts)
-    ]
-
-
 class Schedule:
     """What each step of an update-mode optimizer does.
 
@@ -117,7 +80,7 @@ class Schedule:
         self._optimizer, self._exchange, self._settings, self._moment = optimizer, exchange, settings, moment
         self.steps = self.since = self.exchanges = 0
         self.due = False
-        self.pending: Pending | None = None
+        self.pending: InFlight | None = None
         plan, ends = exchange.reducer.plan, 0
         buckets = []
         for bucket in plan.buckets:
@@ -165,9 +128,9 @@ class Schedule:
         if self._moment:
             self._moment.begin(self.steps)
         for fragment in self.fragments:
-            if not fragment.apart:
+            if not fragment.strayed:
                 self._exchange.remember(fragment.indices)
-                fragment.apart = True
+                fragment.strayed = True
         fresh = [index for fragment in self.fragments if not fragment.since for index in fragment.indices]
         self._exchange.rest(self._exchange.leave_frozen(), fresh)
         local()
@@ -199,7 +162,7 @@ class Schedule:
         refused = None
         if self.pending:
             refused = self._land(rebuild=False)
-        if any(fragment.apart for fragment in self.fragments):
+        if any(fragment.strayed for fragment in self.fragments):
             # Gradients may be cleared by now, or those of other data: nothing is rebuilt from them.
             self._exchange_now(self.fragments, rebuild=False)
             self.since = 0
@@ -215,7 +178,7 @@ class Schedule:
         """
         pending = self._take(fragments, rebuild=rebuild)
         for fragment in fragments:
-            fragment.apart = False
+            fragment.strayed = False
         self._exchange.apply(pending, self._optimizer.state, outer=outer)
         self._rebuild(rebuild)
 
@@ -229,7 +192,7 @@ class Schedule:
         if not overlap and (refused := self._land()):
             raise refused
 
-    def _take(self, fragments: list[Fragment], *, rebuild: bool, goes_on: bool = False) -> Pending:
+    def _take(self, fragments: list[Fragment], *, rebuild: bool, goes_on: bool = False) -> InFlight:
         self._compare(self._exchange.base)
         if fragments[0] is self.fragments[0]:
             # Rounds are counted from 1, so a method's full-precision round comes after compressed ones.
@@ -259,7 +222,7 @@ class Schedule:
         pending, self.pending = self.pending, None
         assert pending is not None
         try:
-            self._exchange.apply(pending, self._optimizer.state, apart=True)
+            self._exchange.apply(pending, self._optimizer.state, keep_own=True)
         except NonFiniteError as error:
             return error
         self._rebuild(rebuild)
@@ -311,11 +274,11 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, the common weights if local steps have left them, and what is held."""
         self.settle()
-        apart = any(fragment.apart for fragment in self.fragments)
-        base = [base.clone() for base in self._exchange.base] if apart else []
+        strayed = any(fragment.strayed for fragment in self.fragments)
+        base = [base.clone() for base in self._exchange.base] if strayed else []
         counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
         held = {"second_moment": self._moment.state_dict()} if self._moment else {}
-        resting = {"resting": self._exchange.resting()} if apart else {}
+        resting = {"resting": self._exchange.resting()} if strayed else {}
         more = local_state.of(self.fragments, self.pending, self._exchange, self.since)
         return checksums.sealed(counters | {"base": base} | held | resting | more)
 
@@ -327,7 +290,7 @@ class Schedule:
         """
         local_state.check_form(state)
         shapes = [list(base.shape) for base in state["base"]]
-        expected = [list(base.shape) for base in self._exchange.base] if local_state.is_apart(state) else []
+        expected = [list(base.shape) for base in self._exchange.base] if local_state.has_strayed(state) else []
         if state["since"] >= self._settings.delay or shapes != expected:
             raise StateError(
                 f"the saved optimizer was {state['since']} local steps past an exchange, with the common weights of "

@@ -22,7 +22,7 @@ Parameters = list[nn.Parameter]
 
 
 @dataclass
-class Pending:
+class InFlight:
     """Updates that were taken from the weights and are not applied to them yet.
 
     Attributes:
@@ -120,7 +120,7 @@ class UpdateExchange:
 
     def take(
         self, indices: list[int], round_index: int, state: Mapping[nn.Parameter, Any], *, goes_on: bool = False
-    ) -> Pending:
+    ) -> InFlight:
         """Let the updates of some parameters be exchanged, and return what is pending then.
 
         Args:
@@ -132,7 +132,7 @@ class UpdateExchange:
         self._buckets.choose(Next(index=round_index))
         reducer.freeze(self._resting)
         self._verification.take_weights(reducer.next_step(), self.base)
-        pending = Pending(indices, self._resting & set(indices), None)
+        pending = InFlight(indices, self._resting & set(indices), None)
         if goes_on:
             pending.weights = {index: self.parameters[index].detach().clone() for index in indices}
         pending.sent = self._masks(indices, state, goes_on) if self._masking else {}
@@ -170,7 +170,7 @@ class UpdateExchange:
         """Return the memory of a parameter's update, where its result is once :meth:`receive` has waited for it."""
         return self._updates[index]
 
-    def receive(self, pending: Pending) -> None:
+    def receive(self, pending: InFlight) -> None:
         """Wait for the results of updates, on which applying them waits otherwise; if that fails, weights go back.
 
         Raises:
@@ -188,14 +188,14 @@ class UpdateExchange:
         pending.step = None
 
     def apply(
-        self, pending: Pending, state: Mapping[nn.Parameter, Any], *, outer: bool = True, apart: bool = False
+        self, pending: InFlight, state: Mapping[nn.Parameter, Any], *, outer: bool = True, keep_own: bool = False
     ) -> None:
         """Let the common weights go by the mean of all ranks' updates, or the outer optimizer's step, and ours follow.
 
         Args:
             state: of the optimizer.
             outer: whether the outer optimizer steps, if there is one.
-            apart: weights may stay apart from the common ones; else they become these.
+            keep_own: a part of what weights differ in from the common ones may stay; else they become these.
 
         Raises:
             NonFiniteError: some update was not finite on some rank; parameters of the same bucket are the common
@@ -207,13 +207,13 @@ class UpdateExchange:
         for index in pending.bad:
             self.parameters[index].copy_(self.base[index])
         moved = [index for index in moved if index not in bad]
-        if not apart and self.outer is None:  # the common weights are noted when local steps leave them
+        if not keep_own and self.outer is None:  # the common weights are noted when local steps leave them
             for index in moved:
                 torch.add(self.base[index], self._updates[index], out=self.parameters[index])
         else:
             self._move_base(moved, outer)
             for index in moved:
-                self._follow(index, pending.weights.get(index), self._mixing if apart else 1.0)
+                self._follow(index, pending.weights.get(index), self._mixing if keep_own else 1.0)
         self._empty_momenta(pending, state)
         if pending.bad:
             told = "there the weights were reset to those of the last exchange"
@@ -303,7 +303,7 @@ class UpdateExchange:
             self._buckets.clear_where_sent(index, list(masks[index].values()))
         return masks
 
-    def _empty_momenta(self, pending: Pending, state: Mapping[nn.Parameter, Any]) -> None:
+    def _empty_momenta(self, pending: InFlight, state: Mapping[nn.Parameter, Any]) -> None:
         for index, masks in pending.sent.items():
             kept = state.get(self.parameters[index], {})
             for name, mask in masks.items():

@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "bucket": 1,
     "steps": 4,
     "sleeper": -1,  # a rank that comes late to that step, so that the others are found waiting
-    "path": "attached",  # or stock, or update; or ddp, for the other front
+    "path": "attached",  # or stock, or update; or ddp, or "ddp-update" with an overlap, for the other front
     "method": "marsit",
     "exchange": "ring",
     "schedule": "layerwise",
@@ -152,7 +152,7 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
     width = case["width"]
     # Two buckets of one tensor each: the first is exchanged while backward still runs.
     model: nn.Module = nn.Sequential(nn.Linear(64, width, bias=False), nn.Tanh(), nn.Linear(width, 64, bias=False))
-    front = horovod_compress.ddp if case["path"] == "ddp" else hvc
+    front = horovod_compress.ddp if case["path"].startswith("ddp") else hvc
     compression = front.Compression.create(
         case["method"],
         model.named_parameters(),
@@ -181,8 +181,8 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
 def distributed(model: nn.Module, compression: hvc.Compression, path: str) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     named = list(model.named_parameters())
-    if path == "update":
-        return hvc.DistributedUpdateOptimizer(optimizer, named, compression)
+    if path.endswith("update"):  # the same function under either front
+        return hvc.DistributedUpdateOptimizer(optimizer, named, compression, overlap=int(path != "update"))
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
     return compression.attach(optimizer) if path == "attached" else optimizer
 
@@ -217,7 +217,7 @@ def main() -> None:
 
 
 def run(case: dict[str, Any]) -> None:
-    if case["path"] == "ddp":
+    if case["path"].startswith("ddp"):
         dist.init_process_group("gloo")
     else:
         hvd.init()
@@ -228,7 +228,7 @@ def run(case: dict[str, Any]) -> None:
     model, compression, train_step = build(case)
     made.extend((compression, train_step))
     weights = [digest(model.parameters())]
-    tokens = note_tokens(compression) if case["path"] != "ddp" else []
+    tokens = note_tokens(compression) if not case["path"].startswith("ddp") else []
 
     def step() -> None:
         train_step()

@@ -269,6 +269,21 @@ def climbing() -> list[str]:
     return [text for text in texts if "weights differ" in text]
 
 
+def updates() -> None:
+    model = nn.Linear(2, 2)
+    compression = made(model)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    hvc.DistributedUpdateOptimizer(plain, model.named_parameters(), compression)
+    compression.register(model)
+
+
+def local_steps() -> None:
+    model = nn.Linear(2, 2)
+    compression = hvc.Compression.diloco(model.named_parameters())
+    compression.register(model)
+    model(torch.ones(1, 2)).sum().backward()
+
+
 REFUSALS: dict[str, Callable[[], object]] = {
     "join": joined,
     "other model": other_model,
@@ -277,7 +292,8 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "late optimizer": late_optimizer,
     "skipping": skipping,
     "outside": outside,
-    "updates": lambda: hvc.DistributedUpdateOptimizer(None, None, None),
+    "updates": updates,
+    "local steps": local_steps,
     "group": lambda: hvc.Compression.none(nn.Linear(2, 2).named_parameters(), process_group="all"),
     "mismatch": lambda: made(nn.Linear(2, 2), seed=rank()),
     "one rank": lambda: made(nn.Linear(2, 2), **({"colour": 3} if ODD else {})),

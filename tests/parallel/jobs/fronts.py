@@ -28,6 +28,8 @@ def made(case: dict[str, Any], model: nn.Sequential) -> tuple[Any, Any, nn.Modul
     plain: Any = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.0 if own else 0.9)
     if "adam" in case:
         plain = torch.optim.AdamW(model.parameters(), **{"lr": 0.002} | case["adam"])
+    if "updates" in case:
+        return compression, hvc.DistributedUpdateOptimizer(plain, named, compression, **case["updates"]), model
     ddp = {"bucket_cap_mb": SMALL_BUCKETS_MB} | case.get("ddp", {})
     called, optimizer = trained(model, plain, compression, case.get("attach"), ddp, plain=ASKED["plain"])
     return compression, optimizer, called
@@ -62,6 +64,10 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
             optimizer.step()
         except hvc.NonFiniteError as error:
             refused.append(str(error))
+    apart = digest(model.parameters())
+    kept = optimizer.state_dict().get("horovod_compress", {})
+    if "updates" in case:
+        optimizer.flush()
     state = compression.state_dict()
     if case.get("save"):
         assert folder is not None
@@ -70,7 +76,8 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     moments = [kept["exp_avg_sq"] for kept in optimizer.state.values() if "exp_avg_sq" in kept]
     compression.close()
     found = {"weights": digest(model.parameters()), "moments": digest(moments)}
-    return found | {"state": repr(state[checksums.KEY]), "refused": refused}
+    updates = [apart, repr(kept.get(checksums.KEY))] if "updates" in case else []
+    return found | {"state": repr(state[checksums.KEY]), "refused": refused, "updates": updates}
 
 
 start()
