@@ -143,8 +143,8 @@ def note_tokens(compression: hvc.Compression) -> list[int]:
     return counts
 
 
-def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[], None]]:
-    """Return the model, the compression and a function that trains one step."""
+def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[], None], Callable[[], None]]:
+    """Return the model, the compression, a function that trains one step, and one that ends the training."""
     if case["limits"]:
         options.FLOW_SECONDS, options.BUSY_SECONDS = case["limits"]
         failure._WARN_SECONDS = options.FLOW_SECONDS
@@ -175,7 +175,11 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
         (called(x) - x).square().mean().backward()
         optimizer.step()
 
-    return model, compression, step
+    def finish() -> None:
+        if case["path"] == "ddp-update":  # its last exchange is under way
+            optimizer.flush()
+
+    return model, compression, step, finish
 
 
 def distributed(model: nn.Module, compression: hvc.Compression, path: str) -> Any:
@@ -225,7 +229,7 @@ def run(case: dict[str, Any]) -> None:
         harm(case)
     if case["hosts"]:
         os.environ["GROUP_RANK"] = str(rank() * case["hosts"] // 4)  # as a launcher numbers its hosts
-    model, compression, train_step = build(case)
+    model, compression, train_step, finish = build(case)
     made.extend((compression, train_step))
     weights = [digest(model.parameters())]
     tokens = note_tokens(compression) if not case["path"].startswith("ddp") else []
@@ -243,6 +247,7 @@ def run(case: dict[str, Any]) -> None:
     done: list[int] = []
     if not case["catch"]:
         train(case, step, done)
+        finish()
         mark("done", repr(time.monotonic()))
         if (rank(), case["event"]) == (case["victim"], "shutdown"):
             harm(case)
