@@ -5,6 +5,7 @@
 Real training with examples/train.py and the task's own optimizer and settings, one job for each
 method and seed. The first method is the baseline: "horovod" is stock Horovod in float32,
 "horovod fp16" its own cast; others are methods of this package, "marsit full_precision_every=100".
+Arguments of train.py may follow a method, "marsit --local-steps 10 --outer nesterov".
 Seconds are of training steps on rank 0; evaluations are not counted.
 """
 
@@ -100,14 +101,15 @@ def _check(chosen: argparse.Namespace) -> None:
     if not 0 < chosen.limit < float("inf"):
         raise ValueError(f"--limit must be a number of seconds above 0, got {chosen.limit:g}")
     for method in chosen.methods:
-        if method not in STOCK and (words_left := [word for word in method.split()[1:] if "=" not in word]):
+        before = method.partition(" --")[0]
+        if before not in STOCK and (words_left := [word for word in before.split()[1:] if "=" not in word]):
             raise ValueError(f"contestant {method!r}: {words_left[0]!r} is not key=value")
     check_targets(chosen.json, chosen.plot)
     if chosen.source:
         chosen.records = read_json(chosen.source)
     else:
         check_network(chosen.where, [chosen.rate], chosen.delay, chosen.hosts)
-        check_names(chosen.methods, list(STOCK))
+        check_names([method.partition(" --")[0] for method in chosen.methods], list(STOCK))
 
 
 # ---- measuring --------------------------------------------------------------------------------
@@ -128,12 +130,13 @@ def train(launcher: Launcher, method: str, seed: int, chosen: argparse.Namespace
 
 def train_arguments(method: str, seed: int, chosen: argparse.Namespace) -> list[str]:
     """Return what follows the interpreter: the job around train.py, with the task's own settings."""
-    name, options = (STOCK[method], []) if method in STOCK else (method.split()[0], method.split()[1:])
+    before, _, flags = method.partition(" --")
+    name, options = (STOCK[before], []) if before in STOCK else (before.split()[0], before.split()[1:])
     found = ["-m", "benchmarks.jobs.accuracy", "--task", chosen.task, "--method", name, "--seed", str(seed)]
     found += ["--steps", str(chosen.steps), "--eval-every", str(chosen.eval_every)]
     for option in options:
         found += ["--option", option]
-    return found
+    return [*found, *f"--{flags}".split()] if flags else found
 
 
 def run_record(method: str, seed: int, record: dict[str, Any], place: Record) -> Record:
