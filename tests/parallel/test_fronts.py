@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from horovod_compress.codecs.registry import methods
+from horovod_compress.fronts.update_options import FOR_UPDATES
 from tests.support.jobs import run_ranks
 
 FRONTS = ("torch", "horovod", "plain")
@@ -78,6 +79,21 @@ def test_all_fronts_give_the_same_bytes() -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_they_do_with_every_method(world: int) -> None:
     check_equal(by_method(tuple(methods())) | {"adam": ADAM | {"steps": STEPS}}, world)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS + 60)
+@pytest.mark.parametrize("world", [2, 4])
+def test_local_steps_of_every_method_end_with_the_same_bytes_too(world: int) -> None:
+    """Where a preset brings no options of local steps, those of DiLoCo, with an overlap."""
+    usual = {"communication_delay": 3, "outer_optimizer": NESTEROV, "overlap": 1}
+    cases = {
+        name: {"method": name, "steps": [0, 12], "updates": {} if name in FOR_UPDATES else usual}
+        for name in (*methods(), *FOR_UPDATES)
+    }
+    ours, theirs = (run(front, cases, world) for front in ("torch", "horovod"))
+    for name in cases:
+        assert [report[name] for report in ours] == [report[name] for report in theirs], name
 
 
 @pytest.mark.slow

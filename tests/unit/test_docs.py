@@ -237,7 +237,8 @@ def test_options_written_as_code_exist(page: Path) -> None:
     known |= {"op", "groups", "backward_passes_per_step", "sparse_as_dense", "sparse", "residuals"}
     known |= {"weights_only", "hop", "purpose", "period", "steps", "drop_last", "name", "root_rank"}
     known |= {"every", "labels", "callbacks", "ddp_comm_hook", "comm_hook"}  # of publish(), Lightning and Accelerate
-    known |= {"gradient_accumulation_steps", "ddp_find_unused_parameters", "torch_compile", "lr", "momentum", "nesterov"}  # of the Trainer
+    known |= {"gradient_accumulation_steps", "ddp_find_unused_parameters", "torch_compile"}  # of the Trainer
+    known |= {"lr", "momentum", "nesterov"}  # of SGD
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
     assert not set(calls) - known
 
