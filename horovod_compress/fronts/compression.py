@@ -346,6 +346,7 @@ class BaseCompression(metaclass=_Listed):
     def close(self) -> None:
         """Stop the exchange thread and close the connections; safe to call twice. In a fork it does nothing."""
         if self._session:
+            self._warn_of_rest(self._session)
             try:
                 self._closing.close()
                 self._counters.end()
@@ -353,6 +354,12 @@ class BaseCompression(metaclass=_Listed):
                 if not self._job.forked():
                     self._session.steps.leave()
         _open.discard(self)
+
+    def _warn_of_rest(self, session: Session) -> None:
+        """Say what the end of a training that went well loses; once, on rank 0."""
+        ended = self not in _open or self._job.forked() or session.failure.failed() or session.job.rank
+        if not ended and (text := session.unfinished()):
+            _log.warning("%s", text)
 
 
 def begin_trace(path: str | os.PathLike[str], rank: int, steps: int | range | None, events: int) -> Trace:

@@ -48,6 +48,7 @@ class Session:
         attached: the optimizer needs no tokens.
         exchanges: "gradients" or "updates".
         before_saving: ends what may be under way between two steps.
+        unfinished: returns what closing would lose, in words.
     """
 
     def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named) -> None:
@@ -62,6 +63,7 @@ class Session:
         self.compared, self.unused, self.attached = False, True, False
         self.exchanges = "gradients"
         self.before_saving: Callable[[], object] = lambda: None
+        self.unfinished: Callable[[], str | None] = lambda: None
 
     def is_over(self) -> bool:
         """Return whether nothing will be exchanged any more: closed, failed, or of ranks that are no longer there."""

@@ -146,7 +146,7 @@ def _wrapped(
     named = dict(zip(reducer.plan.names(), exchange.parameters, strict=True))
     moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
     made._updates = Schedule(made, exchange, settings, moment)
-    session.before_saving = made._updates.settle
+    session.before_saving, session.unfinished = made._updates.settle, made._updates.unfinished
     made._planned = frozenset(exchange.parameters if reducer.world > 1 else ())
     made._check_caller = compression._check_update_step
     made._last_hook = made.register_step_pre_hook(uncompiled(lambda *given: made._updates.prepare())).id

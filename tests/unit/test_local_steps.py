@@ -302,6 +302,27 @@ def test_flush_makes_all_weights_equal_whatever_is_under_way() -> None:
     assert all(torch.equal(named[0][name], named[1][name]) for name in LENGTHS)
 
 
+def test_what_the_end_of_the_training_would_lose_is_known() -> None:
+    """Nothing after an exchange, after flush(), and where it is saved."""
+    found: list[str | None] = []
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for step in range(6):
+            pull(rank, named)
+            optimizer.step()
+            if step == 3:
+                optimizer.state_dict()
+            if rank == 0:
+                found.append(optimizer._updates.unfinished())
+        optimizer.flush()
+        assert optimizer._updates.unfinished() is None
+
+    train(sgd, run, communication_delay=3)
+    assert [text and text.partition(" local")[0] for text in found] == [
+        "the last 1", "the last 2", None, None, "the last 2", None
+    ]  # fmt: skip
+
+
 def test_momentum_is_emptied_where_an_update_was_sent_while_local_steps_go_on() -> None:
     def run(rank: int, optimizer: Any, named: Named) -> None:
         for step in range(4):

@@ -87,7 +87,7 @@ class Schedule:
             begins, ends = ends, ends + len(bucket.tensors)
             buckets.append((range(begins, ends), bucket.count))
         self.fragments = fragments_of(buckets, settings.fragments, settings.delay)
-        self._compared = False
+        self._compared = self._saved = False
 
     @property
     def outer(self) -> Outer | None:
@@ -102,6 +102,7 @@ class Schedule:
             skip: a gradient scaler found an overflow on this rank: change nothing, but stay in step.
             scaled: there is a gradient scaler, which expects no error for an overflow.
         """
+        self._saved = False
         try:
             if self._exchange.reducer.world == 1:
                 if not skip:
@@ -264,6 +265,16 @@ class Schedule:
             self._exchange.compare([*weights, *moment, *outer], counters)
             self._compared = True
 
+    def unfinished(self) -> str | None:
+        """Return in words what is lost if the training ends here, unless it has been saved; None for nothing."""
+        if self._saved or not (self.pending or any(fragment.since for fragment in self.fragments)):
+            return None
+        steps = max(fragment.since for fragment in self.fragments) + (self.pending.age if self.pending else 0)
+        return (
+            f"the last {steps} local step(s) of each rank were not exchanged, and ranks end with different weights; "
+            "call optimizer.flush() on every rank at the end of training"
+        )
+
     # ---- state ----
 
     def settle(self) -> None:
@@ -274,6 +285,7 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, the common weights if local steps have left them, and what is held."""
         self.settle()
+        self._saved = True
         strayed = any(fragment.strayed for fragment in self.fragments)
         base = [base.clone() for base in self._exchange.base] if strayed else []
         counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
