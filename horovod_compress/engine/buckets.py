@@ -360,6 +360,11 @@ class Buckets:
                 if name in divisors:
                     mine[position] = owned(state.hosted, position, divisors[name].to(dtype))
 
+    def sends_some(self, index: int) -> bool:
+        """Return whether rounds may send some elements of a tensor only, so that momentum is emptied there."""
+        codec = self._codecs[self._where[index][0].bucket.method]
+        return any(kind.properties().share_sent < 1 for kind in (codec, *variants_of(codec)))
+
     def clear_where_sent(self, index: int, momenta: Sequence[Tensor]) -> None:
         """Let a method empty these where this rank's payload carried a value: momentum masking.
 

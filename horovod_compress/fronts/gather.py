@@ -33,6 +33,7 @@ _PURPOSES = {
     "attach": "the comparison of ranks before the first gradient",
     "tuning": "the comparison of measured times, by which the schedule chooses buckets",
     "update": "the comparison of update-mode optimizers",
+    "clip": "the comparison of the norms of updates",
     "save": "the saving of a checkpoint folder",
     "load": "the loading of a checkpoint folder",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -57,11 +56,6 @@ class UpdateOptions:
         preset = PRESETS[method].updates if method in PRESETS else {}
         missing = {name: value for name, value in preset.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
-
-    def factory(self) -> Factory | None:
-        """Return what makes the outer optimizer, if there is to be one; options by name are those of SGD."""
-        outer = self.outer_optimizer
-        return partial(torch.optim.SGD, **outer) if isinstance(outer, Mapping) else outer
 
 
 def settings_of(optimizer: torch.optim.Optimizer, session: Session, given: UpdateOptions) -> Settings:

@@ -121,8 +121,8 @@ def _agreed(
         parameters = in_plan_order(optimizer, named_parameters, session)
         norms = (lambda norm: session.gather(norm, "hvc.clip")) if settings.clip else None
         exchange = UpdateExchange(session.reducer, parameters, settings.masking, settings.mixing, norms)
-        if factory := given.factory():
-            exchange.outer = Outer(factory, exchange.base)
+        if given.outer_optimizer is not None:
+            exchange.outer = Outer(given.outer_optimizer, exchange.base)
             options |= exchange.outer.shown()
     except ConfigError as error:
         problem = str(error)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from horovod_compress.engine.optimizer.fragments import fragments_of
+from horovod_compress.engine.optimizer.updates import UpdateExchange
 from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError, StateError
 from tests.support.samples import Sample, samples
 from tests.unit.test_update import adamw, train
@@ -213,7 +214,9 @@ def test_a_state_with_an_exchange_under_way_has_its_results() -> None:
     [
         ("outer", lambda state: state.pop("outer"), "no outer optimizer; resume with the same outer_optimizer="),
         ("fragments", lambda state: state["fragments"].pop(), "had 1 fragment"),
-        ("overlap", lambda state: state["pending"].update(age=3), "fewer than overlap=3"),
+        ("overlap", lambda state: state["pending"]["rhythm"].update(delay=5), "an exchange under way with delay=5"),
+        ("overlap", lambda state: state["pending"].pop("sent"), "what is pending"),
+        ("overlap", lambda state: state["pending"].update(bad=["other"]), "what is pending"),
         ("overlap", lambda state: state["pending"].update(names=["used", "other"]), "exchanged other"),
         ("overlap", lambda state: state.update(pending=7), "what is pending"),
     ],
@@ -260,6 +263,153 @@ def test_a_burst_of_one_rank_moves_the_common_weights_no_further_than_usual() ->
         train(sgd, run, "none", world=4, communication_delay=2, clip=clip)
     assert moves["median"][3] < 1.5 * max(moves["median"][:3])
     assert moves[None][3] > 5 * max(moves[None][:3])  # the control
+
+
+def scaled(rank: int, norms: list[float]) -> float:
+    """Return what an update's norm becomes beside those of other ranks."""
+    exchange = UpdateExchange.__new__(UpdateExchange)
+    exchange.parameters = [nn.Parameter(torch.full((4,), norms[rank] / 2))]
+    exchange.base, exchange._updates = [torch.zeros(4)], [torch.zeros(4)]
+    with torch.no_grad():
+        exchange._clip([0], lambda mine: norms)
+    return float(exchange._updates[0].norm())
+
+
+@pytest.mark.parametrize(
+    ("norms", "expected"),
+    [
+        ([1.0, 2.0, 9.0], [1.0, 2.0, 2.0]),
+        ([1.0, 900.0], [1.0, 1.0]),  # of two, the lower one
+        ([0.0, 0.0, 3.0], [0.0, 0.0, 3.0]),  # a gradient scaler has skipped on two
+        ([1.0, 2.0, float("nan"), float("inf")], [1.0, 1.0, float("nan"), float("inf")]),
+    ],
+    ids=str,
+)
+def test_no_update_is_longer_than_the_median(norms: list[float], expected: list[float]) -> None:
+    found = [scaled(rank, norms) for rank in range(len(norms))]
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize("at", [2, 5])
+def test_exchanges_go_on_after_one_that_was_not_finite(at: int) -> None:
+    """In the last of the steps that are each exchanged, and in flush()."""
+    ends: list[Any] = [None, None]
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for step in range(12):
+            pull(rank, named)
+            if (rank, step) == (1, at):
+                assert named["used"].grad is not None
+                named["used"].grad[5] = torch.nan
+            try:
+                optimizer.step()
+                if step == 5:
+                    optimizer.flush()
+            except NonFiniteError:
+                assert step == at
+        ends[rank] = optimizer._updates.since, optimizer._updates.exchanges
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    named, _ = train(sgd, run, "none", communication_delay=1 if at == 2 else 2, warmup_exchanges=3)
+    assert ends == [(0, 12 if at == 2 else 8)] * 2
+    assert all(torch.equal(named[0][name], named[1][name]) for name in LENGTHS)
+
+
+@pytest.mark.parametrize("mixing", [0.5, 1.0])
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_what_is_frozen_and_thawed_is_equal_after_a_flush(mixing: float, overlap: int) -> None:
+    """Also where weights were apart when it was frozen."""
+    options = {"communication_delay": 3, "mixing": mixing, "overlap": overlap, "outer_optimizer": NESTEROV}
+    for thawed in (99, 8):
+
+        def run(rank: int, optimizer: Any, named: Named, thawed: int = thawed) -> None:
+            for step in range(11):
+                named["unused"].requires_grad_(not 4 <= step < thawed)
+                pull(rank, named)
+                optimizer.step()
+            optimizer.flush()
+
+        named, _ = train(heavy, run, "none", {"schedule": "layerwise"}, WORLD, **options)
+        for name in LENGTHS:
+            assert torch.equal(named[0][name], named[1][name]) and torch.equal(named[0][name], named[2][name])
+
+
+@pytest.mark.parametrize("first", ["optimizer", "compression"])
+def test_a_state_is_loaded_where_another_exchange_is_under_way(first: str) -> None:
+    ends: list[list[Any]] = [[], []]
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        def steps(start: int, end: int) -> None:
+            for step in range(start, end):
+                pull(rank, named)
+                named["used"].grad *= 1 + step % 3  # type: ignore[operator]
+                optimizer.step()
+
+        steps(0, 5)
+        weights = [parameter.detach().clone() for parameter in named.values()]
+        saved = copy.deepcopy((optimizer.state_dict(), optimizer.compression.saved()))
+        steps(5, 10)
+        steps(5, 14)
+        ends[rank].append([parameter.detach().clone() for parameter in named.values()])
+        loads = [lambda: optimizer.load_state_dict(saved[0]), lambda: optimizer.compression.load(saved[1])]
+        if first == "compression":
+            optimizer._updates.settle()  # as a session does before it loads
+            loads.reverse()
+        for load in loads:
+            load()
+        with torch.no_grad():
+            for parameter, before in zip(named.values(), weights, strict=True):
+                parameter.copy_(before)
+        steps(5, 10)
+        steps(5, 14)
+        ends[rank].append([parameter.detach().clone() for parameter in named.values()])
+
+    train(heavy, run, "topk", {"density": 0.5}, 2, communication_delay=4, overlap=3, outer_optimizer=HEAVY)
+    for whole, again in ends:
+        assert all(torch.equal(*both) for both in zip(whole, again, strict=True))
+
+
+def test_a_scaler_that_skips_on_one_rank_does_not_keep_an_exchange_from_ending() -> None:
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for step in range(9):
+            pull(rank, named)
+            if step in (3, 4) and rank == 1:
+                optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(1.0)
+                named["used"].grad[3] = torch.inf  # type: ignore[index]
+            optimizer.step()
+            vars(optimizer).pop("found_inf", None), vars(optimizer).pop("grad_scale", None)
+        assert optimizer._updates.exchanges == 3
+        optimizer.flush()
+
+    named, _ = train(sgd, run, communication_delay=3, overlap=2)
+    assert torch.equal(named[0]["used"], named[1]["used"]) and bool(named[0]["used"].isfinite().all())
+
+
+def test_momentum_that_is_dropped_during_an_exchange_is_no_error() -> None:
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for step in range(7):
+            pull(rank, named)
+            if step == 3 and rank == 1:
+                optimizer.state.clear()
+            optimizer.step()
+            if step == 3 and rank == 1:
+                optimizer.state.clear()
+        optimizer.flush()
+
+    named, _ = train(heavy, run, "topk", {"density": 0.5}, 2, communication_delay=3, overlap=2)
+    assert all(torch.equal(named[0][name], named[1][name]) for name in LENGTHS)
+
+
+def test_methods_that_send_all_elements_need_no_masks_of_momentum() -> None:
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for _ in range(4):
+            pull(rank, named)
+            optimizer.step()
+        saved = optimizer.state_dict()["horovod_compress"]["pending"]
+        assert [bool(masks) for masks in saved["sent"]] == [optimizer.compression.method == "topk"] * 2
+
+    for method in ("marsit", "topk"):
+        train(heavy, run, method, communication_delay=3, overlap=2)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -355,7 +505,7 @@ def test_schedules_of_the_outer_rate_count_exchanges_and_ranks_compare_it() -> N
     [
         ({"outer_optimizer": torch.optim.SGD([torch.ones(1)], lr=1)}, "should be what makes an optimizer"),
         ({"outer_optimizer": torch.optim.LBFGS}, "without a closure"),
-        ({"outer_optimizer": {"lr": 0.1, "nesterov": True}}, "cannot be made: Nesterov momentum requires"),
+        ({"outer_optimizer": {"lr": 0.1, "nesterov": True}}, "cannot be made: ValueError: Nesterov momentum requires"),
         ({"outer_optimizer": lambda weights: torch.optim.SGD(weights[:1], lr=1.0)}, "all the parameters"),
         ({"overlap": 3, "communication_delay": 2}, "overlap should be a whole number from 0 to 2"),
         ({"overlap": 2, "communication_delay": 2, "fragments": 2}, "from 0 to 1, the local steps"),

@@ -14,18 +14,25 @@ from .fragments import Fragment
 from .updates import InFlight, UpdateExchange
 
 
-def of(fragments: Sequence[Fragment], pending: InFlight | None, exchange: UpdateExchange, since: int) -> dict[str, Any]:
+def of(
+    fragments: Sequence[Fragment],
+    pending: InFlight | None,
+    exchange: UpdateExchange,
+    since: int,
+    rhythm: Mapping[str, int],
+) -> dict[str, Any]:
     """Return what an exchange of all weights, applied at once, has nothing of.
 
     Args:
         pending: its results are there.
         since: local steps of the cycle under way.
+        rhythm: when exchanges begin and end.
     """
     found: dict[str, Any] = {}
     if len(fragments) > 1 or pending or fragments[0].strayed != (since > 0):
         found["fragments"] = [[fragment.since, fragment.strayed] for fragment in fragments]
     if pending:
-        found["pending"] = _saved(pending, exchange)
+        found["pending"] = {"rhythm": dict(rhythm)} | _saved(pending, exchange)
     if exchange.outer:
         found["outer"] = exchange.outer.state_dict()
     return found
@@ -54,7 +61,8 @@ def check_form(state: object) -> None:
     update_moment.check_form(state)
     assert isinstance(state, Mapping)
     pending = state.get("pending", {})
-    if not checksums.is_list(state.get("fragments", []), _is_fragment) or not isinstance(pending, Mapping):
+    fits = isinstance(pending, Mapping) and (not pending or _is_pending(pending))
+    if not checksums.is_list(state.get("fragments", []), _is_fragment) or not fits:
         raise StateError(
             f"the saved state of an update-mode optimizer should have its fragments and what is pending, got "
             f"{state.get('fragments')!r:.100}; load what its state_dict() returned"
@@ -65,24 +73,41 @@ def _is_fragment(one: Any) -> bool:
     return type(one) in (list, tuple) and len(one) == 2 and type(one[0]) is int and type(one[1]) is bool
 
 
+def _is_pending(saved: Mapping[str, Any]) -> bool:
+    lists = [saved.get(kind) for kind in ("names", "results", "weights", "sent")]
+    known = saved.get("names") or []
+    return (
+        all(isinstance(one, list) and len(one) == len(known) for one in lists)
+        and all(isinstance(saved.get(kind), list) and set(saved[kind]) <= set(known) for kind in ("resting", "bad"))
+        and type(saved.get("age")) is int
+        and isinstance(saved.get("rhythm"), Mapping)
+        and all(isinstance(masks, Mapping) for masks in saved["sent"])
+    )
+
+
 def has_strayed(state: Mapping[str, Any]) -> bool:
     """Return whether the weights had left the common ones, which were saved then."""
     fragments = state.get("fragments")
     return any(strayed for _, strayed in fragments) if fragments else state["since"] > 0
 
 
-def check_fits(state: Mapping[str, Any], fragments: Sequence[Fragment], overlap: int, exchange: UpdateExchange) -> None:
+def check_fits(
+    state: Mapping[str, Any], fragments: Sequence[Fragment], rhythm: Mapping[str, int], exchange: UpdateExchange
+) -> None:
     """Refuse a state of other options.
 
     Raises:
         StateError: says what was expected.
     """
     saved = len(state.get("fragments", [])) or len(fragments)
-    pending = state.get("pending", {"age": 0, "names": [], "results": [], "weights": [], "sent": []})
-    if saved != len(fragments) or (pending["age"] >= overlap and "pending" in state):
+    pending = state.get("pending", {"rhythm": rhythm, "names": [], "results": [], "weights": []})
+    if saved != len(fragments) or pending["rhythm"] != rhythm:
+        theirs = (
+            f"an exchange under way with {_in_words(pending['rhythm'])}" if "pending" in state else "none under way"
+        )
         raise StateError(
-            f"the saved optimizer had {saved} fragment(s) and an exchange under way for {pending['age']} local steps; "
-            f"expected {len(fragments)} and fewer than overlap={overlap}: resume with the same options"
+            f"the saved optimizer had {saved} fragment(s) and {theirs}; expected {len(fragments)} and "
+            f"{_in_words(rhythm)}: resume with the same options, or call flush() before you save"
         )
     index, shapes = _numbers(exchange), [parameter.shape for parameter in exchange.parameters]
     for name, result, weights in zip(pending["names"], pending["results"], pending["weights"], strict=True):
@@ -93,6 +118,10 @@ def check_fits(state: Mapping[str, Any], fragments: Sequence[Fragment], overlap:
         raise StateError(f"the saved optimizer had {given}; resume with the same outer_optimizer=")
     if exchange.outer:
         exchange.outer.check(state["outer"])
+
+
+def _in_words(rhythm: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={number}" for name, number in rhythm.items())
 
 
 def load(state: Mapping[str, Any], fragments: Sequence[Fragment], exchange: UpdateExchange) -> InFlight | None:

@@ -55,6 +55,12 @@ class Settings:
     outer: bool = False
 
     @property
+    def rhythm(self) -> dict[str, int]:
+        """What says when exchanges begin and end: an exchange under way cannot be resumed by another one."""
+        names = ("delay", "overlap", "fragments", "warmup", "warmup_exchanges")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def steady(self) -> int:
         """The number of local steps after which updates are exchanged at all their distance."""
         return self.warmup + self.warmup_exchanges
@@ -128,11 +134,10 @@ class Schedule:
     def _local_step(self, local: Callable[[], None]) -> None:
         if self._moment:
             self._moment.begin(self.steps)
+        fresh = [index for fragment in self.fragments if not fragment.strayed for index in fragment.indices]
+        self._exchange.remember(fresh)
         for fragment in self.fragments:
-            if not fragment.strayed:
-                self._exchange.remember(fragment.indices)
-                fragment.strayed = True
-        fresh = [index for fragment in self.fragments if not fragment.since for index in fragment.indices]
+            fragment.strayed = True
         self._exchange.rest(self._exchange.leave_frozen(), fresh)
         local()
         self.since += 1
@@ -140,8 +145,8 @@ class Schedule:
             fragment.since += 1
         refused = self._age()
         if self.steps < self._settings.steady:
-            self._exchange_now(self.fragments, outer=False)
             self.since = 0
+            self._exchange_now(self.fragments, outer=False)
         else:
             due = [fragment for fragment in self.fragments if fragment.at == self.since]
             if self.since == self._settings.delay:
@@ -165,8 +170,8 @@ class Schedule:
             refused = self._land(rebuild=False)
         if any(fragment.strayed for fragment in self.fragments):
             # Gradients may be cleared by now, or those of other data: nothing is rebuilt from them.
-            self._exchange_now(self.fragments, rebuild=False)
             self.since = 0
+            self._exchange_now(self.fragments, rebuild=False)
         if refused:
             raise refused
 
@@ -194,14 +199,14 @@ class Schedule:
             raise refused
 
     def _take(self, fragments: list[Fragment], *, rebuild: bool, goes_on: bool = False) -> InFlight:
+        assert self.pending is None, "one exchange is under way at a time"
         self._compare(self._exchange.base)
-        if fragments[0] is self.fragments[0]:
+        first = fragments[0] is self.fragments[0]
+        self._show(warming=False, rebuild=rebuild and (self.due or (first and self._is_due(self.exchanges + 1))))
+        if first:
             # Rounds are counted from 1, so a method's full-precision round comes after compressed ones.
-            self._show(warming=False, rebuild=rebuild)
             self.exchanges += 1
             self.due |= self._is_due(self.exchanges)  # also where the exchange is not finite
-        else:
-            self._show(warming=False, rebuild=rebuild)
         for fragment in fragments:
             fragment.since = 0
         indices = sorted(index for fragment in fragments for index in fragment.indices)
@@ -244,11 +249,10 @@ class Schedule:
         """Show the other ranks what weights depend on: in the warm-up, on what the optimizer makes of a gradient.
 
         Args:
-            rebuild: the second moment may be rebuilt after the exchange.
+            rebuild: the second moment is to be rebuilt after the exchange.
         """
-        rebuilds = rebuild and (self.due or self._is_due(self.exchanges + 1))
         shown = {name: value if warming else None for name, value in options_of(self._optimizer).items()}
-        counters = f"step {self.steps}, exchange {self.exchanges}, {'' if rebuilds else 'not '}rebuilding"
+        counters = f"step {self.steps}, exchange {self.exchanges}, {'' if rebuild else 'not '}rebuilding"
         moment = self._moment.shown() if self._moment else None
         shown |= {differences.COUNTERS: counters, differences.SECOND_MOMENT: moment}
         if outer := self._exchange.outer:
@@ -291,7 +295,7 @@ class Schedule:
         counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
         held = {"second_moment": self._moment.state_dict()} if self._moment else {}
         resting = {"resting": self._exchange.resting()} if strayed else {}
-        more = local_state.of(self.fragments, self.pending, self._exchange, self.since)
+        more = local_state.of(self.fragments, self.pending, self._exchange, self.since, self._settings.rhythm)
         return checksums.sealed(counters | {"base": base} | held | resting | more)
 
     def check(self, state: dict[str, Any]) -> None:
@@ -309,7 +313,7 @@ class Schedule:
                 f"{len(shapes)} parameters; expected fewer steps than communication_delay={self._settings.delay} and "
                 f"{len(expected)} parameters of the same shapes: resume with the same options and model"
             )
-        local_state.check_fits(state, self.fragments, self._settings.overlap, self._exchange)
+        local_state.check_fits(state, self.fragments, self._settings.rhythm, self._exchange)
         if self._moment and "second_moment" in state:
             self._moment.check(state["second_moment"], warming=state["steps"] < self._settings.warmup)
 

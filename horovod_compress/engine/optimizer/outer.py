@@ -24,27 +24,27 @@ class Outer:
     """An optimizer of the common weights.
 
     Args:
-        factory: called with these weights as parameters, in the order of the plan.
+        factory: called with these weights as parameters, in the order of the plan; or options of SGD.
         common: the common weights; it changes them in place.
 
     Raises:
         ConfigError: what it returns cannot step on them.
     """
 
-    def __init__(self, factory: Factory, common: Sequence[Tensor]) -> None:
+    def __init__(self, factory: Factory | Mapping[str, Any], common: Sequence[Tensor]) -> None:
         self._weights = [nn.Parameter(weights) for weights in common]  # of the same memory
         self.optimizer = self._made(factory)
 
-    def _made(self, factory: Factory) -> torch.optim.Optimizer:
-        if isinstance(factory, torch.optim.Optimizer) or not callable(factory):
+    def _made(self, factory: Factory | Mapping[str, Any]) -> torch.optim.Optimizer:
+        if isinstance(factory, torch.optim.Optimizer) or not (callable(factory) or isinstance(factory, Mapping)):
             raise ConfigError(
                 "outer_optimizer should be what makes an optimizer of the common weights, such as "
                 f"functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True), got {factory!r:.200}"
             )
         try:
-            made = factory(self._weights)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"outer_optimizer cannot be made: {error}") from error
+            made = torch.optim.SGD(self._weights, **factory) if isinstance(factory, Mapping) else factory(self._weights)
+        except Exception as error:  # whatever it is, the other ranks wait to hear of it
+            raise ConfigError(f"outer_optimizer cannot be made: {type(error).__name__}: {error}") from error
         if not isinstance(made, torch.optim.Optimizer) or isinstance(made, torch.optim.LBFGS):
             raise ConfigError(
                 "outer_optimizer should return an optimizer of torch.optim that steps without a closure, got "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -71,6 +71,7 @@ class UpdateExchange:
         self._buckets, self._start, self._verification = reducer.buckets, reducer.start, reducer.verification
         self._masking, self._mixing, self._norms = masking, mixing, norms
         self.base = [torch.empty_like(parameter, requires_grad=False) for parameter in parameters]
+        self.remember(range(len(parameters)))  # an optimizer that is made of them may look
         self._updates = [torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
         self.outer: Outer | None = None
         self._dense = 0.0
@@ -83,6 +84,7 @@ class UpdateExchange:
             self.parameters[index].grad = None
         return frozen
 
+    @torch.no_grad()
     def remember(self, indices: Iterable[int]) -> None:
         """Note the weights that updates are counted from."""
         for index in indices:
@@ -158,13 +160,14 @@ class UpdateExchange:
     def _clip(self, indices: list[int], norms: Callable[[float], Sequence[float]]) -> None:
         """Let this rank's update be no longer than the median of the ranks'.
 
-        One that is not finite is sent as it is, so that all ranks notice; it is no part of the median.
+        One that is not finite is sent as it is, so that all ranks notice; it is no part of the median, and neither is
+        one of zeros, as a gradient scaler makes it. The median is the lower one, so that it protects two ranks, too.
         """
         mine = float(torch.stack([self._subtract(index).norm(dtype=torch.float64).cpu() for index in indices]).norm())
-        finite = [norm for norm in norms(mine) if norm < float("inf")]
-        if finite and median(finite) < mine < float("inf"):
+        usual = [norm for norm in norms(mine) if 0 < norm < float("inf")]
+        if usual and (longest := median_low(usual)) < mine < float("inf"):
             for index in indices:
-                self._updates[index].mul_(median(finite) / mine)
+                self._updates[index].mul_(longest / mine)
 
     def result(self, index: int) -> Tensor:
         """Return the memory of a parameter's update, where its result is once :meth:`receive` has waited for it."""
@@ -296,7 +299,7 @@ class UpdateExchange:
     ) -> dict[int, dict[str, Tensor]]:
         """Let the method empty momentum where it sends: a copy of it, or what stands for it while local steps go on."""
         masks: dict[int, dict[str, Tensor]] = {}
-        for index in indices:
+        for index in filter(self._buckets.sends_some, indices):
             kept = state.get(self.parameters[index], {})
             own = {name: kept[name] for name in _MOMENTA if isinstance(kept.get(name), Tensor)}
             masks[index] = {n: _ones(m) if goes_on else m.contiguous() for n, m in own.items()}
@@ -307,9 +310,9 @@ class UpdateExchange:
         for index, masks in pending.sent.items():
             kept = state.get(self.parameters[index], {})
             for name, mask in masks.items():
-                if pending.weights:
-                    kept[name].mul_(mask)
-                elif mask is not kept[name]:
+                if pending.weights and name in kept:  # else the program has dropped it meanwhile
+                    kept[name].masked_fill_(mask == 0, 0)
+                elif not pending.weights and mask is not kept[name]:
                     kept[name].copy_(mask)
 
 
