@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def main() -> None:
 def run_of(record: Record) -> dict[str, Any]:
     """Return what is drawn of a training: method, local steps, whether it began with exchanges, loss and ratio."""
     words = record["asked"]["words"]
-    options = {flag: value for flag, value in zip(words, words[1:], strict=False) if flag.startswith("--")}
+    options = {flag: value for flag, value in pairwise(words) if flag.startswith("--")}
     return {
         "method": " ".join(word for word in words[: _flags(words)]),
         "delay": int(options.get("--local-steps", 1)),
