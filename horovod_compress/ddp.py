@@ -24,6 +24,7 @@ from .errors import (
     NonFiniteError,
     StateError,
 )
+from .fronts import optim
 from .fronts.torch_dist.compression import Compression, ddp_hook, trace
 from .fronts.updates import distributed_update_optimizer as DistributedUpdateOptimizer
 from .known import MethodName
@@ -55,5 +56,6 @@ __all__ = [
     "ddp_hook",
     "masked",
     "method",
+    "optim",
     "trace",
 ]

@@ -27,6 +27,7 @@ from .errors import (
     NonFiniteError,
     StateError,
 )
+from .fronts import optim
 from .known import MethodName
 from .observe.metrics import Stats
 from .observe.trace import Trace
@@ -66,5 +67,6 @@ __all__ = [
     "by_step",
     "masked",
     "method",
+    "optim",
     "trace",
 ]
