@@ -135,8 +135,8 @@ class Nursery:
 def settings() -> dict[str, str]:
     """Return what the environment of every rank has."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # Ranks share the cores of one machine. Horovod's threads speak to each other in every cycle, work or none.
-    few = {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "0.5"}
+    # Ranks share the cores of one machine. Horovod's threads speak to each other in every cycle (ms), work or none.
+    few = {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "2"}
     return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **few}
 
 

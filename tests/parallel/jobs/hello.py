@@ -12,6 +12,18 @@ import horovod.torch as hvd
 
 from tests.support import rank
 
+
+class Held:
+    """In a ring of references, so that only Python's collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        os.write(1, b"taken apart\n")
+
+
+held = Held()
 hvd.init()
 rank.say_pid()
 given = rank.arguments()
