@@ -17,11 +17,12 @@ selection reads two arrays and not three. Where momentum is 0 that is v.
 
 With ``momentum_kind="global"`` it is global momentum compression, Zhao, Xie, Gao and Li, arXiv:1905.12948:
 
-    v = v + g + momentum * (a / b) G        G is the last result, a its learning rate and b that of this step
+    v = g + (a / b) (v + momentum * G)      G is the last result, a its learning rate and b that of this step
     T, payload and result as above;  v = 0 at T
 
-The last result is equal on all ranks, so momentum is no rank's own: with density 1 that is the heavy ball,
-w = w - b g + momentum * (what w moved by in the last step), at any sequence of rates.
+The last result is equal on all ranks, so momentum is no rank's own, and v is in units of the rate as gradients are:
+what weights move by and b times what waits make the heavy ball, w = w - b g + momentum * (what w moved by in the last
+step), at any sequence of rates and density.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Dgc(Sections):
             clip / sqrt(M), so that the mean has about that length if the ranks' gradients are independent. 0 for no
             limit.
         momentum_kind: "local" is each rank's own, of its gradients; "global" goes on with the last result, which all
-            ranks have, follows the learning rate, and has nothing to mask.
+            ranks have, follows the learning rate, and so does what waits; it has nothing to mask.
     """
 
     density: float = 0.001
@@ -96,6 +97,11 @@ class Dgc(Sections):
         if type(self.clip) not in (int, float) or not 0 <= self.clip <= sys.float_info.max:
             raise ConfigError(f"clip should be a number, 0 for none, got {self.clip!r}")
         check_choice("momentum_kind", self.momentum_kind, "local", "global")
+        if self.momentum_kind == "global" and not self.masking:
+            raise ConfigError(
+                'masking=False is for momentum_kind="local": momentum that goes on from the last result has nothing to '
+                'mask; leave out masking=, or take momentum_kind="local"'
+            )
 
     def properties(self) -> Properties:
         return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from horovod_compress.codecs.dgc import Dgc
 from horovod_compress.codecs.work import LAST
-from horovod_compress.engine.optimizer.momentum import LastRates
+from horovod_compress.engine.optimizer.momentum import LastRates, Rates, rates_of
+from horovod_compress.errors import ConfigError
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 
 WORLD, COUNT, BETA = 3, 700, 0.75
@@ -47,6 +50,13 @@ def test_the_rule(scale: float) -> None:
                 assert (kept(fleet, rank, LAST) == kept(fleet, 0, LAST)).all()
 
 
+def followers(fleet: Fleet, sgd: torch.optim.SGD, names: Sequence[str]) -> list[Rates]:
+    """Return what follows the rate of an optimizer whose only parameter stands for all tensors of every rank."""
+    parameter = sgd.param_groups[0]["params"][0]
+    pairs = [(reducer.kept, [(name, parameter)]) for reducer in fleet.reducers for name in names]
+    return [rates for kept, named in pairs for rates in rates_of(sgd, kept, named, follow_lr=False)]
+
+
 def heavy_ball(grads: list[Tensor]) -> Tensor:
     """Return where the heavy ball moves weights that begin with 0; a rate of 0 stops it."""
     weights, moved = torch.zeros_like(grads[0]), torch.zeros_like(grads[0])
@@ -68,8 +78,7 @@ def test_everything_sent_is_the_heavy_ball_at_any_rate(follows: bool, dtype: tor
     means = {name: [sum(mine[name].double() for mine in each) / WORLD for each in grads] for name in names}
     with Fleet(WORLD, tensors, "gmc", density=1.0, momentum=BETA, min_elements=10) as fleet:
         assert [bucket.compressed for bucket in fleet.plan.buckets] == [True, False]
-        parameter = sgd.param_groups[0]["params"][0]
-        rates = [LastRates(sgd, reducer.kept, [(name, parameter)]) for reducer in fleet.reducers for name in names]
+        rates = followers(fleet, sgd, names)
         for rate, each in zip(RATES, grads, strict=True):
             sgd.param_groups[0]["lr"] = rate
             for follower in rates if follows else ():
@@ -82,13 +91,42 @@ def test_everything_sent_is_the_heavy_ball_at_any_rate(follows: bool, dtype: tor
         assert torch.allclose(weights[name], expected, rtol=tolerance, atol=tolerance) == follows
 
 
+@pytest.mark.parametrize("follows", [Rates, LastRates, None])
+def test_what_waits_is_of_the_heavy_ball_at_any_rate(follows: type[Rates] | None) -> None:
+    """What weights have moved by, and the rate times what waits: all that gradients and momentum have given at theirs.
+
+    If only one of the two follows the rate it is not: the controls.
+    """
+    given, moved, wanted = [0.1, 0.1, 0.25, 0.24, 0.03, 0.029, 0.2], np.zeros(COUNT), np.zeros(COUNT)
+    last: Any = 0.0
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=given[0])
+    with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float64)], "gmc", density=0.05, momentum=BETA) as fleet:
+        rates = [one for one in followers(fleet, sgd, ["w"]) if follows in (None, type(one))]
+        for step, rate in enumerate(given):
+            sgd.param_groups[0]["lr"] = rate
+            for follower in rates:
+                follower.begin()
+            grads = [grad.double() for grad in one_tensor(WORLD, COUNT, seed=step)]
+            result = fleet.step([{"w": grad.clone()} for grad in grads])[0]["w"].numpy()
+            wanted += rate * torch.stack(grads).mean(dim=0).numpy() + BETA * last
+            moved, last = moved + rate * result, rate * result
+        waits = sum(kept(fleet, rank, "residual") for rank in range(WORLD)) / WORLD
+    assert np.abs(waits).max() > 1
+    assert np.allclose(moved + given[-1] * waits, wanted, rtol=1e-11, atol=1e-12) == (follows is None)
+
+
+def test_there_is_nothing_to_mask() -> None:
+    assert Dgc(momentum_kind="global").masking and not Dgc(masking=False).masking
+    with pytest.raises(ConfigError, match=r"masking=False is for momentum_kind=\"local\""):
+        Dgc(momentum_kind="global", masking=False)
+
+
 def test_a_rate_that_falls_far_and_rises_again_does_no_harm() -> None:
     """What is not sent waits: momentum that was made for a tiny rate would be applied at the usual one."""
     tensor, weights = spec("w", COUNT), torch.ones(COUNT)
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.02)
     with Fleet(WORLD, [tensor], "gmc", density=0.05, momentum=0.5) as fleet:
-        named = [("w", sgd.param_groups[0]["params"][0])]
-        rates = [LastRates(sgd, reducer.kept, named) for reducer in fleet.reducers]
+        rates = followers(fleet, sgd, ["w"])
         for step, rate in enumerate([0.02] * 30 + [1e-9] * 3 + [0.02] * 60):
             sgd.param_groups[0]["lr"] = rate
             for follower in rates:

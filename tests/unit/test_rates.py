@@ -80,6 +80,19 @@ def test_small_changes_add_up() -> None:
     assert followed([1.0, 0.98, 0.96, 0.94, 0.92]) == [None, None, None, pytest.approx(1 / 0.94), None]
 
 
+def test_small_changes_are_followed_at_once_where_momentum_is() -> None:
+    """The others follow with them only if a group has both."""
+    sgd, named = optimizer(1.0, 1.0)
+    seen: Any = Seen()
+    follower = Rates(sgd, seen.kept, named, at_once=["b"])
+    for rate in (1.0, 0.98, 0.0, 0.98, 0.96):
+        for group in sgd.param_groups:
+            group["lr"] = rate
+        follower.begin()
+    assert [sorted(factors) for factors in seen.factors] == [[], ["b"], [], [], ["b"]]
+    assert seen.factors[1]["b"] == 1 / 0.98
+
+
 def test_a_rate_of_nothing_is_passed_over() -> None:
     assert followed([0.0, 1.0, 0.0, 0.5]) == [None, None, None, 2.0]
 

@@ -9,7 +9,7 @@ trainings begin with exact rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -122,7 +122,8 @@ def _times(group: Mapping[str, Any]) -> float:
 
 # ---- learning rates ------------------------------------------------------------------------------
 
-#: A change is followed once it has come to so much: every time costs a pass over the residuals.
+#: A change is followed once it has come to so much: every time costs a pass over the residuals. Where momentum goes on
+#: from the last result, which follows every change, so does what waits.
 SMALL = 0.05
 #: No single change multiplies residuals by more than this, or divides them by more.
 MOST = 10.0
@@ -138,13 +139,16 @@ class Rates:
     Args:
         optimizer: only the rates of its groups are read.
         named: its parameters by name, as the reducer has them.
+        at_once: names of parameters whose residuals follow every change, however small.
     """
 
     #: What its state is saved under.
     saved: ClassVar[str] = "rates"
 
-    def __init__(self, optimizer: Any, kept: Kept, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        self._optimizer, self._kept = optimizer, kept
+    def __init__(
+        self, optimizer: Any, kept: Kept, named: Iterable[tuple[str, nn.Parameter]], at_once: Collection[str] = ()
+    ) -> None:
+        self._optimizer, self._kept, self._at_once = optimizer, kept, frozenset(at_once)
         self._names = {id(parameter): name for name, parameter in named}
         self._followed: list[float] = []  # the rate, by group, that residuals stand for; 0 until there is one
 
@@ -155,12 +159,13 @@ class Rates:
         factors: dict[str, float] = {}
         for index, group in enumerate(groups):
             before, now = self._followed[index], float(group["lr"])
-            if now <= 0 or (before and abs(math.log(before / now)) < SMALL):
+            if now <= 0 or now == before:
                 continue  # with a rate of 0 nothing is applied, so nothing is applied wrongly
+            found = self._of_group(group, min(max(before / now, 1 / MOST), MOST))
+            if before and abs(math.log(before / now)) < SMALL and self._at_once.isdisjoint(found):
+                continue
             self._followed[index] = now
-            if before:
-                factor = min(max(before / now, 1 / MOST), MOST)
-                factors |= self._of_group(group, factor)
+            factors |= found if before else {}
         self._kept.scale_errors(factors)
 
     def state(self) -> list[float]:
@@ -177,8 +182,9 @@ class LastRates(Rates):
     """Keeps what goes on from the last result in step with the learning rates of an optimizer.
 
     The last step moved weights by its rate a times the result; for the heavy ball that is a / b times the result at the
-    rate b of the coming step: each change is followed, however small. Not what is more than :data:`MOST`: what of it is
-    not sent waits, and would be applied at a rate that may be as large again as the one it was made for.
+    rate b of the coming step: each change is followed, however small. What of it is not sent waits, and goes on to
+    follow as all that waits does, see :class:`Rates`: together they keep the heavy ball at any rate. Neither grows by
+    more than :data:`MOST` at once, as what does not follow a rate back would be applied when that is large again.
     """
 
     saved: ClassVar[str] = "last_rates"
@@ -197,5 +203,7 @@ class LastRates(Rates):
 
 def rates_of(optimizer: Any, kept: Kept, named: Named, follow_lr: bool) -> list[Rates]:
     """Return what keeps all that is kept in step with the learning rates of an optimizer."""
-    kinds = [Rates] * follow_lr + [LastRates] * (LAST in kept.states())
-    return [kind(optimizer, kept, named) for kind in kinds]
+    goes_on = kept.states().get(LAST, {}).keys()
+    following = [(name, parameter) for name, parameter in named if follow_lr or name in goes_on]
+    found = [Rates(optimizer, kept, following, goes_on)] if following else []
+    return [*found, LastRates(optimizer, kept, following)] if goes_on else found
