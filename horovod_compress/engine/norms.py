@@ -185,6 +185,7 @@ class Norms:
 
     def __init__(self, context: Context, buckets: Buckets) -> None:
         self._context, self._buckets = context, buckets
+        self._by: dict[int, frozenset[str]] = {}  # by optimizer, what follows
         self._followed: frozenset[str] = frozenset()
         self._now = _Step(-1)
         self._tables: dict[tuple[int, int], Tensor] = {}  # of this rank, by bucket and position
@@ -196,9 +197,14 @@ class Norms:
         self.given: Given | None = None
         self.samples: dict[str, Tensor] = {}
 
-    def follow(self, names: Iterable[str]) -> None:
-        """Match the norms of these parameters from the next step on: their optimizer takes the ratio out again."""
-        self._followed = frozenset(names)
+    def follow(self, names: Iterable[str], by: int = 0) -> None:
+        """Match the norms of these parameters from the next step on: their optimizer takes the ratio out again.
+
+        Args:
+            by: tells one optimizer from another.
+        """
+        self._by[by] = frozenset(names)
+        self._followed = frozenset().union(*self._by.values())
 
     # ---- training thread, between two steps ----
 

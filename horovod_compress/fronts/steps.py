@@ -20,10 +20,10 @@ from ..engine.agreement import differences
 from ..engine.kept import Masks, check_masks
 from ..engine.methods import Methods
 from ..engine.optimizer import held, momentum
-from ..engine.optimizer.family import options_of, prepare_last, uncompiled
-from ..engine.optimizer.matching import Matching
+from ..engine.optimizer.family import prepare_last
 from ..engine.optimizer.momentum import LastRates, Rates
 from ..engine.optimizer.second_moment import check_state as check_moments
+from ..engine.optimizer.taker import Takers
 from ..engine.reducer import Next, Reducer
 from ..engine.saved import checkpoint
 from ..engine.tuning import Share, Tuner
@@ -56,7 +56,6 @@ class Steps:
         parameters: in the order of the plan.
         index: their places in it, by identity.
         tuner: chooses buckets, where the schedule is an adaptive one.
-        held: the second moment of the optimizer, where that is shared.
     """
 
     def __init__(self, reducer: Reducer, methods: Methods, given: Named, share: Share) -> None:
@@ -66,11 +65,8 @@ class Steps:
         exchanged = frozenset(reducer.plan.names())
         self.named = [(name, parameter) for name, parameter in given if name in exchanged]
         self.scale = Scale(reducer)
-        self.held: held.HeldSecondMoment | None = None
-        self._optimizer: Any = None
-        self._matching: Matching | None = None  # takes out of results what they are handed back times
+        self._takers = Takers()
         self._exact_first = 0  # so many first steps are exact
-        self._rates: list[Rates] = []  # that what is kept follows
         self._loaded = _Loaded()
         if reducer.world > 1:
             verification.watch_weights()
@@ -87,75 +83,61 @@ class Steps:
         self.parameters = [by_name[name] for name in self._reducer.plan.names()]
         self.index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
 
-    # ---- the optimizer ----
+    # ---- the optimizers ----
 
     @property
     def met(self) -> bool:
         """Whether an optimizer is known."""
-        return self._optimizer is not None
+        return bool(self._takers)
 
-    def meet(self, optimizer: Any, *options: Any, match_norm: bool = True, step: str = "auto") -> None:
-        """Look at the optimizer that takes the results: its momentum, its second moment, the norm of what it gets.
+    @property
+    def held(self) -> held.HeldSecondMoment | None:
+        """The second moment that is shared; of several optimizers, the first one's."""
+        return next(iter(self._takers.held), None)
+
+    def meet(self, optimizers: Sequence[Any], *options: Any, match_norm: bool = True, step: str = "auto") -> None:
+        """Look at the optimizers that take the results: momentum, second moment, the norm of what they get.
 
         Args:
+            optimizers: all of them; in a second call the same ones.
             options: see :func:`~horovod_compress.engine.optimizer.held.hold`.
             match_norm: hand results back with the norm of the exact mean, see :mod:`~horovod_compress.engine.norms`.
             step: who moves the weights, "auto" or "torch".
 
         Raises:
-            ConfigError: it does not fit the method, or the options do not fit it.
+            ConfigError: one does not fit the method, or the options do not fit it, or two have the same parameter.
         """
-        reducer = self._reducer
-        if self.met and optimizer is not self._optimizer:
-            raise ConfigError(
-                f"this compression already has an optimizer, {type(self._optimizer).__name__}; of several optimizers, "
-                "attach the one whose second moment the ranks should share, such as AdamW; to replace an optimizer, "
-                "create model, compression and optimizer again"
-            )
-        prepare_last(optimizer, self.prepare)
-        momentum.refuse_twice(optimizer, self._methods, self.named)
-        text = momentum.advice(optimizer, self._methods, self.named)
-        if text and not self.met and reducer.rank == 0 and not reducer.step:
+        reducer, takers = self._reducer, self._takers.of(optimizers, self._methods, self.named)
+        texts = [momentum.advice(optimizer, self._methods, self.named) for optimizer in optimizers]
+        if (text := next(filter(None, texts), None)) and not self.met and reducer.rank == 0 and not reducer.step:
             _log.warning("%s", text)
         if not isinstance(match_norm, bool):
             raise ConfigError(f"match_norm should be True or False, got {match_norm!r}")
-        full_precision_every = 0  # where the methods differ in that, too
+        full = 0  # where the methods differ in that, too
         with contextlib.suppress(ConfigError):
-            full_precision_every = self._methods.full_precision_every()
-        self.leave()
-        self.held = held.hold(optimizer, reducer, self.named, full_precision_every, *options, step=step)
-        self._norms.follow(())
-        self._matching = Matching(optimizer, reducer, dict(self.named), self.scale.value) if match_norm else None
-        self._rates = momentum.rates_of(optimizer, reducer.kept, self.named, reducer.options.follow_lr)
-        for rates in self._rates:
-            rates.load(self._loaded.rates.get(rates.saved, ()))
-        if not self.met and self._verification.weights:
-            optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
-        self._optimizer = optimizer
+            full = self._methods.full_precision_every()
+        scale = self.scale.value if match_norm else None
+        for taker in takers:
+            taker.meet(reducer, self.named, options, scale, full_precision_every=full, step=step)
+        self._takers.know(takers, self._take_weights if self._verification.weights else None)
+        self._takers.load_rates(self._loaded.rates)
         if reducer.options.warmup_steps is None:
-            self._begin_exact(optimizer)
-        if self.held:
-            self.held.load_state_dict(self._loaded.moments, self._loaded.due)
-            if self.tuner:
-                self.tuner.wait_for(self.held.warmup)
-
-    def prepare(self) -> None:
-        """Before the optimizer's own step, let gradients and state be what its formula is to have, or move weights."""
-        here = self.held.moved_here() if self.held else frozenset()
-        ratios = self._matching.take_out(here) if self._matching else {}
-        if self.held:
-            self.held.prepare(here, ratios)
+            self._begin_exact()
+        self._takers.load_moments(self._loaded.moments, self._loaded.due)
+        if self.held and self.tuner:
+            self.tuner.wait_for(self.held.warmup)
 
     def leave(self) -> None:
-        """Let the optimizer's state be as torch alone would have it."""
-        if self.held:
-            self.held.leave()
+        """Let the optimizers' state be as torch alone would have it."""
+        for taker in self._takers:
+            taker.leave()
 
-    def _begin_exact(self, optimizer: Any) -> None:
+    def _begin_exact(self) -> None:
         """Let the first steps be exact where that is needed."""
         # Where a second moment is held, its own exact rounds come first.
         total = self._reducer.options.total_steps
-        mine = 0 if self.held else momentum.exact_first(optimizer, self._methods, self.named, total)
+        each = [momentum.exact_first(taker.optimizer, self._methods, self.named, total) for taker in self._takers]
+        mine = 0 if self.held else max(each)
         self._exact_first = max(self._exact_first, mine)
         if mine and self._reducer.rank == 0 and not self._reducer.step:
             _log.info(
@@ -169,13 +151,13 @@ class Steps:
     def second_moment(self) -> str:
         """Return whose the second moment is, in words that have to be equal on every rank."""
         first = f", with {self._exact_first} exact steps first" if self._exact_first else ""
-        return self.held.settings() if self.held else f"its own{first}"
+        return "; ".join(one.settings() for one in self._takers.held) or f"its own{first}"
 
     def options(self) -> dict[str, str]:
         """Return what else the optimizer does, by name, in words that have to be equal on every rank."""
         told = {differences.RESULT_SCALE: f"{self._reducer.result_scale:g}"}
-        told |= options_of(self._optimizer) if self.met else {}
-        return told | {differences.WHO_STEPS: "auto" if self.held and self.held.stepping else "torch"}
+        told |= self._takers.options()
+        return told | {differences.WHO_STEPS: "auto" if any(one.stepping for one in self._takers.held) else "torch"}
 
     def settle_moments(self) -> None:
         """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
@@ -207,16 +189,17 @@ class Steps:
         reducer.freeze(index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad)
         if self._masks:
             self._masks.begin()
-        for rates in self._rates:
-            rates.begin()
-        if self.met:
-            prepare_last(self._optimizer, self.prepare)
-        if self.held:
-            self.held.begin(reducer.next_step())
+        for taker in self._takers:
+            for rates in taker.rates:
+                rates.begin()
+            prepare_last(taker.optimizer, taker.prepare)
+        if several := self._takers.held:
+            held.begin(several, reducer.next_step())
         if self._exact_first:
             self._buckets.choose(Next("halved" if reducer.next_step() < self._exact_first else "method"))
-        if self._matching:
-            self._matching.begin()
+        for taker in self._takers:
+            if taker.matching:
+                taker.matching.begin()
         self._norms.begin(reducer.next_step(), exact=bool(self.held and self.held.exact))
         self._show()
         self._take_weights()
@@ -230,7 +213,7 @@ class Steps:
         shown: dict[str, object] = {differences.RESULT_SCALE: reducer.result_scale}
         if self.held:
             shown[differences.ROUND] = "exact" if self.held.exact else "compressed"
-            shown[differences.SECOND_MOMENT] = self.held.shown()
+            shown[differences.SECOND_MOMENT] = "; ".join(one.shown() for one in self._takers.held)
         shown[differences.GRADIENT_SCALE] = self.scale.followed()
         shown[differences.RATIO] = self._norms.ratio.used()
         reducer.kept.show(reducer.next_step(), shown)
@@ -245,14 +228,15 @@ class Steps:
     def state(self) -> dict[str, Any]:
         """Return what is saved beside that of the reducer."""
         tuned = {"tuned": self.tuner.chosen} if self.tuner else {}
-        moments = self.held.state_dict() if self.held else self._loaded.moments  # which nobody holds yet
-        held_ = {"second_moment": moments} if moments else {}
-        due = {"due": True} if (self.held.due if self.held else self._loaded.due) else {}
-        rates = self._loaded.rates | {followed.saved: followed.state() for followed in self._rates}
+        moments = self._takers.moments() if self.held else self._loaded.moments  # which nobody holds yet
+        moment = {"second_moment": moments} if moments else {}
+        is_due = any(one.due for one in self._takers.held) if self.held else self._loaded.due
+        due = {"due": True} if is_due else {}
+        rates = self._loaded.rates | self._takers.rates()
         rates = {name: followed for name, followed in rates.items() if followed}
         norms = {"norms": found} if (found := self._norms.state()) else {}
         masks = self._masks.state() if self._masks else {}
-        return tuned | self.scale.state() | held_ | due | rates | norms | masks
+        return tuned | self.scale.state() | moment | due | rates | norms | masks
 
     def check(self, state: Mapping[str, Any], residuals: str) -> None:
         """Refuse a state that could not be loaded; nothing is changed.
@@ -278,19 +262,18 @@ class Steps:
             self._take_order()
         checkpoint.restore(self._reducer, state, residuals)
         self._norms.resume(state.get("norms", {}) if residuals == "restore" else {})
-        if self._matching:
-            self._matching.resume()
+        for taker in self._takers:
+            if taker.matching:
+                taker.matching.resume()
         if self._masks:
             self._masks.load(state)
         self._loaded = _Loaded(state.get("second_moment", {}), bool(state.get("due")))
-        if self.held:
-            self.held.load_state_dict(self._loaded.moments, self._loaded.due)
-        elif begun:
+        self._takers.load_moments(self._loaded.moments, self._loaded.due)
+        if begun and not self.held:
             self.settle_moments()
         for kind in (Rates, LastRates) if residuals == "restore" else ():
             self._loaded.rates[kind.saved] = [float(rate) for rate in state.get(kind.saved, ())]
-        for rates in self._rates:
-            rates.load(self._loaded.rates.get(rates.saved, ()))
+        self._takers.load_rates(self._loaded.rates)
         self.scale.load(0.0 if residuals == "reset" else float(state.get("scale", 0.0)))
 
 

@@ -47,7 +47,7 @@ class Ranks:
     """The ranks of a job.
 
     Args:
-        optimizer: makes a rank's optimizer.
+        optimizer: makes a rank's optimizer, or a list of several.
         meet: options of the front's ``attach()``.
         options: of the method, and those of all methods.
     """
@@ -56,7 +56,7 @@ class Ranks:
         self,
         specs: Sequence[TensorSpec],
         method: Any,
-        optimizer: Callable[[Any], torch.optim.Optimizer],
+        optimizer: Callable[[Any], Any],
         meet: dict[str, Any] | None = None,
         world: int = WORLD,
         **options: Any,
@@ -72,7 +72,7 @@ class Ranks:
             meet or {}
         )
         match, step = given.pop("match_norm"), given.pop("step", "torch")
-        for steps, mine in zip(self.steps, self.optimizers, strict=True):
+        for steps, mine in zip(self.steps, map(_several, self.optimizers), strict=True):
             steps.meet(mine, *given.values(), match_norm=match, step=step)
 
     def __enter__(self) -> Ranks:
@@ -90,7 +90,8 @@ class Ranks:
         for model, optimizer, result in zip(self.models, self.optimizers, results, strict=True):
             for name, parameter in model.items():
                 parameter.grad = result[name].clone()
-            optimizer.step()
+            for one in _several(optimizer):
+                one.step()
         assert all_same([{n: p.detach() for n, p in model.items()} for model in self.models])
         return results
 
@@ -103,6 +104,10 @@ class Ranks:
         for steps, state in zip(self.steps, states, strict=True):
             steps.check(state, "restore")
             steps.load(state, "restore", begun=False)
+
+
+def _several(made: Any) -> list[Any]:
+    return made if isinstance(made, list) else [made]
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:

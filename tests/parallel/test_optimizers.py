@@ -41,6 +41,12 @@ def test_each_is_held_or_named(front: str) -> None:
     assert values(front, "own")[0]["told"] == values(front, "needs none")[0]["told"] == []
 
 
+@BOTH
+def test_several_are_one_with_groups(front: str) -> None:
+    first, second = values(front, "several")
+    assert first == second and first["groups"] == first["apart"] != first["one"]
+
+
 def test_fronts_hold_the_same() -> None:
     torch_s, horovod_s = (values(front, "kept")[0] for front in FRONTS)
     assert {name: kept["weights"] for name, kept in torch_s.items()} == {

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -120,7 +120,9 @@ class HeldSecondMoment:
         steps: move weights here where that is possible, in place of the optimizer's own step.
 
     Attributes:
-        stepping: what does so, None where nothing does.
+        reducer: the one it was given.
+        rounds: likewise.
+        stepping: what moves weights here, None where nothing does.
         exact: the exchanges for the optimizer's coming step are exact where the second moment divides.
         due: an exact round is due, and no step of the optimizer has used one yet. It begins with the first exchange
             for a step: where there are several, all of them are exact, or none. After an exchange that the optimizer
@@ -135,36 +137,32 @@ class HeldSecondMoment:
         rounds: ExactRounds,
         steps: bool = False,
     ) -> None:
-        self._optimizer, self._reducer = optimizer, reducer
+        self._optimizer, self.reducer = optimizer, reducer
         self._parameters = partial(moments.places, optimizer, moments.names_of(named.items()))
-        self._kept, self._buckets, self._norms, self._start = (
-            reducer.kept,
-            reducer.buckets,
-            reducer.norms,
-            reducer.start,
-        )
+        self._kept, self._buckets = reducer.kept, reducer.buckets
         self._form = family.form_of(optimizer)
-        self._rounds = rounds
+        self.rounds = rounds
         self._held: dict[str, _Held] = {}
         self._prepared = reducer.step - 1
         self.due = False
         self.exact = False
+        self._all_exact = False  # all exchanges for the optimizer's coming step; others may make theirs more often
         self._shown = ""  # see shown(); empty where that has changed
         self.stepping: Stepping | None = Stepping(optimizer, self._parameters) if steps else None
 
     @property
     def warmup(self) -> int:
-        return self._rounds.warmup
+        return self.rounds.warmup
 
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
-        begun = f", of step {self._reducer.step} ({self.shown()})" if self._held else ""
+        begun = f", of step {self.reducer.step} ({self.shown()})" if self._held else ""
         names = sorted(name for _, _, name in self._parameters())
         which = (
             f"{len(names)} parameters of {type(self._optimizer).__name__} ({zlib.crc32(','.join(names).encode()):08x})"
         )
         due = ", with an exact round due" if self.due else ""
-        return f"shared with {self._rounds}{begun}{due}, of {which}"
+        return f"shared with {self.rounds}{begun}{due}, of {which}"
 
     def shown(self) -> str:
         """Return what is held, for a comparison with other ranks; the work is done after it has changed only."""
@@ -178,7 +176,7 @@ class HeldSecondMoment:
 
     def is_exact(self, step: int) -> bool:
         """Return whether an exact round is due from this exchange on."""
-        return step in self._rounds
+        return step in self.rounds
 
     # ---- state ----
 
@@ -192,7 +190,7 @@ class HeldSecondMoment:
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]], due: bool = False) -> None:
         """Restore what :meth:`state_dict` returned, beside what waits in the units that go with it."""
         self.due = due
-        self._prepared = self._reducer.step - 1
+        self._prepared = self.reducer.step - 1
         if self.stepping:
             self.stepping.pay()  # what is held now may be of another time
         where = {name: parameter.device for _, parameter, name in self._parameters()}
@@ -206,25 +204,22 @@ class HeldSecondMoment:
 
     # ---- before the first gradient of a step ----
 
-    @torch.no_grad()
     def begin(self, step: int) -> None:
-        """Choose what the step exchanges, and show codecs what to divide by."""
-        self.due = self.due or self.is_exact(step) or self._norms.ratio.stale
-        if (self.exact or self.due) and self._rounds.every > 1:
-            # A rank whose optimizer did not use the last exchange may have another kind of round now, and frames of
-            # another length, which Gloo does not bear: so compare first.
-            self._start.again()
-        if step - 1 <= self._prepared:  # the optimizer has used the last exchange: this is the first for its next step
-            self.exact = self.due
-        exact = self.exact
-        if self._rounds.every == 1:  # it is the stock optimizer
-            self._buckets.choose(Next("plain"))
-            return
-        self._buckets.choose(Next("exact" if exact else "coded"))
-        if exact and self._reducer.watch:
-            self._reducer.watch.spoil()  # what is measured now says nothing of the method
+        """Choose what the step exchanges, see :func:`begin`."""
+        begin([self], step)
+
+    def note_round(self, step: int, *, exact: bool, due: bool) -> None:
+        """Note what the coming step exchanges, and whether all exchanges for the optimizer's coming step are exact."""
+        self._all_exact = exact and (self._all_exact or not self.unused(step))
+        self.exact, self.due = exact, due
+
+    def settle(self, factors: dict[str, Tensor]) -> None:
+        """Take over what the optimizer has moved itself until now, and leave what is of another time.
+
+        Args:
+            factors: what waits is multiplied by these, by tensor; more are noted.
+        """
         divides = self._buckets.divides()
-        factors: dict[str, Tensor] = {}
         zeros: dict[str, int] = {}
         for group, parameter, name in self._parameters():
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
@@ -235,17 +230,24 @@ class HeldSecondMoment:
                 if self.stepping:
                     self.stepping.pay([name])
                 _note(factors, name, self._held.pop(name).divisor, None)
-            if not (exact or held) and done and divides[name] != "never":  # the optimizer has moved its own until now
+            if not (self.exact or held) and done and divides[name] != "never":  # it has moved its own until now
                 zeros = zeros or self._kept.withholding.zero_groups()
                 (moment, steps), before = self._form.taken_over(group, state), divides[name] == "before"
                 held = _Held(moment, steps, steps, float(group["eps"]), before, zeros[name])
                 self._held[name], self._shown = held, ""
                 _note(factors, name, None, held.divisor)
-        self._kept.convert(factors)
-        self._buckets.divide_by({name: held.divisor for name, held in self._held.items() if held.divisor is not None})
-        self._kept.withholding.withhold(
-            {name: held.unmoved for name, held in self._held.items() if held.unmoved is not None}
-        )
+
+    def divisors(self) -> dict[str, Tensor]:
+        """Return what gradients are divided by, by name."""
+        return {name: held.divisor for name, held in self._held.items() if held.divisor is not None}
+
+    def unmoved(self) -> dict[str, Tensor]:
+        """Return the elements that coded rounds leave out, by name."""
+        return {name: held.unmoved for name, held in self._held.items() if held.unmoved is not None}
+
+    def unused(self, step: int) -> bool:
+        """Return whether the optimizer has not used the exchange before a step."""
+        return step - 1 > self._prepared
 
     # ---- before the optimizer's own step ----
 
@@ -257,10 +259,10 @@ class HeldSecondMoment:
 
     def moved_here(self) -> frozenset[str]:
         """Return the parameters that :meth:`prepare` moves itself in the coming step; the others are torch's."""
-        stepping, step = self.stepping, self._reducer.next_step() - 1
+        stepping, step = self.stepping, self.reducer.next_step() - 1
         if stepping is None or stepping.hides(step):
             return frozenset()  # Horovod's optimizer calls torch's: a hook comes twice
-        if family.ready(self._optimizer, step, self._prepared, self._reducer.settled):
+        if family.ready(self._optimizer, step, self._prepared, self.reducer.settled):
             return stepping.chosen(self._held)
         if step <= self._prepared and not family.synchronizes(self._optimizer):
             stepping.hand_over()
@@ -274,8 +276,8 @@ class HeldSecondMoment:
             here: see :meth:`moved_here`.
             ratios: what their gradients count times, unless that is 1.
         """
-        step = self._reducer.next_step() - 1
-        if not family.ready(self._optimizer, step, self._prepared, self._reducer.settled):
+        step = self.reducer.next_step() - 1
+        if not family.ready(self._optimizer, step, self._prepared, self.reducer.settled):
             return
         self._prepared = step
         overflow = getattr(self._optimizer, "found_inf", None)  # a gradient scaler leaves it to a fused step to skip
@@ -287,7 +289,7 @@ class HeldSecondMoment:
             if held is None or not state or parameter.grad is None or parameter.grad.is_sparse:
                 continue  # sparse gradients are exact: the optimizer's own moment moves with them
             now, by = self._form.steps(group, state) + 1, ratios.get(name, 1.0)
-            exact, stepping = self.exact and now > held.since, self.stepping if name in here else None
+            exact, stepping = self._all_exact and now > held.since, self.stepping if name in here else None
             if exact or not stepping:
                 grad = self._form.gradient(self._optimizer, group, parameter, by)
             if exact := exact and bool(grad.isfinite().all()):
@@ -299,10 +301,42 @@ class HeldSecondMoment:
                 stepping.add((group, parameter, name), held, now, exact=exact, by=by)
             else:
                 self._form.write(group, state, grad, held, now, exact=exact)
-        self.due = self.due and not self.exact
+        self.due = self.due and not self._all_exact
         if self.stepping:
             self.stepping.step(step)
         self._kept.convert(factors)
+
+
+@torch.no_grad()
+def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
+    """Choose what a step exchanges, before its first gradient, and show codecs what to divide by.
+
+    Args:
+        several: of one compression, with the same exact rounds: a round is exact for all of them, or for none.
+    """
+    first = several[0]
+    reducer, buckets, kept, rounds = first.reducer, first.reducer.buckets, first.reducer.kept, first.rounds
+    due = any(held.due for held in several) or first.is_exact(step) or reducer.norms.ratio.stale
+    if (first.exact or due) and rounds.every > 1:
+        # A rank whose optimizer did not use the last exchange may have another kind of round now, and frames of
+        # another length, which Gloo does not bear: so compare first.
+        reducer.start.again()
+    # If no optimizer has used the last exchange, this is another one for the same step.
+    exact = first.exact if all(held.unused(step) for held in several) else due
+    for held in several:
+        held.note_round(step, exact=exact, due=due)
+    if rounds.every == 1:  # it is the stock optimizer
+        buckets.choose(Next("plain"))
+        return
+    buckets.choose(Next("exact" if exact else "coded"))
+    if exact and reducer.watch:
+        reducer.watch.spoil()  # what is measured now says nothing of the method
+    factors: dict[str, Tensor] = {}
+    for held in several:
+        held.settle(factors)
+    kept.convert(factors)
+    buckets.divide_by({name: divisor for held in several for name, divisor in held.divisors().items()})
+    kept.withholding.withhold({name: index for held in several for name, index in held.unmoved().items()})
 
 
 def _note(factors: dict[str, Tensor], name: str, before: Tensor | None, after: Tensor | None) -> None:

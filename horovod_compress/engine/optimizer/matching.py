@@ -49,7 +49,7 @@ class Matching:
         self._told = self._told_off = False
         self._unused: deque[bool] = deque(maxlen=2 * OFTEN)  # whether others came on top of the last exchanges
         self._followed = self._mine()
-        self._norms.follow(self._followed)
+        self._norms.follow(self._followed, by=id(optimizer))
 
     def _mine(self) -> frozenset[str]:
         return frozenset(name for _, _, name in self._places())
@@ -68,7 +68,7 @@ class Matching:
         norms, last = self._norms, self._norms.given
         if (mine := self._mine()) != self._followed:  # a group was added, which ranks compare
             self._followed = mine
-            norms.follow(mine)
+            norms.follow(mine, by=id(self._optimizer))
             self._start.again()
         if norms.ratio.off:
             self._tell_off()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import horovod
@@ -21,7 +23,15 @@ from ..compression import BaseCompression, begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
 from ..session import Session, gradient_of, in_backward, weakly
 from ..update_options import TAKEN
-from .gradients import NO_ADASUM, Finder, Tokens, leave_before_loading, leave_frozen, result_scale_of, watch_steps
+from .gradients import (
+    Finder,
+    Tokens,
+    leave_before_loading,
+    leave_frozen,
+    refuse_foreign,
+    result_scale_of,
+    watch_steps,
+)
 from .job import HorovodJob
 from .private import (
     await_tokens,
@@ -30,6 +40,7 @@ from .private import (
     end_all_waits,
     explain,
     forget_step,
+    hand_over_rest,
     has_begun,
     in_broadcast_optimizer_state,
     in_join,
@@ -69,8 +80,8 @@ class Compression(BaseCompression, Factories):
     )
     _ranks_in_words = "process set"
     _warned = _logged = False
-    _optimizer: Any = None  # the one that attach() was given
-    _watched: Any = None  # the one that has our hooks
+    _attached: Sequence[Any] = ()  # the optimizers that attach() was given
+    _watched: tuple[Any, ...] = ()  # those that have our hooks
     _settled = -1  # the step whose sparse gradients were looked for
 
     def _hooks(self, job: Job) -> Hooks:
@@ -100,7 +111,7 @@ class Compression(BaseCompression, Factories):
         session = self._here()
         if session.exchanges == "updates":
             raise ConfigError(TAKEN)
-        repeat = self._is_repeat(session)
+        repeat = self._is_repeat(session, calling_optimizer(self))
         with self._tokens.whole_steps(self, session.failure.failed, session.steps.index):
             with session.lock:
                 if not repeat:
@@ -118,15 +129,14 @@ class Compression(BaseCompression, Factories):
 
     def attach(
         self,
-        optimizer: Any,
-        *,
+        *optimizers: Any,
         second_moment: str = "auto",
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
         match_norm: bool = True,
         step: str = "auto",
     ) -> Any:
-        """Connect a stock optimizer without tokens; return the optimizer.
+        """Connect a stock optimizer without tokens, or several; return the optimizer, or a tuple of them.
 
         The bits are the same as without it. It saves one tiny all-reduce per parameter, and failures of
         other ranks reach the training thread as :class:`ExchangeError`. It uses private methods of
@@ -135,7 +145,8 @@ class Compression(BaseCompression, Factories):
         Call it on every rank or on none, before the first backward pass: the ranks compare this at the first gradient.
 
         Args:
-            optimizer: what ``hvd.DistributedOptimizer(..., compression=compression)`` returned.
+            optimizers: what ``hvd.DistributedOptimizer(..., compression=compression)`` returned. Of several, each has
+                parameters of its own, and all make a step for each exchange.
             second_moment: "shared" updates that of Adam and its kin in exact rounds only and holds it in between;
                 docs/second_moment.md has the optimizers. "own" leaves it to the optimizer. "auto" is "shared" for
                 these with methods that need it, else "own", with a warning if the optimizer keeps one that cannot be
@@ -153,10 +164,10 @@ class Compression(BaseCompression, Factories):
                 docs/second_moment.md. "torch" leaves it to torch.
 
         Raises:
-            ConfigError: the optimizer was created with another compression, process set or operation, or gradients
-                were exchanged before.
+            ConfigError: an optimizer was created with another compression, process set or operation, or has parameters
+                of another one, or gradients were exchanged before.
         """
-        session = self._session
+        session, given = self._session, optimizers[0] if len(optimizers) == 1 else optimizers
         if session and session.exchanges == "updates":
             raise ConfigError(TAKEN)
         if session and session.compared:
@@ -164,26 +175,20 @@ class Compression(BaseCompression, Factories):
                 "call attach() before the first backward pass, on every rank, right after "
                 "hvd.DistributedOptimizer(...); this compression has already exchanged gradients"
             )
-        if getattr(optimizer, "_compression", None) is not self:
-            wrapped = hasattr(optimizer, "_compression")
-            raise ConfigError(
-                "attach() takes the optimizer that was created with this compression: "
-                "hvd.DistributedOptimizer(..., compression=compression); this one "
-                + ("was created with another compression, or none" if wrapped else "is not Horovod's")
-            )
-        if hasattr(optimizer, "_starting_models"):
-            raise ConfigError(NO_ADASUM)
-        self._check_same_ranks(optimizer)
+        refuse_foreign(optimizers, self)
+        for optimizer in optimizers:
+            self._check_same_ranks(optimizer)
         if not session:
-            return optimizer
-        self._meet(session, optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
+            return given
+        self._meet(session, optimizers, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
         if not horovod.__version__.startswith(_PRIVATE_API):
             _log.warning("Horovod %s is unknown to attach(); using the stock path instead", horovod.__version__)
-            return optimizer
-        session.reducer.result_scale = result_scale_of(optimizer.op, session.reducer.world)
-        _attach(optimizer, self, session)
-        self._optimizer, session.attached = optimizer, True
-        return optimizer
+            return given
+        session.reducer.result_scale = result_scale_of(optimizers[0].op, session.reducer.world)
+        for optimizer in optimizers:
+            _attach(optimizer, self, session)
+        self._attached, session.attached = optimizers, True
+        return given
 
     def _why_unused(self, tells: bool) -> str | None:
         alone = self._session is not None and self._session.reducer.world == 1  # Horovod hands nothing over then
@@ -193,26 +198,29 @@ class Compression(BaseCompression, Factories):
 
     def _is_attached(self) -> bool:
         session = self._here()
-        optimizer = calling_optimizer(self) if self._optimizer is None else None
+        optimizer = None if self._attached else calling_optimizer(self)
         if optimizer is not None:
             self._check_same_ranks(optimizer)
             explain(optimizer, self._why_ended)
             if not session.steps.met:
-                self._meet(session, optimizer, "auto")
-        return self._optimizer is not None
+                self._meet(session, [optimizer], "auto")
+        return bool(self._attached)
 
-    def _meet(self, session: Session, optimizer: Any, *options: Any, **named: Any) -> None:
-        """Look at the optimizer that takes the results."""
+    def _meet(self, session: Session, optimizers: Sequence[Any], *options: Any, **named: Any) -> None:
+        """Look at the optimizers that take the results."""
         steps = session.steps
-        if (op := getattr(optimizer, "op", None)) in (hvd.Average, hvd.Sum):  # else the first token is refused
+        if (op := getattr(optimizers[0], "op", None)) in (hvd.Average, hvd.Sum):  # else the first token is refused
             session.reducer.result_scale = result_scale_of(op, session.reducer.world)
-        if not steps.met and self._watched is not optimizer:  # attach() may have refused an option before
-            self._watched = optimizer
-            if session.reducer.world > 1:
-                watch_steps(optimizer, names_of(session.others) if not session.job.rank else None)
-            optimizer.register_step_pre_hook(uncompiled(lambda *given: leave_frozen(optimizer, steps.frozen)))
-            leave_before_loading(optimizer, self._leave_step)
-        steps.meet(optimizer, *options, **named)
+        for optimizer in optimizers:
+            # attach() may have refused an option before
+            if not steps.met and not any(optimizer is other for other in self._watched):
+                self._watched += (optimizer,)
+                if session.reducer.world > 1:
+                    watch_steps(optimizer, names_of(session.others) if not session.job.rank else None)
+                hook = partial(leave_frozen, lambda: steps.frozen)
+                optimizer.register_step_pre_hook(uncompiled(hook))
+                leave_before_loading(optimizer, self._leave_step)
+        steps.meet(optimizers, *options, **named)
 
     def _check_same_ranks(self, optimizer: Any) -> None:
         """Refuse an optimizer of other ranks, some of which would wait for ranks that never come.
@@ -238,8 +246,8 @@ class Compression(BaseCompression, Factories):
             raise ConfigError(self._finder.why_unknown(tensor))
         return index
 
-    def _is_repeat(self, session: Session) -> bool:
-        """Return whether this call belongs to a second synchronize() of the same step.
+    def _is_repeat(self, session: Session, optimizer: Any) -> bool:
+        """Return whether this call belongs to a second synchronize() of an optimizer in the same step.
 
         ``step()`` after ``synchronize()`` without ``skip_synchronize()`` hands every result over
         once more. All ranks hold the same results then, so they are their own mean; reducing them
@@ -247,7 +255,6 @@ class Compression(BaseCompression, Factories):
         """
         if in_backward() or session.under_way:
             return False
-        optimizer = self._optimizer or calling_optimizer(self)
         if optimizer is None or not optimizer._synchronized or has_begun(optimizer):
             return False
         if not self._warned:
@@ -261,11 +268,13 @@ class Compression(BaseCompression, Factories):
     def _result(self, session: Session, index: int, step: int, result_scale: float | None = None) -> Tensor:
         if self._settled != step:
             self._settled = step
+            for optimizer in self._attached if len(self._attached) > 1 else ():
+                hand_over_rest(optimizer)  # a bucket may have parameters of several
             self._skip_sparse(session, step)
         try:
             return session.result(index, step, result_scale)
         except HorovodCompressError as error:
-            if optimizer := self._optimizer or calling_optimizer(self):
+            for optimizer in self._attached or filter(None, [calling_optimizer(self)]):
                 if isinstance(error, NonFiniteError):  # on all ranks alike, and training may go on
                     await_tokens(optimizer)
                 forget_step(optimizer)
@@ -314,7 +323,7 @@ class Compression(BaseCompression, Factories):
         off than to shut down, on all ranks. Its error then says nothing of the reason.
         """
         joined = in_join()
-        waits_for_us = self._optimizer is not None or (self._session and self._session.exchanges == "updates")
+        waits_for_us = bool(self._attached) or (self._session and self._session.exchanges == "updates")
         if self._job.run.replaced() or (waits_for_us and not joined):
             return  # it waits for our results only
         if not self._logged:
@@ -373,7 +382,7 @@ def _attach(optimizer: Any, compression: Compression, session: Session) -> None:
             grad = grad.to_dense()
         if id(parameter) not in session.steps.index:
             raise ConfigError(compression._finder.why_unknown(grad))
-        if compression._is_repeat(session):
+        if compression._is_repeat(session, optimizer):
             return (lambda: grad), None
         with session.lock:
             if not session.under_way:

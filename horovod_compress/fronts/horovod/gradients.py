@@ -153,7 +153,29 @@ def _value(rank: int) -> float:
     return 3.0 if rank else 1.0
 
 
-# ---- what is refused at an optimizer's step ----
+# ---- what is refused, at once or at an optimizer's step ----
+
+
+def refuse_foreign(optimizers: Sequence[Any], compression: object) -> None:
+    """Refuse optimizers that cannot be attached to a compression.
+
+    Raises:
+        ConfigError: says what to do.
+    """
+    if not optimizers:
+        raise ConfigError("attach() takes what hvd.DistributedOptimizer(...) returned, or several of these, got none")
+    for optimizer in optimizers:
+        if getattr(optimizer, "_compression", None) is not compression:
+            wrapped = hasattr(optimizer, "_compression")
+            raise ConfigError(
+                "attach() takes the optimizer that was created with this compression: "
+                "hvd.DistributedOptimizer(..., compression=compression); this one "
+                + ("was created with another compression, or none" if wrapped else "is not Horovod's")
+            )
+        if hasattr(optimizer, "_starting_models"):
+            raise ConfigError(NO_ADASUM)
+    if len({optimizer.op for optimizer in optimizers}) > 1:
+        raise ConfigError("attach() takes optimizers with one op=, as they share an exchange; these have several")
 
 
 def watch_steps(optimizer: Any, names: Mapping[int, str] | None) -> None:
@@ -175,14 +197,16 @@ def watch_steps(optimizer: Any, names: Mapping[int, str] | None) -> None:
     optimizer.register_step_pre_hook(uncompiled(look))
 
 
-def leave_frozen(optimizer: Any, frozen: Iterable[nn.Parameter]) -> None:
+def leave_frozen(frozen: Callable[[], Sequence[nn.Parameter]], optimizer: Any, *given: Any) -> None:
     """Before an optimizer's own step, let it skip frozen parameters, as torch alone does.
 
     Horovod has given them gradients of zeros, with which momentum and weight decay would move them.
     """
-    if not optimizer._handles:  # else Horovod has not fetched the results yet
-        for parameter in frozen:
-            parameter.grad = None
+    if not optimizer._handles and (found := frozen()):  # else Horovod has not fetched the results yet
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for parameter in found:
+            if id(parameter) in own:
+                parameter.grad = None
 
 
 def leave_before_loading(optimizer: Any, leave: Callable[[], bool]) -> None:

@@ -130,6 +130,13 @@ def submit_rest(optimizer: Any, tokens: Mapping[Any, torch.Tensor]) -> None:
             )  # fmt: skip
 
 
+def hand_over_rest(optimizer: Any) -> None:
+    """Hand over the gradients that an attached optimizer lacks in this step, as its ``synchronize()`` does."""
+    for parameter in optimizer._requires_update:
+        if optimizer._handles.get(parameter, (None, None))[0] is None:
+            optimizer._handles[parameter] = optimizer._allreduce_grad_async(parameter)
+
+
 def forget_step(optimizer: Any) -> None:
     """Reset what Horovod keeps of an unfinished step, as its ``load_state_dict`` does.
 

@@ -112,7 +112,8 @@ class Compression(BaseCompression, Factories):
             model: the module whose parameters this compression was given, or DistributedDataParallel around it. A
                 module as it is needs no more: its parameters and buffers become those of rank 0, and hooks take each
                 gradient as soon as it is there. DistributedDataParallel is given a communication hook.
-            optimizer: the one that applies the results; the other options are those of :meth:`attach`.
+            optimizer: the one that applies the results, or a list of several; the other options are those of
+                :meth:`attach`.
 
         Raises:
             ConfigError: the model has other parameters or other ranks, already has a hook or compression, or uses
@@ -126,7 +127,7 @@ class Compression(BaseCompression, Factories):
         self._prepare(session, model)
         if optimizer is not None:
             self.attach(
-                optimizer,
+                *(optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]),
                 second_moment=second_moment,
                 warmup_steps=warmup_steps,
                 rebuild_every=rebuild_every,
@@ -187,22 +188,22 @@ class Compression(BaseCompression, Factories):
 
     def attach(
         self,
-        optimizer: Any,
-        *,
+        *optimizers: Any,
         second_moment: str = "auto",
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
         match_norm: bool = True,
         step: str = "auto",
     ) -> Any:
-        """Register the optimizer that applies the results; return it.
+        """Register the optimizer that applies the results, or several; return it, or a tuple of them.
 
         Some methods need to know it: they share Adam's second moment between the ranks, make the first steps exact if
         the optimizer has momentum, or refuse momentum on top of their own. Without this call, the second moment is
         left to the optimizer.
 
         Args:
-            optimizer: one of ``torch.optim``, of the parameters that this compression was given.
+            optimizers: of ``torch.optim``, of the parameters that this compression was given. Of several, each has
+                parameters of its own, and all make a step for each exchange.
             second_moment: "shared" updates that of Adam and its kin in exact rounds only and holds it in between;
                 docs/second_moment.md has the optimizers. "own" leaves it to the optimizer. "auto" is "shared" for
                 these with methods that need it, else "own", with a warning if the optimizer keeps one that cannot be
@@ -220,12 +221,12 @@ class Compression(BaseCompression, Factories):
                 docs/second_moment.md. "torch" leaves it to torch.
 
         Raises:
-            ConfigError: it has other parameters, or divides its state among the ranks, or gradients were exchanged
-                before.
+            ConfigError: one has other parameters, or those of another, or divides its state among the ranks, or
+                gradients were exchanged before.
         """
-        session = self._session
+        session, given = self._session, optimizers[0] if len(optimizers) == 1 else optimizers
         if not session:
-            return optimizer
+            return given
         if session.exchanges == "updates":
             raise ConfigError(TAKEN)
         if session.compared:
@@ -234,13 +235,16 @@ class Compression(BaseCompression, Factories):
                 "this compression has already exchanged gradients"
             )
         steps = session.steps
-        checks.refuse_sharded(optimizer, own=second_moment == "own" or not _needs_held(session))
-        checks.check_optimizer(optimizer, [*steps.named, *session.others])
+        if not optimizers:
+            raise ConfigError("attach() takes an optimizer of torch.optim, or several, got none")
+        for optimizer in optimizers:
+            checks.refuse_sharded(optimizer, own=second_moment == "own" or not _needs_held(session))
+            checks.check_optimizer(optimizer, [*steps.named, *session.others])
         known = steps.met
-        steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
-        if not known:
+        steps.meet(optimizers, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
+        for optimizer in () if known else optimizers:
             optimizer.register_step_pre_hook(uncompiled(weakly(self._refuse_open)))
-        return optimizer
+        return given
 
     def _refuse_open(self, *given: object) -> None:
         """Before the optimizer's step, refuse gradients that are still being exchanged."""

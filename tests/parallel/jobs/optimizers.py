@@ -64,6 +64,46 @@ def kept(name: str, method: str = "marsit", **attach: Any) -> dict[str, Any]:
 
 NAMES = ("AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adafactor", "SGD")
 check("kept", lambda: {name: kept(name) for name in NAMES})
+
+
+def several(way: str) -> str:
+    """Train with one optimizer of two groups, with two optimizers, or with one group: the control."""
+    model = net()
+    body, rest = list(model[1].parameters()), list(model[3].parameters())
+    options: Any = [{"lr": LR}, {"lr": LR / 4}]
+    if way == "apart":
+        made = [torch.optim.AdamW(mine, **own) for mine, own in zip((body, rest), options, strict=True)]
+    else:
+        groups = [{"params": mine, **own} for mine, own in zip((body, rest), options, strict=True)]
+        made = [torch.optim.AdamW(groups if way == "groups" else [*body, *rest], lr=LR)]
+    compression = hvc.Compression.marsit(model.named_parameters(), verify_every=1, timeout=20.0, min_elements=0)
+    if DDP:
+        called = compression.register(model, made, warmup_steps=2)
+    else:
+        import horovod.torch as hvd
+
+        named = [[(n, p) for n, p in model.named_parameters() if any(p is q for q in mine)] for mine in (body, rest)]
+        each = named if way == "apart" else [[*named[0], *named[1]]]
+        made = [
+            hvd.DistributedOptimizer(one, named_parameters=own, compression=compression)
+            for one, own in zip(made, each, strict=True)
+        ]
+        called, given = model, compression.attach(*made, warmup_steps=2)
+        assert given is made[0] or list(given) == made
+    for step in range(8):
+        for optimizer in made:
+            optimizer.zero_grad()
+        hidden = called[2](called[1](called[0](batch(step, rank()))))
+        # The second layer is left out on one rank, whose optimizer then hands over zeros.
+        (hidden if step == 3 and rank() else called[3](hidden)).square().mean().backward()
+        for optimizer in made:
+            optimizer.step()
+    assert compression.stats()["steps"] == 8
+    compression.close()
+    return digest(model.parameters())
+
+
+check("several", lambda: {way: several(way) for way in ("groups", "apart", "one")})
 check("own", lambda: kept("Adafactor", second_moment="own"))
 check("needs none", lambda: kept("Adafactor", "fp16"))
 

@@ -1,0 +1,200 @@
+"""One of the optimizers that take the results of a compression, with all that depends on it.
+
+Several optimizers may share a compression, as those of an embedding and of the layers above it do: each takes care of
+its own parameters before its own step. What they cannot have for themselves is in :func:`.held.begin`, which chooses
+one kind of round for all, and in :class:`~horovod_compress.engine.norms.Norms`: one ratio for all results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from torch import nn
+
+from ...errors import ConfigError
+from ..methods import Methods
+from ..reducer import Reducer
+from . import held, momentum
+from .family import options_of, prepare_last, uncompiled
+from .matching import Matching
+from .momentum import Rates
+from .second_moment import names_of, places
+
+Named = Sequence[tuple[str, nn.Parameter]]
+
+
+class Taker:
+    """An optimizer, its second moment, the norm of what it gets, and its learning rates.
+
+    Attributes:
+        held: the second moment, where that is shared.
+        matching: takes out of results what they are handed back times.
+        rates: what is kept follows these.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.held: held.HeldSecondMoment | None = None
+        self.matching: Matching | None = None
+        self.rates: list[Rates] = []
+
+    def meet(
+        self,
+        reducer: Reducer,
+        named: Named,
+        options: Sequence[Any],
+        scale: Callable[[], float] | None,
+        *,
+        full_precision_every: int,
+        step: str,
+    ) -> None:
+        """Look at the optimizer.
+
+        Args:
+            named: the parameters that are exchanged, of any optimizer.
+            options, full_precision_every, step: see :func:`.held.hold`.
+            scale: returns that of the gradient scaler; None for results that are handed back as they are.
+
+        Raises:
+            ConfigError: it does not fit the method, or the options do not fit it.
+        """
+        optimizer = self.optimizer
+        self.leave()
+        self.held = held.hold(optimizer, reducer, named, full_precision_every, *options, step=step)
+        reducer.norms.follow((), by=id(optimizer))
+        self.matching = Matching(optimizer, reducer, dict(named), scale) if scale else None
+        self.rates = momentum.rates_of(optimizer, reducer.kept, named, reducer.options.follow_lr)
+
+    def prepare(self) -> None:
+        """Before the optimizer's own step, let gradients and state be what its formula is to have, or move weights."""
+        here = self.held.moved_here() if self.held else frozenset()
+        ratios = self.matching.take_out(here) if self.matching else {}
+        if self.held:
+            self.held.prepare(here, ratios)
+
+    def leave(self) -> None:
+        """Let the optimizer's state be as torch alone would have it."""
+        if self.held:
+            self.held.leave()
+
+
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+class Takers:
+    """All optimizers of one compression, in the order in which they were given."""
+
+    def __init__(self) -> None:
+        self._seen: list[Taker] = []  # of optimizers that were looked at, perhaps in vain
+        self._known: list[Taker] = []
+        self._stepped: set[int] = set()  # which of them have made a step since the weights were looked at
+        self._last: Any = None  # of them to do so
+
+    def __iter__(self) -> Iterator[Taker]:
+        return iter(self._known)
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        return [taker.optimizer for taker in self]
+
+    @property
+    def held(self) -> list[held.HeldSecondMoment]:
+        """The second moments that are shared."""
+        return [taker.held for taker in self if taker.held]
+
+    def of(self, optimizers: Sequence[Any], methods: Methods, named: Named) -> list[Taker]:
+        """Return what is made for each optimizer once, as the hook of its steps is; they are not known yet.
+
+        Raises:
+            ConfigError: others are known, or two have the same parameter, or momentum upon that of a method.
+        """
+        if self and [*map(id, self.optimizers)] != [*map(id, optimizers)]:
+            kinds = " and ".join(type(optimizer).__name__ for optimizer in self.optimizers)
+            raise ConfigError(
+                f"this compression already has an optimizer, {kinds}; give several in one call, such as attach(first, "
+                "second); to replace an optimizer, create model, compression and optimizer again"
+            )
+        _refuse_shared(optimizers, named)
+        found = []
+        for optimizer in optimizers:
+            taker = next((taker for taker in self._seen if taker.optimizer is optimizer), None)
+            if taker is None:
+                self._seen.append(taker := Taker(optimizer))
+            prepare_last(optimizer, taker.prepare)
+            momentum.refuse_twice(optimizer, methods, named)
+            found.append(taker)
+        return found
+
+    def know(self, takers: list[Taker], look: Callable[[], None] | None) -> None:
+        """Know these from now on.
+
+        Args:
+            look: looks at the weights, once all of them have made a step; None where nobody does.
+        """
+        if look and not self:
+            for taker in takers:
+                taker.optimizer.register_step_post_hook(uncompiled(partial(self._note_step, look)))
+        self._known = takers
+
+    def _note_step(self, look: Callable[[], None], optimizer: Any, *given: Any) -> None:
+        if optimizer is self._last and len(self._known) > 1:
+            return  # Horovod's optimizer calls torch's: a hook comes twice
+        self._last = optimizer
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) == len(self._known):
+            self._stepped.clear()
+            look()
+
+    def options(self) -> dict[str, str]:
+        """Return what :func:`.family.options_of` says of each optimizer, by names that differ."""
+        found: dict[str, str] = {}
+        for number, optimizer in enumerate(self.optimizers):
+            where = f" of optimizer {number}" if len(self._known) > 1 else ""
+            found |= {name + where: value for name, value in options_of(optimizer).items()}
+        return found
+
+    # ---- state ----
+
+    def rates(self) -> dict[str, list[float]]:
+        """Return the rates that what is kept stands for, of all groups of all optimizers, by what follows them."""
+        found: dict[str, list[float]] = {}
+        for rates in (rates for taker in self for rates in taker.rates):
+            found[rates.saved] = [*found.get(rates.saved, ()), *rates.state()]
+        return found
+
+    def load_rates(self, saved: Mapping[str, Sequence[float]]) -> None:
+        """Take what :meth:`rates` returned."""
+        left = {name: iter(rates) for name, rates in saved.items()}
+        for taker in self:
+            # The last one takes what is left: a group may be added later.
+            count = None if taker is self._known[-1] else len(taker.optimizer.param_groups)
+            for rates in taker.rates:
+                rates.load([*islice(left.get(rates.saved, iter(())), count)])
+
+    def load_moments(self, moments: Mapping[str, Mapping[str, Any]], due: bool) -> None:
+        """Let these second moments be held, as far as they are shared."""
+        for mine in self.held:
+            mine.load_state_dict(moments, due)
+
+    def moments(self) -> dict[str, dict[str, Any]]:
+        """Return the second moments that are held, by parameter."""
+        return {name: moment for mine in self.held for name, moment in mine.state_dict().items()}
+
+
+def _refuse_shared(optimizers: Iterable[Any], named: Named) -> None:
+    """Refuse optimizers that would move the same parameter."""
+    names, seen = names_of(named), set[int]()
+    for optimizer in optimizers:
+        found = {id(parameter): name for _, parameter, name in places(optimizer, names)}
+        if both := sorted(found[key] for key in seen & found.keys()):
+            raise ConfigError(
+                f"two optimizers have {both[0]}, and {len(both)} parameter(s) in all: each would move it with the same "
+                "gradient; give every parameter to one of them"
+            )
+        seen |= found.keys()

@@ -1,0 +1,191 @@
+"""Several optimizers on one compression are one optimizer with as many groups, to the bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from horovod_compress.errors import ConfigError
+from tests.golden.trained import HELD, Ranks
+from tests.support.local import random_grads, spec
+
+WORLD, STEPS, MIDDLE = 2, 9, 5
+TENSORS = [spec("embedding", 20, 6), spec("first", 30, 7), spec("bias", 7), spec("last", 9, 30)]
+RATES = ((0.02, 0.01), (0.02, 0.01), (0.015, 0.01), (0.01, 0.03), (0.01, 0.03), (0.012, 0.02))
+
+Made = Callable[[Any], Any]
+Making = Callable[[Any, float, float], torch.optim.Optimizer]
+
+
+def divided(parameters: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    mine = list(parameters)
+    return mine[1:], mine[:1]
+
+
+def in_groups(make: Making) -> Made:
+    """Return what makes one optimizer with two groups."""
+
+    def made(parameters: Any) -> Any:
+        body, embedding = divided(parameters)
+        return make([{"params": body}, {"params": embedding, "lr": 0.01, "weight_decay": 0.25}], 0.02, 0.125)
+
+    return made
+
+
+def apart(make: Making) -> Made:
+    """Return what makes two optimizers with the same options."""
+
+    def made(parameters: Any) -> Any:
+        body, embedding = divided(parameters)
+        return [make(body, 0.02, 0.125), make(embedding, 0.01, 0.25)]
+
+    return made
+
+
+def adamw(parameters: Any, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, betas=(0.75, 0.875))
+
+
+def sgd(parameters: Any, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=lr, weight_decay=weight_decay)
+
+
+def heavy(parameters: Any, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=lr, weight_decay=weight_decay, momentum=0.5)
+
+
+CASES: dict[str, tuple[Making, str, dict[str, Any], dict[str, Any]]] = {
+    "held": (adamw, "marsit", HELD | {"step": "torch"}, {}),
+    "held, moved here": (adamw, "signsgd", HELD | {"step": "auto"}, {}),
+    "with its rate": (sgd, "gmc", {}, {"density": 0.1, "momentum": 0.5}),
+    "residuals with the rate": (sgd, "topk", {}, {"density": 0.1, "follow_lr": True}),
+    "exact first": (heavy, "ef_signsgd", {}, {"total_steps": 40}),
+}
+
+
+def groups_of(made: Any) -> Iterator[dict[str, Any]]:
+    for optimizer in made if isinstance(made, list) else [made]:
+        yield from optimizer.param_groups
+
+
+def play(ranks: Ranks, first: int, last: int) -> None:
+    for step in range(first, last):
+        for made in ranks.optimizers:
+            for group, rate in zip(groups_of(made), RATES[step % len(RATES)], strict=True):
+                group["lr"] = rate
+        ranks.step(random_grads(WORLD, TENSORS, seed=step))
+
+
+def ranks_of(made: Made, case: str) -> Ranks:
+    _, method, meet, options = CASES[case]
+    return Ranks(TENSORS, method, made, meet, WORLD, min_elements=10, **options)
+
+
+def found(ranks: Ranks) -> dict[str, torch.Tensor]:
+    """Return the weights and all that is kept of the first rank."""
+    kept = ranks.fleet.reducers[0].kept.states()
+    moments = ranks.steps[0].state().get("second_moment", {})
+    return (
+        {name: parameter.detach().clone() for name, parameter in ranks.models[0].items()}
+        | {f"{kind} {name}": tensor.clone() for kind, of in kept.items() for name, tensor in of.items()}
+        | {f"moment {name}": moment["moment"] for name, moment in moments.items()}
+    )
+
+
+def equal(mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    assert mine.keys() == other.keys()
+    return all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_they_are_one_optimizer_with_groups(case: str) -> None:
+    make = CASES[case][0]
+    ends = []
+    for made in (in_groups(make), apart(make), lambda parameters: in_groups(make)(reversed(list(parameters)))):
+        with ranks_of(made, case) as ranks:
+            play(ranks, 0, STEPS)
+            ends.append((found(ranks), ranks.steps[0].state().get("norms")))
+    (mine, norms), (other, theirs), (control, _) = ends
+    assert equal(mine, other) and norms == theirs
+    assert not equal(mine, control), "the control: other parameters have the second group's options"
+    assert any(name.startswith("moment") for name in mine) == case.startswith("held")
+
+
+@pytest.mark.parametrize("case", ["held", "with its rate"])
+def test_a_resume_is_exact(case: str) -> None:
+    with ranks_of(apart(CASES[case][0]), case) as whole, ranks_of(apart(CASES[case][0]), case) as resumed:
+        play(whole, 0, MIDDLE)
+        states = copy.deepcopy(whole.save())
+        for at, mine in enumerate(resumed.optimizers):
+            for name, parameter in resumed.models[at].items():
+                parameter.data.copy_(whole.models[at][name].data)
+            for optimizer, saved in zip(mine, whole.optimizers[at], strict=True):
+                optimizer.load_state_dict(copy.deepcopy(saved.state_dict()))
+        resumed.load(states)
+        for ranks in (whole, resumed):
+            play(ranks, MIDDLE, STEPS)
+        assert equal(found(whole), found(resumed))
+
+
+def test_each_divides_by_its_own_second_moment() -> None:
+    """Adam's and Adagrad's are made of other formulas; what SGD takes is not held."""
+
+    def made(parameters: Any) -> Any:
+        embedding, first, *others = parameters
+        adagrad = torch.optim.Adagrad([embedding], lr=0.01)
+        return [torch.optim.AdamW([first], lr=0.01), adagrad, torch.optim.SGD(others, lr=0.01)]
+
+    with Ranks(TENSORS, "marsit", made, HELD | {"second_moment": "auto"}, WORLD, min_elements=10) as ranks:
+        play_without_rates(ranks, STEPS)
+        moments = ranks.steps[0].state()["second_moment"]
+    assert set(moments) == {"embedding", "first"}
+    assert float(moments["embedding"]["moment"].mean()) > 3 * float(moments["first"]["moment"].mean()), (
+        "a sum of squares"
+    )
+
+
+def play_without_rates(ranks: Ranks, steps: int) -> None:
+    for step in range(steps):
+        ranks.step(random_grads(WORLD, TENSORS, seed=step))
+
+
+def test_an_exact_round_is_not_over_before_all_have_used_it() -> None:
+    """One that steps less often, as no program should have it, uses exact rounds only as a whole."""
+    exact, since = [], []
+    with ranks_of(apart(adamw), "held") as ranks:  # rounds 0, 1 and 2 are due, then one in three
+        late = [made.pop() for made in ranks.optimizers]
+        for step in range(12):
+            steps = step < 3 or step % 2 == 0
+            for made, other in zip(ranks.optimizers, late, strict=True):
+                made[1:] = [other] * steps
+            ranks.step(random_grads(WORLD, TENSORS, seed=step))
+            exact.append(ranks.steps[0].held.exact)  # type: ignore[union-attr]
+            moments = ranks.steps[0].state()["second_moment"] if step > 3 else {}
+            since.append([moments[name]["since"] for name in ("first", "embedding") if name in moments])
+    assert exact == [True] * 3 + [False] * 2 + [True] * 2 + [False] + [True] * 4
+    # The other one's second step behind the third uses rounds 5 and 6, both exact, and its fourth 9 and 10; of 8 and
+    # the coded 7 it uses nothing, and its second moment is not due.
+    assert since[4] == [3.0, 3.0] and since[6] == [7.0, 5.0] and since[8] == [9.0, 5.0] and since[10] == [11.0, 7.0]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with ranks_of(apart(adamw), "held") as ranks:
+        steps, (body, embedding) = ranks.steps[0], ranks.optimizers[0]
+        for others in ([body], [embedding, body], [body, embedding, torch.optim.SGD(body.param_groups[0]["params"])]):
+            with pytest.raises(
+                ConfigError, match="already has an optimizer, AdamW and AdamW; give several in one call"
+            ):
+                steps.meet(others, "auto", None, None)
+        steps.meet([body, embedding], "auto", None, None)  # the same ones may be given again
+
+    def twice(parameters: Any) -> Any:
+        mine = list(parameters)
+        return [sgd(mine[1:], 0.1, 0.0), sgd(mine[:2], 0.1, 0.0)]
+
+    with pytest.raises(ConfigError, match=r"two optimizers have first, and 1 parameter\(s\) in all"):
+        ranks_of(twice, "with its rate")
