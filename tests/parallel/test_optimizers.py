@@ -47,6 +47,10 @@ def test_several_are_one_with_groups(front: str) -> None:
     assert first == second and first["groups"] == first["apart"] != first["one"]
 
 
+def test_one_of_several_that_steps_less_often_is_refused_by_horovod() -> None:
+    assert all("backward_passes_per_step" in text for text in values("horovod", "less often"))
+
+
 def test_fronts_hold_the_same() -> None:
     torch_s, horovod_s = (values(front, "kept")[0] for front in FRONTS)
     assert {name: kept["weights"] for name, kept in torch_s.items()} == {

@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -105,6 +106,41 @@ class Team:
         mine = self.held[0]
         assert mine
         return mine._held[name]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's Adagrad makes tensors without
+def test_a_sparse_gradient_moves_the_optimizer_s_own() -> None:
+    """Adagrad takes those of an embedding, which every rank has exactly; the second moment of the others is held."""
+    rows = spec("rows", 20, 3)
+    with Team(tensors=[*TENSORS, rows], make=torch.optim.Adagrad, warmup=2, every=4) as team:
+        alone = nn.Parameter(team.models[0]["rows"].detach().clone())
+        stock, sums, held_ = torch.optim.Adagrad([alone], lr=RATE), [], []
+        for step in range(8):
+            for mine, reducer in zip(team.held, team.fleet.reducers, strict=True):
+                assert mine
+                mine.begin(reducer.next_step())
+            grads = random_grads(team.fleet.world, TENSORS, seed=step)
+            number = team.fleet.offer(grads)
+            for reducer in team.fleet.reducers:
+                reducer.skip(reducer.plan.names().index("rows"))
+            at = torch.tensor([[step, 19 - step]])
+            alone.grad = torch.sparse_coo_tensor(at, torch.full((2, 3), 0.5 + step), (20, 3))
+            for model, optimizer, reducer, mine in zip(
+                team.models, team.optimizers, team.fleet.reducers, grads, strict=True
+            ):
+                for name in mine:
+                    model[name].grad = reducer.result(reducer.plan.names().index(name), number)
+                assert reducer.settled()
+                model["rows"].grad = alone.grad.clone()
+                optimizer.step()
+            stock.step()
+            assert all(torch.equal(model["rows"], alone) for model in team.models)
+            assert torch.equal(team.optimizers[0].state[team.models[0]["rows"]]["sum"], stock.state[alone]["sum"])
+            sums.append(float(stock.state[alone]["sum"].sum()))
+            held_ += [team.moment("weight").moment.clone()] if step > 2 else []
+        assert sums == sorted(set(sums)), "it moves in every step"
+        moved = [not torch.equal(one, other) for one, other in pairwise(held_)]
+        assert moved == [False, False, True, False], "the control: that of the others in exact rounds, here 2 and 6"
 
 
 def test_with_exact_rounds_only_it_is_the_stock_optimizer() -> None:

@@ -110,6 +110,52 @@ def test_only_buckets_whose_optimizers_know_are_matched() -> None:
             assert all(same_bits(results[0][name], made[0][name]) for name in ("b", "c"))
 
 
+def test_a_last_bucket_of_a_sparse_gradient_is_measured_without_it() -> None:
+    """Nobody waits for that bucket, and it is the one after which ranks exchange what they have counted."""
+    with fleet("qsgd", {"bits": 2}) as ranks:
+        last = ranks.plan.buckets[-1].tensors[0].name
+        for step in range(2 * EVERY):
+            grads = random_grads(ranks.world, SHAPES, seed=step)
+            sparse = step % 2 == 0  # the first step holds its results until it has measured
+            for reducer in ranks.reducers:
+                reducer.norms.begin(reducer.next_step())
+            given = [{n: g.clone() for n, g in mine.items() if not (sparse and n == last)} for mine in grads]
+            number = ranks.offer(given)
+            for reducer in ranks.reducers if sparse else ():
+                reducer.skip(reducer.plan.names().index(last))
+            for reducer, mine in zip(ranks.reducers, given, strict=True):
+                for name in mine:
+                    reducer.result(reducer.plan.names().index(name), number)
+                assert reducer.settled()
+            assert all_same(given)
+            told = [reducer.norms.given for reducer in ranks.reducers]
+            assert all(one is not None and one == told[0] for one in told)
+            assert told[0].names == set(given[0]) and told[0].sound  # type: ignore[union-attr]
+            exact = mean(grads)
+            off = abs(math.log(norm(given[0]) / norm({name: exact[name] for name in given[0]})))
+            assert off < 1.5 * CLOSE + NEAR
+
+
+def test_masked_elements_are_in_no_norm() -> None:
+    """Whatever gradients they have: weights that are pruned stay 0."""
+    index, norms = torch.arange(0, 4000, 2), []
+    for masks in (True, False):
+        with fleet("marsit", {"full_precision_every": 0}) as ranks:
+            for reducer in ranks.reducers if masks else ():
+                reducer.kept.withholding.mask({"a": index})
+            for step in range(EVERY + 1):
+                grads = random_grads(ranks.world, SHAPES, seed=step)
+                for mine in grads:
+                    mine["a"].view(-1)[index] *= 50
+                results = stepped(ranks, grads)
+                assert all_same(results) and bool(results[0]["a"].view(-1)[index].any()) is not masks
+            norms.append((ranks.reducers[0].norms.ratio.norm, norm(mean(grads))))
+            exact = mean(grads)
+            exact["a"].view(-1)[index] = 0.0
+            assert (abs(math.log(norms[-1][0] / norm(exact))) < 1.5 * CLOSE) is masks
+    assert norms[1][0] > 5 * norms[0][0] and abs(math.log(norms[1][0] / norms[1][1])) < 1.5 * CLOSE, "the control"
+
+
 def test_sums_have_the_norm_of_the_sum() -> None:
     with fleet("signsgd", {}) as ranks:
         for reducer in ranks.reducers:

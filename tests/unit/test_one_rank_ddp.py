@@ -368,7 +368,7 @@ def test_another_optimizer_is_refused_and_the_same_one_is_not() -> None:
     first = torch.optim.Adam(model[0].parameters())  # type: ignore[index]
     compression.register(DistributedDataParallel(model), first)
     compression.attach(first)
-    with pytest.raises(hvc.ConfigError, match="already has an optimizer, Adam; of several"):
+    with pytest.raises(hvc.ConfigError, match="already has an optimizer, Adam; give several in one call"):
         compression.attach(torch.optim.SGD(model[1].parameters(), lr=0.1))  # type: ignore[index]
     assert compression._session.steps.held
     del first
