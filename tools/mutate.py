@@ -294,11 +294,26 @@ FAULTS = (
         "return self.seconds",
         "tests/unit/test_deadline.py",
     ),
+    # ---- the optimizer ----
+    Fault(
+        "gmc: what waits does not follow the learning rate",
+        "horovod_compress/engine/optimizer/momentum.py",
+        "if follow_lr or name in goes_on]",
+        "if follow_lr]",
+        "tests/property/test_global_momentum_laws.py",
+    ),
+    Fault(
+        "several optimizers: one takes a sum of exact and coded results for exact",
+        "horovod_compress/engine/optimizer/held.py",
+        "self._all_exact = exact and (self._all_exact or not self.unused(step))",
+        "self._all_exact = exact",
+        "tests/property/test_several_optimizers.py",
+    ),
     # ---- fronts ----
     Fault(
         "front: an attach() after a refused one registers its hooks again",
         "horovod_compress/fronts/horovod/compression.py",
-        "if not steps.met and self._watched is not optimizer:",
+        "if not steps.met and not any(optimizer is other for other in self._watched):",
         "if not steps.met:",
         "tests/parallel/test_usage.py",
     ),

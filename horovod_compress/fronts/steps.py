@@ -118,6 +118,7 @@ class Steps:
             full = self._methods.full_precision_every()
         scale = self.scale.value if match_norm else None
         for taker in takers:
+            self._norms.follow((), by=id(taker.optimizer))
             taker.meet(reducer, self.named, options, scale, full_precision_every=full, step=step)
         self._takers.know(takers, self._take_weights if self._verification.weights else None)
         self._takers.load_rates(self._loaded.rates)

@@ -139,7 +139,7 @@ class HeldSecondMoment:
     ) -> None:
         self._optimizer, self.reducer = optimizer, reducer
         self._parameters = partial(moments.places, optimizer, moments.names_of(named.items()))
-        self._kept, self._buckets = reducer.kept, reducer.buckets
+        self._kept, self._buckets, self._ratio = reducer.kept, reducer.buckets, reducer.norms.ratio
         self._form = family.form_of(optimizer)
         self.rounds = rounds
         self._held: dict[str, _Held] = {}
@@ -177,6 +177,10 @@ class HeldSecondMoment:
     def is_exact(self, step: int) -> bool:
         """Return whether an exact round is due from this exchange on."""
         return step in self.rounds
+
+    def is_due(self, step: int) -> bool:
+        """Return whether one is due in this exchange."""
+        return self.due or self.is_exact(step) or self._ratio.stale
 
     # ---- state ----
 
@@ -315,12 +319,13 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
         several: of one compression, with the same exact rounds: a round is exact for all of them, or for none.
     """
     first = several[0]
-    reducer, buckets, kept, rounds = first.reducer, first.reducer.buckets, first.reducer.kept, first.rounds
-    due = any(held.due for held in several) or first.is_exact(step) or reducer.norms.ratio.stale
+    reducer, rounds = first.reducer, first.rounds
+    buckets, kept, start = reducer.buckets, reducer.kept, reducer.start
+    due = any(held.is_due(step) for held in several)
     if (first.exact or due) and rounds.every > 1:
         # A rank whose optimizer did not use the last exchange may have another kind of round now, and frames of
         # another length, which Gloo does not bear: so compare first.
-        reducer.start.again()
+        start.again()
     # If no optimizer has used the last exchange, this is another one for the same step.
     exact = first.exact if all(held.unused(step) for held in several) else due
     for held in several:

@@ -64,7 +64,6 @@ class Taker:
         optimizer = self.optimizer
         self.leave()
         self.held = held.hold(optimizer, reducer, named, full_precision_every, *options, step=step)
-        reducer.norms.follow((), by=id(optimizer))
         self.matching = Matching(optimizer, reducer, dict(named), scale) if scale else None
         self.rates = momentum.rates_of(optimizer, reducer.kept, named, reducer.options.follow_lr)
 
