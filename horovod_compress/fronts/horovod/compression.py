@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import horovod
@@ -13,7 +12,6 @@ import horovod.torch as hvd
 from torch import Tensor, nn
 
 from ...engine.job import Job
-from ...engine.optimizer.family import uncompiled
 from ...engine.optimizer.second_moment import names_of
 from ...engine.reducer import Hooks
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError
@@ -217,8 +215,7 @@ class Compression(BaseCompression, Factories):
                 self._watched += (optimizer,)
                 if session.reducer.world > 1:
                     watch_steps(optimizer, names_of(session.others) if not session.job.rank else None)
-                hook = partial(leave_frozen, lambda: steps.frozen)
-                optimizer.register_step_pre_hook(uncompiled(hook))
+                leave_frozen(optimizer, lambda: steps.frozen)
                 leave_before_loading(optimizer, self._leave_step)
         steps.meet(optimizers, *options, **named)
 

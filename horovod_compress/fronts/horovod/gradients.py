@@ -197,16 +197,20 @@ def watch_steps(optimizer: Any, names: Mapping[int, str] | None) -> None:
     optimizer.register_step_pre_hook(uncompiled(look))
 
 
-def leave_frozen(frozen: Callable[[], Sequence[nn.Parameter]], optimizer: Any, *given: Any) -> None:
-    """Before an optimizer's own step, let it skip frozen parameters, as torch alone does.
+def leave_frozen(optimizer: Any, frozen: Callable[[], Sequence[nn.Parameter]]) -> None:
+    """Let an optimizer's own steps skip frozen parameters from now on, as torch alone does.
 
     Horovod has given them gradients of zeros, with which momentum and weight decay would move them.
     """
-    if not optimizer._handles and (found := frozen()):  # else Horovod has not fetched the results yet
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for parameter in found:
-            if id(parameter) in own:
-                parameter.grad = None
+
+    def leave(*given: Any) -> None:
+        if not optimizer._handles and (found := frozen()):  # else Horovod has not fetched the results yet
+            own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            for parameter in found:
+                if id(parameter) in own:
+                    parameter.grad = None
+
+    optimizer.register_step_pre_hook(uncompiled(leave))
 
 
 def leave_before_loading(optimizer: Any, leave: Callable[[], bool]) -> None:
