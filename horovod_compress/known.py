@@ -30,6 +30,7 @@ MethodName = Literal[
     "terngrad",
     "topk",
     "gmc",
+    "loco",
     "scalecom",
     "sbc",
 ]
@@ -55,6 +56,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "block": None,
         "across": ("max", 1, 2, 4, None),
         "levels": None,
+        "rounding": ("independent", "correlated"),
     },
     "marsit": {
         "full_precision_every": None,
@@ -70,7 +72,17 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "onebit": {"step_size": ("tensor", "row"), "step_scale": None},
     "onebit_adam": {"scale": ("l1", "l2"), "block": None, "step_scale": None, "owner_scale": ("shared", "own")},
     "powersgd": {"rank": None, "error_feedback": (True, False)},
-    "qsgd": {"bits": None, "block": None, "norm": ("max", 2), "coding": ("packed", "elias")},
+    "qsgd": {
+        "bits": None,
+        "block": None,
+        "norm": ("max", 2),
+        "coding": ("packed", "elias"),
+        "rounding": ("independent", "correlated", "nearest"),
+        "feedback": ("none", "average"),
+        "beta": None,
+        "reset_every": None,
+        "residual_bits": None,
+    },
     "randomk": {"density": None, "scaled": (True, False)},
     "signsgd": {
         "step_size": None,
@@ -96,6 +108,6 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "spardl": {"density": None, "value_bits": (16, 32)},
     "sparse_binary": {"density": None, "preset": (1, 2, 3, None)},
     "stc": {"density": None},
-    "terngrad": {"clip": None, "bits": (4, 8, 16)},
+    "terngrad": {"clip": None, "bits": (4, 8, 16), "rounding": ("independent", "correlated")},
     "topk": {"density": None, "value_bits": (16, 32), "positions": ("own", "leader"), "filter": None},
 }

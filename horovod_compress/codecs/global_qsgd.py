@@ -33,6 +33,7 @@ from ..schedule.plan import ALIGNMENT, Bucket
 from .base import Algebra, ByForm, Law, Piece, Properties, check_choice, whole
 from .registry import register
 from .shared.dithering import BLOCK_UNIT, Dithering, PowersOfTwo, Rows, Uniform
+from .shared.rounding import excess
 from .work import Layout, Part, Work
 
 _MOST_BLOCK = 1 << 30
@@ -55,6 +56,7 @@ class _Dithered(Dithering):
     norm: str | int
     block: int
     across: str | int | None = None
+    rounding: str = "independent"
 
     name: ClassVar[str] = "global_qsgd"
 
@@ -84,7 +86,10 @@ class Standard(_Dithered, Uniform):
         for start in range(0, count, self.block or max(1, count)):
             block = torch.stack([one[start : start + self.block] if self.block else one for one in x])
             norm = _norm(_norm(block.T, rows.power), rows.over_ranks)
-            total += block.shape[1] * float(norm) ** 2 / (4 * self.levels(world) ** 2 * world)
+            step = float(norm) / self.levels(world)
+            total += block.shape[1] * step**2 / (4 * world)
+            if self.rounding == "correlated":
+                total += excess(block.shape[1], step, float(block.abs().sum()), world)
         return total
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
@@ -201,6 +206,8 @@ class GlobalQsgd(ByForm):
         levels: s, the code of the norm. A rank then sends codes of log2(s + 1) + 1 bits, rounded up, and owners send
             the sums in ``bits``. The largest s that leaves room for all ranks is (2^(bits-1) - 1) // M: as exact as
             None, in fewer bytes. None for that s and codes of ``bits`` everywhere, which any exchange can add.
+        rounding: "independent" for random bits of each rank's own; "correlated" spreads them over the ranks, so that
+            errors cancel, with standard dithering only.
     """
 
     dithering: Literal["standard", "exponential"] = "standard"
@@ -209,6 +216,7 @@ class GlobalQsgd(ByForm):
     block: int = 2048
     across: Literal["max", 1, 2, 4] | None = None
     levels: int | None = None
+    rounding: Literal["independent", "correlated"] = "independent"
 
     name: ClassVar[str] = "global_qsgd"
     summary: ClassVar[str] = "4, 8 or 16 bits: unbiased, on one scale for all ranks"
@@ -222,11 +230,18 @@ class GlobalQsgd(ByForm):
         {"dithering": "exponential", "bits": 8, "block": 256},
         {"dithering": "standard", "bits": 8, "norm": 2, "across": "max"},
         {"dithering": "standard", "bits": 8, "levels": 31},
+        {"dithering": "standard", "bits": 4, "rounding": "correlated"},
     )
 
     def __post_init__(self) -> None:
         check_choice("dithering", self.dithering, "standard", "exponential")
         self._check_bits()
+        check_choice("rounding", self.rounding, "independent", "correlated")
+        if self.rounding == "correlated" and self.dithering != "standard":
+            raise ConfigError(
+                'rounding="correlated" is for dithering="standard", got "exponential", whose merges round once more: '
+                "leave one of the two out"
+            )
         for name in ("norm", "across"):
             value = getattr(self, name)
             known = value == "max" or (whole(value) and value in (1, 2, 4))
@@ -257,7 +272,7 @@ class GlobalQsgd(ByForm):
 
     @cached_property
     def form(self) -> _Dithered:
-        form = self.norm, self.block, self.across
+        form = self.norm, self.block, self.across, self.rounding
         if self.dithering != "standard":
             return Exponential(self.bits, *form)
         if self.levels is None:

@@ -2,7 +2,8 @@
 
 Norms are float32, float64 for float64 gradients, one for each ``row_length`` elements, no less than any magnitude
 there; 0 gives codes 0. 16 random bits decide how an element is rounded: the probability is right to 2**-17. Offsets say
-which element of the key's stream the first one of a tensor is; None for 0.
+which element of the key's stream the first one of a tensor is; None for 0. Without a key, where it may be None, elements
+are rounded to the nearest level.
 
 QSGD's records and their codes are laid out as ``rules/qsgd.h`` says, sections as ``rules/elias.h`` says. A block's norm
 is the largest ``|x|`` (``norm`` 0) or the root of the sum of squares (``norm`` 2), in float32 whatever the gradient is.
@@ -28,6 +29,8 @@ __all__ = [
     "exponential_encode_all",
     "exponential_fold",
     "exponential_merge",
+    "loco_encode_all",
+    "loco_fold",
     "moments_offer_all",
     "norm_offer_all",
     "qsgd_decode_all",
@@ -83,7 +86,7 @@ def uniform_encode_all(
     norms: Sequence[Tensor],
     row_lengths: Sequence[int],
     codes: Sequence[Tensor],
-    key: Key,
+    key: Key | None,
     *,
     bits: int,
     levels: int,
@@ -226,7 +229,7 @@ def _check_rows(grads: Sequence[Tensor], row_lengths: Sequence[int], bits: int) 
 def qsgd_encode_all(
     grads: Sequence[Tensor],
     records: Sequence[Tensor],
-    key: Key,
+    key: Key | None,
     *,
     bits: int,
     block: int,
@@ -270,6 +273,69 @@ def qsgd_fold(
 def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float) -> None:
     """Write ``(code * scale) * norm`` over the gradients."""
     run.qsgd_decode(records, grads, bits=bits, block=block, scale=scale)
+
+
+# ---- records of LoCo ----------------------------------------------------------------------------
+
+
+def loco_encode_all(
+    grads: Sequence[Tensor],
+    kept: Sequence[Tensor] | None,
+    records: Sequence[Tensor],
+    left: Sequence[Tensor],
+    *,
+    bits: int,
+    block: int,
+    norm: int,
+    kept_bits: int,
+    beta: float,
+) -> Counts:
+    """Write a record for every block of gradient and what was kept, to the nearest level, and what is kept of that now.
+
+    That is ``beta * kept + (1 - beta) * (gradient + kept - what the codes stand for)``: see ``rules/loco.h``.
+
+    Args:
+        kept: uint8, records of ``kept_bits`` with the largest magnitude as the norm; None for zeros.
+        records: uint8, :func:`.sizes.qsgd_record_bytes` for each block.
+        left: like ``kept``, apart from it.
+
+    Returns:
+        How many elements of gradient and what was kept are not finite.
+    """
+    _check_kept(bits, block, norm, kept_bits, beta)
+    return run.loco_encode(
+        grads, kept, records, left, bits=bits, block=block, norm=norm, kept_bits=kept_bits, beta=beta
+    )
+
+
+def loco_fold(
+    parts: Sequence[Tensor],
+    kept: Tensor | None,
+    out: Tensor,
+    left: Tensor,
+    *,
+    bits: int,
+    block: int,
+    norm: int,
+    kept_bits: int,
+    beta: float,
+) -> None:
+    """Write records of the mean of some ranks' records and what was kept, and what is kept of that now.
+
+    Args:
+        kept: as for :func:`loco_encode_all`, of all blocks.
+        out: may be one of the parts.
+        left: like ``kept``, apart from it.
+    """
+    _check_kept(bits, block, norm, kept_bits, beta)
+    run.loco_fold(parts, kept, out, left, bits, block, norm, kept_bits, beta)
+
+
+def _check_kept(bits: int, block: int, norm: int, kept_bits: int, beta: float) -> None:
+    check_blocks(bits, block, norm)
+    check_blocks(kept_bits, block, 0)
+    if not 0 <= beta < 1:
+        raise ValueError(f"beta must be in [0, 1), got {beta}")
 
 
 # ---- Elias codes --------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...ops.keys import DITHER, Key
+from ...ops.keys import Key
 from ...schedule.plan import Bucket, TensorSpec
 from ..base import Codec, Piece
 from ..work import Counts, Cutting, Layout, Part, Work, slices, work_dtype
+from .rounding import key_of
 
 #: Blocks are whole chunks of the kernels; a scale of 32 bits then costs 1/8 bit per element at most.
 BLOCK_UNIT = 256
@@ -72,6 +73,7 @@ class Dithering(Codec):
     """The norms, and where codes lie; how numbers become codes is the method's own business."""
 
     bits: int  # the fields of the methods
+    rounding: str = "independent"
     batched: ClassVar[bool] = True
 
     @property
@@ -156,7 +158,8 @@ class Dithering(Codec):
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         codes = self._codes(work, parts, work.regions["codes"], self.bits)
-        given = (*self._scaled(work, parts), codes, key.at(purpose=DITHER))
+        drawn = key_of(key, work.world, self.rounding == "correlated")
+        given = (*self._scaled(work, parts), codes, drawn)
         self._encode(work, parts, *given, offsets=[work.place(part).start for part in parts])
 
     def _make_scales(self, work: Work) -> None:

@@ -77,7 +77,7 @@ def _powers(codes: np.ndarray, bits: int, headroom: int) -> np.ndarray:
     return np.where((codes & sign != 0) & (codes % sign != 0), -size, size)
 
 
-def _rounded(z: np.ndarray, limit: Any, key: Key, offset: int) -> np.ndarray:
+def _rounded(z: np.ndarray, limit: Any, key: Key | None, offset: int) -> np.ndarray:
     """Round 1/65536 of numbers, of at most a magnitude, at random; NaN counts as one beyond it."""
     z = np.where(z < limit, z, limit)
     z = np.where(z > -limit, z, -limit)
@@ -97,7 +97,7 @@ def uniform_encode(
     norms: Tensor,
     row_length: int,
     codes: Tensor,
-    key: Key,
+    key: Key | None,
     *,
     bits: int,
     levels: int,
@@ -196,7 +196,7 @@ def _norms(x: np.ndarray, block: int, norm: int) -> np.ndarray:
 
 
 @quiet
-def _levels(x: np.ndarray, norms: np.ndarray, block: int, bits: int, key: Key, offset: int) -> np.ndarray:
+def _levels(x: np.ndarray, norms: np.ndarray, block: int, bits: int, key: Key | None, offset: int) -> np.ndarray:
     """Return the code of every element."""
     limit = np.float32(65536 * _top(bits))
     z = scaled(torch.from_numpy(x), torch.from_numpy(norms.astype(x.dtype)), block, float(limit))
@@ -223,7 +223,9 @@ def _read(records: Tensor, block: int, bits: int) -> tuple[np.ndarray, np.ndarra
     return norms, _signed(unpack_codes(codes, norms.size * block, bits), bits)
 
 
-def qsgd_encode(grad: Tensor, records: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0) -> int:
+def qsgd_encode(
+    grad: Tensor, records: Tensor, key: Key | None, *, bits: int, block: int, norm: int, offset: int = 0
+) -> int:
     x = load(grad)
     norms = _norms(x, block, norm)
     _write(records, norms, _levels(x, norms, block, bits, key, offset), block, bits)
@@ -234,24 +236,120 @@ def qsgd_encode(grad: Tensor, records: Tensor, key: Key, *, bits: int, block: in
 def qsgd_fold(
     parts: Sequence[Tensor], out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
 ) -> None:
-    one, far, ranks = np.float32(1), np.float32(2.0**64), np.float32(len(parts))
     read = [_read(part, block, bits) for part in parts]
-    largest = np.max([norms for norms, _ in read], axis=0)
-    power = np.where(largest < 1 / far, far, np.where(largest > far, 1 / far, one))
+    power = _power_for(np.max([norms for norms, _ in read], axis=0))
+    sums = _sums(read, power, block, bits)
+    found = np.minimum(_norms(sums, block, norm), (_MOST * power) * np.float32(len(parts)))
+    _write(out, _mean_norm(found, power, len(parts)), _levels(sums, found, block, bits, key, offset), block, bits)
+
+
+def _power_for(largest: np.ndarray) -> np.ndarray:
+    """Return what norms are multiplied by, so that sums are normal numbers."""
+    one, far = np.float32(1), np.float32(2.0**64)
+    return np.where(largest < 1 / far, far, np.where(largest > far, 1 / far, one))
+
+
+def _sums(read: Sequence[tuple[np.ndarray, np.ndarray]], power: np.ndarray, block: int, bits: int) -> np.ndarray:
     sums = None
     for norms, codes in read:
         values = codes.astype(np.float32) * np.repeat((norms * power) / np.float32(_top(bits)), block)
         sums = values if sums is None else sums + values
     assert sums is not None
-    found = np.minimum(_norms(sums, block, norm), (_MOST * power) * ranks)
-    mean = np.minimum((found / ranks) / power, _MOST)
-    _write(out, mean, _levels(sums, found, block, bits, key, offset), block, bits)
+    return sums
+
+
+def _mean_norm(found: np.ndarray, power: np.ndarray, ranks: int) -> np.ndarray:
+    return np.asarray(np.minimum((found / np.float32(ranks)) / power, _MOST))
 
 
 def qsgd_decode(records: Tensor, grad: Tensor, *, bits: int, block: int, scale: float) -> None:
     norms, codes = _read(records, block, bits)
     wide = torch.from_numpy(norms.astype(load(grad).dtype))
     store_multiples(grad, codes[: grad.numel()], wide, block, scale)
+
+
+# ---- records of LoCo ----------------------------------------------------------------------------
+
+
+@quiet
+def loco_encode(
+    grad: Tensor,
+    kept: Tensor | None,
+    records: Tensor,
+    left: Tensor,
+    *,
+    bits: int,
+    block: int,
+    norm: int,
+    kept_bits: int,
+    beta: float,
+) -> int:
+    x = load(grad)
+    errors = _errors(kept, x, block, kept_bits)
+    x = x + errors
+    norms, one = _norms(x, block, norm), np.ones(1, dtype=np.float32)
+    _put_both(x, errors, norms, one, 1, records, left, bits=bits, block=block, kept_bits=kept_bits, beta=beta)
+    return int(np.count_nonzero(~np.isfinite(x)))
+
+
+@quiet
+def loco_fold(
+    parts: Sequence[Tensor],
+    kept: Tensor | None,
+    out: Tensor,
+    left: Tensor,
+    *,
+    bits: int,
+    block: int,
+    norm: int,
+    kept_bits: int,
+    beta: float,
+) -> None:
+    read, ranks = [_read(part, block, bits) for part in parts], np.float32(len(parts))
+    largest = np.max([norms for norms, _ in read], axis=0)
+    if kept is not None:
+        before = _read(kept, block, kept_bits)[0]
+        largest = np.where(before > largest, before, largest)
+    power = _power_for(largest)
+    sums = _sums(read, power, block, bits)
+    errors = _errors(kept, sums, block, kept_bits) * np.repeat(power * ranks, block)
+    sums = sums + errors
+    found = np.minimum(_norms(sums, block, norm), (_MOST * power) * ranks)
+    widths = {"bits": bits, "block": block, "kept_bits": kept_bits}
+    _put_both(sums, errors, found, power, len(parts), out, left, **widths, beta=beta)
+
+
+def _errors(kept: Tensor | None, like: np.ndarray, block: int, kept_bits: int) -> np.ndarray:
+    """Return what was kept of the errors of as many elements."""
+    if kept is None:
+        return np.zeros_like(like)
+    found = torch.from_numpy(np.empty_like(like))
+    qsgd_decode(kept, found, bits=kept_bits, block=block, scale=1 / _top(kept_bits))
+    return found.numpy()
+
+
+def _put_both(
+    x: np.ndarray,
+    errors: np.ndarray,
+    norms: np.ndarray,
+    power: np.ndarray,
+    ranks: int,
+    records: Tensor,
+    left: Tensor,
+    *,
+    bits: int,
+    block: int,
+    kept_bits: int,
+    beta: float,
+) -> None:
+    """Write the records of values, and those of what is kept of them, with the norms of means."""
+    kind, spread = x.dtype.type, np.repeat(norms, block)[: x.size]
+    codes = _levels(x, norms, block, bits, None, 0)
+    lost = x - (codes.astype(x.dtype) * kind(1 / _top(bits))) * spread.astype(x.dtype)
+    lost = kind(beta) * errors + kind(1 - beta) * lost
+    largest = _norms(lost, block, 0)
+    _write(left, _mean_norm(largest, power, ranks), _levels(lost, largest, block, kept_bits, None, 0), block, kept_bits)
+    _write(records, _mean_norm(norms, power, ranks), codes, block, bits)
 
 
 # ---- sections of Elias codes --------------------------------------------------------------------
