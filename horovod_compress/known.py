@@ -56,7 +56,11 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "block": None,
         "across": ("max", 1, 2, 4, None),
         "levels": None,
-        "rounding": ("independent", "correlated"),
+        "rounding": ("independent", "correlated", "nearest"),
+        "feedback": ("none", "average"),
+        "beta": None,
+        "reset_every": None,
+        "residual_bits": None,
     },
     "marsit": {
         "full_precision_every": None,

@@ -166,17 +166,7 @@ class Preset(NamedTuple):
 #: checkpoints hold and what a running job names is the method with its options.
 PRESETS: dict[str, Preset] = {
     "gmc": Preset("dgc", {"momentum_kind": "global"}),
-    "loco": Preset(
-        "qsgd",
-        {
-            "bits": 4,
-            "rounding": "nearest",
-            "feedback": "average",
-            "beta": 0.8,
-            "reset_every": 1024,
-            "residual_bits": 8,
-        },
-    ),
+    "loco": Preset("qsgd", {"bits": 4, "rounding": "nearest", "feedback": "average"}),
     "scalecom": Preset("topk", {"positions": "leader"}),
     "sbc": Preset("sparse_binary", {}),
 }

@@ -58,9 +58,11 @@ template <class W, class Fetch> __device__ void put_nearest(int bits, int block,
   for (int first = 0; first < block; first += kKept) {
     if (count > kKept) kept = fetch(first);
     each_kept_go(first, block, [&](int g, int begin) {
-      uint32_t mine[kOfLane];
+      uint32_t mine[kOfLane] = {};
+      if (begin < count) {
 #pragma unroll
-      for (int k = 0; k < kOfLane; ++k) mine[k] = uint32_t(level_of(scaled(kept.x[g][k], scaling), limit, kHalf));
+        for (int k = 0; k < kOfLane; ++k) mine[k] = uint32_t(level_of(scaled(kept.x[g][k], scaling), limit, kHalf));
+      }
       put_packed(mine, of_warp, packing, into + begin / kPacked * bits,
                  int(packed_bytes(min(block - begin, int(kOfWarp)), bits)));
     });

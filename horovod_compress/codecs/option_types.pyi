@@ -44,7 +44,11 @@ class ForGlobalQsgd(AllMethods, total=False):
     block: int
     across: Literal["max", 1, 2, 4] | None
     levels: int | None
-    rounding: Literal["independent", "correlated"]
+    rounding: Literal["independent", "correlated", "nearest"]
+    feedback: Literal["none", "average"]
+    beta: float | None
+    reset_every: int | None
+    residual_bits: int | None
 
 class ForMarsit(AllMethods, total=False):
     full_precision_every: int
@@ -146,6 +150,10 @@ class OfSomeMethod(TypedDict, total=False):
     across: Literal["max", 1, 2, 4] | None
     levels: int | None
     rounding: Literal["independent", "correlated", "nearest"]
+    feedback: Literal["none", "average"]
+    beta: float | None
+    reset_every: int | None
+    residual_bits: int | None
     full_precision_every: int
     compensation: Literal["none", "own", "global"]
     zeros: Literal["random", "positive"]
@@ -156,10 +164,6 @@ class OfSomeMethod(TypedDict, total=False):
     rank: int
     error_feedback: Literal["dense", "sketch"] | bool
     coding: Literal["packed", "elias"]
-    feedback: Literal["none", "average"]
-    beta: float | None
-    reset_every: int | None
-    residual_bits: int | None
     scaled: bool
     ties: Literal["random", "positive"]
     cells: float

@@ -28,14 +28,12 @@ from ..errors import ConfigError
 from ..ops.keys import DITHER, Key
 from ..ops.sizes import BLOCK_UNIT, MOST_BLOCK
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, ByForm, Codec, Divides, Held, Law, Piece, Properties, TableMoves, check_choice, whole
+from .base import Algebra, ByForm, Codec, Divides, Law, Piece, Properties, check_choice, whole
 from .registry import register
-from .shared.rounding import Average, average_of, check_feedback, excess, key_of
+from .shared.averaging import Remembering
+from .shared.rounding import COARSE, PLAIN, Average, average_of, check_feedback, excess, key_of
 from .shared.sections import LENGTH_BYTES, check_well_formed, cut
 from .work import Counts, Cutting, Layout, Part, Work, counts_of, slices
-
-#: Codes of fewer bits are so coarse that their noise counts in Adam's second moment.
-COARSE = 8
 
 
 @dataclass(frozen=True)
@@ -171,80 +169,49 @@ class Packed(_Quantised):
 
 
 @dataclass(frozen=True)
-class Averaged(Packed):
+class Averaged(Remembering, Packed):
     """Codes to the nearest level, of gradients and what is kept of earlier errors; owners keep theirs too."""
 
-    average: Average = Average(0.0, 0, 8)
+    average: Average = PLAIN
 
     summary: ClassVar[str] = "integers on each rank's own scale, to the nearest, with averages of errors"
 
-    def properties(self) -> Properties:
-        return Properties(
-            Law(bound="what waits of an element is at most half of its largest level so far"),
-            divides=self._divides(),
-            has_private_state=True,
-            moves_tables=TableMoves(self._read_tables, self._write_tables),
-            stands_for_mean=True,
-        )
+    @property
+    def errors_block(self) -> int:
+        return self.block
 
-    def _kept(self) -> int:
-        """Return the bytes that are kept of a block of errors."""
-        return ops.qsgd_record_bytes(self.average.bits, self.block)
+    def properties(self) -> Properties:
+        return self.remembering(self._divides())
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
-        number = sum(self._blocks(tensor) for tensor in bucket.tensors)
-        errors = torch.uint8, self._kept() * number
-        rows = -(-self._kept() // self._record())  # of bytes, in which an owner keeps its own records
-        usual = super().layout(bucket, world)
-        return replace(usual, tables={"errors": errors}, local={"left": errors}, carries={"records": rows})
+        rows = -(-self.errors_size // self._record())  # of bytes, in which an owner keeps its own records
+        return replace(self.remembered_in(super().layout(bucket, world), bucket), carries={"records": rows})
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        size, kept, blocks = self._record(), self._kept(), [work.memo["blocks"][p] for p in positions]
-        places = [slice(own.start * kept, own.stop * kept) for own in blocks]
-        before = [work.tables["errors"][place] for place in places]
+        places = [work.memo["errors"][position] for position in positions]
+        records = [self._place(work, Part(p, 0, work.bucket.tensors[p].count)) for p in positions]
         return ops.loco_encode_all(
             [work.grad(position) for position in positions],
-            None if self.average.forgets(key) else before,
-            [work.regions["records"][own.start * size : own.stop * size] for own in blocks],
+            None if self.average.forgets(key) else [work.tables["errors"][place] for place in places],
+            [work.regions["records"][place] for place in records],
             [work.local["left"][place] for place in places],
-            **self._rule(),
-            **self.average.rule(),
-            norm=self._power(),
+            **self._rules(),
         )
+
+    def _rules(self) -> dict[str, Any]:
+        return self._rule() | self.average.rule() | {"norm": self._power()}
 
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
         ranks = [*others[: key.rank], piece.values, *others[key.rank :]]
-        carry, size, kept = work.carry["records"], self._record(), self._kept()
+        carry, size, of_errors = work.carry["records"], self._record(), self.errors_size
         first, number = (piece.start - carry.first) // size, piece.values.numel() // size
-        before, after = (rows.view(-1)[first * kept : (first + number) * kept] for rows in (carry.kept, carry.next))
-        rule = self._rule() | self.average.rule() | {"norm": self._power()}
-        ops.loco_fold(ranks, None if self.average.forgets(key) else before, piece.values, after, **rule)
+        own = slice(first * of_errors, (first + number) * of_errors)
+        kept, left = (rows.view(-1)[own] for rows in (carry.kept, carry.next))
+        ops.loco_fold(ranks, None if self.average.forgets(key) else kept, piece.values, left, **self._rules())
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         super().decode(work, parts, key, result_scale)
-        errors, left, kept = work.tables["errors"], work.local["left"], self._kept()
-        for part in parts:
-            first = work.memo["blocks"][part.position].start
-            place = slice((first + part.start // self.block) * kept, (first - (-part.stop // self.block)) * kept)
-            errors[place] = left[place]
-        for position in work.absent() if self.average.forgets(key) else ():
-            errors[self._place_of(work, position)] = 0
-
-    def _place_of(self, work: Work, position: int) -> slice:
-        """Return where the errors of a tensor lie."""
-        own = work.memo["blocks"][position]
-        return slice(own.start * self._kept(), own.stop * self._kept())
-
-    # ---- other buckets ----
-
-    def _read_tables(self, work: Work, key: Key) -> list[Held]:
-        number = len(work.bucket.tensors)
-        return [{"errors": (work.tables["errors"][self._place_of(work, position)],)} for position in range(number)]
-
-    def _write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
-        for position, found in enumerate(held):
-            if "errors" in found:  # else the bucket was left uncompressed, and nothing waits
-                work.tables["errors"][self._place_of(work, position)] = found["errors"][0]
+        self.keep(work, parts, key)
 
 
 @dataclass(frozen=True)

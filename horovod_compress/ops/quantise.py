@@ -2,8 +2,8 @@
 
 Norms are float32, float64 for float64 gradients, one for each ``row_length`` elements, no less than any magnitude
 there; 0 gives codes 0. 16 random bits decide how an element is rounded: the probability is right to 2**-17. Offsets say
-which element of the key's stream the first one of a tensor is; None for 0. Without a key, where it may be None, elements
-are rounded to the nearest level.
+which element of the key's stream the first one of a tensor is; None for 0. Without a key, where it may be None,
+elements are rounded to the nearest level.
 
 QSGD's records and their codes are laid out as ``rules/qsgd.h`` says, sections as ``rules/elias.h`` says. A block's norm
 is the largest ``|x|`` (``norm`` 0) or the root of the sum of squares (``norm`` 2), in float32 whatever the gradient is.

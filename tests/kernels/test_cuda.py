@@ -866,7 +866,9 @@ class TestTogether:
             for grad, part in zip(grads, sent, strict=True):
                 single.qsgd_encode(grad, part, KEY, **rule)
             folds.append(("qsgd_fold", sent, [KEY], rule))
-            folds.append(("loco_fold", sent, [sent[0].clone().to(target.device)], rule | {"kept_bits": bits, "beta": 0.8}))
+            folds.append(
+                ("loco_fold", sent, [sent[0].clone().to(target.device)], rule | {"kept_bits": bits, "beta": 0.8})
+            )
         codes = [words(count, rank).to(torch.uint8) for rank in ranks]
         folds.append(("exponential_fold", codes, [KEY], {"headroom": 1, "offset": 3}))
         for block in (64, 2048):

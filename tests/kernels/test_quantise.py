@@ -11,8 +11,7 @@ from torch import Tensor
 
 from benchmarks import single
 from horovod_compress import ops
-from horovod_compress.ops.reference import numbers as reference_numbers
-from horovod_compress.ops.reference import quantise as reference_quantise
+from horovod_compress.ops.reference import numbers as reference_numbers, quantise as reference_quantise
 from tests.support.marks import each_value, slow
 from tests.support.sections import begins, elias_encode
 
@@ -138,9 +137,7 @@ def test_loco_fold(ranks: int) -> None:
                 encoded(tame(count, torch.float32, rank) * 10.0 ** (rank - 2), rank, **shape) for rank in range(ranks)
             ]
             for size in (0.1, 1e30, 0.0):
-                errors = encoded(
-                    size * tame(count, torch.float32, 9), bits=kept_bits, block=shape["block"], norm=0
-                )
+                errors = encoded(size * tame(count, torch.float32, 9), bits=kept_bits, block=shape["block"], norm=0)
                 room = poison(parts[0].numel(), U8), poison(errors.numel(), U8)
                 rule = {"kept_bits": kept_bits, "beta": 0.8}
                 compare("loco_fold", parts, errors if size else None, *room, **shape, **rule, shift=count + more)
@@ -161,7 +158,7 @@ def test_loco_fold_in_place() -> None:
 
 
 def test_errors_by_hand() -> None:
-    """Seven levels: 1.25 + 0.25 is half of a level, which goes up; 3/4 of what that lacks joins 1/4 of what was kept."""
+    """Seven levels: 1.25 + 0.25 is half of a level, which goes up; 1/4 of what was kept and 3/4 of what is lost."""
     x, errors = torch.full((64,), 1.25), torch.full((64,), 0.25)
     x[0], errors[0] = 7.0, 0.0
     kept = encoded(errors, bits=8, block=64, norm=0)

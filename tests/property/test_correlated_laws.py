@@ -75,20 +75,20 @@ def test_each_rank_alone_is_unbiased(world: int) -> None:
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
 def test_the_variance_of_equal_numbers_is_that_of_theory(world: int) -> None:
     """frac(M f) (1 - frac(M f)) for the sum, where independent ones have M f (1 - f): M times as much on average."""
-    for f in (0.1, 0.5, 0.77):
+    for f in (0.1, 0.77):
         rest = world * f % 1
-        equal = [torch.full((50_000,), f)] * world
-        assert variance(equal, 4) == pytest.approx(rest * (1 - rest), rel=0.04, abs=1e-3)
-        assert variance(equal, 4, correlated=False) == pytest.approx(world * f * (1 - f), rel=0.04)
-    spread = [fractions(50_000, 1)] * world
+        equal = [torch.full((20_000,), f)] * world
+        assert variance(equal, 4) == pytest.approx(rest * (1 - rest), rel=0.06)
+        assert variance(equal, 4, correlated=False) == pytest.approx(world * f * (1 - f), rel=0.06)
+    spread = [fractions(20_000, 1)] * world
     ratio = variance(spread, 4, correlated=False) / variance(spread, 4)
-    assert ratio == pytest.approx(world, rel=0.04)
+    assert ratio == pytest.approx(world, rel=0.06)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_numbers_that_have_nothing_in_common_gain_too(world: int) -> None:
     """(M + 1) / 12 instead of M / 6: with independent fractions only the mean of the ranks' places cancels."""
-    apart = [fractions(50_000, rank) for rank in range(world)]
+    apart = [fractions(20_000, rank) for rank in range(world)]
     assert variance(apart, 8) == pytest.approx((world + 1) / 12, rel=0.04)
     assert variance(apart, 8, correlated=False) == pytest.approx(world / 6, rel=0.04)
 
@@ -172,17 +172,22 @@ def test_hosts_are_the_ranks_of_a_hierarchical_exchange() -> None:
         assert bool((error <= 1.001 * x.abs().max() / (127 // hosts)).all())
 
 
-@pytest.mark.parametrize("coding", ["packed", "elias"])
-def test_qsgd_loses_less_where_gradients_are_alike(coding: str) -> None:
-    """Of the squared error of 4 ranks with equal gradients what the owner's own rounding leaves, or a quarter."""
-    x, errors = one_tensor(1, 20_000, seed=4)[0], {}
-    for kind in ("correlated", "independent"):
-        with Fleet(4, [spec("w", 20_000)], "qsgd", bits=4, block=64, coding=coding, rounding=kind) as fleet:
-            found = torch.stack([fleet.step([{"w": x}] * 4)[0]["w"] for _ in range(10)])
-        errors[kind] = float((found - x).square().mean())
-    # Independent: 1/4 of one rounding, and the owner's. Correlated: 1/16, and the owner's.
-    expected = 4.0 if coding == "elias" else (1 / 4 + 1) / (1 / 16 + 1)
-    assert errors["independent"] / errors["correlated"] == pytest.approx(expected, rel=0.1)
+def _loss(grads: list[Tensor], **options: Any) -> float:
+    """Return how many times the squared error of qsgd is less with correlated rounding."""
+    mean, errors = torch.stack(grads).double().mean(0), []
+    for kind in ("independent", "correlated"):
+        with Fleet(4, [spec("w", mean.numel())], "qsgd", bits=4, block=64, rounding=kind, **options) as fleet:
+            found = torch.stack([fleet.step([{"w": grad} for grad in grads])[0]["w"] for _ in range(10)])
+        errors.append(float((found - mean).square().mean()))
+    return errors[0] / errors[1]
+
+
+def test_qsgd_gains_as_far_as_its_owner_lets_it() -> None:
+    """Gathered codes gain all of it. An owner rounds the mean to levels again: of equal gradients to what they were."""
+    equal, apart = one_tensor(1, 6000, seed=4) * 4, one_tensor(4, 6000, seed=4)
+    assert _loss(equal, coding="elias") == pytest.approx(4, rel=0.1)
+    assert _loss(equal) == pytest.approx(1, rel=0.05)
+    assert 1.15 < _loss(apart) < _loss(apart, coding="elias")
 
 
 # ---- refusals ----

@@ -1,4 +1,4 @@
-"""LoCo: errors that are averaged stay below half of a level, are kept in a byte, and are forgotten everywhere at once."""
+"""LoCo: averages of errors stay below half of a level, are kept in a byte, and are forgotten everywhere at once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_error_is_at_most_half_of_the_largest_level_so_far(beta: float) -> No
 
 
 def test_errors_that_were_added_up_would_wind_up() -> None:
-    """The control: with e = beta e + error, without (1 - beta), such gradients make of half a level a multiple of it."""
+    """The control: with e = beta e + error, without (1 - beta), such gradients make several levels of a half."""
     averaged, added = torch.zeros(COUNT), torch.zeros(COUNT)
     for _ in range(60):
         for errors, share in ((averaged, 0.2), (added, 1.0)):

@@ -18,8 +18,10 @@ from horovod_compress.errors import ConfigError
 from horovod_compress.options import PRESETS, check_known
 
 each_preset = pytest.mark.parametrize("name", PRESETS)
-# Another density is a choice that every preset can bear.
-CHANGED = {"density": 0.25}
+#: A choice that each preset can bear.
+CHANGED: dict[str, dict[str, Any]] = {name: {"density": 0.25} for name in PRESETS} | {"loco": {"beta": 0.5}}
+#: Options that make sense together only.
+TOGETHER = {"loco": {"rounding", "feedback"}}
 
 
 @each_preset
@@ -33,12 +35,17 @@ def test_a_preset_is_its_method_with_options(name: str) -> None:
 @each_preset
 def test_options_given_come_first(name: str) -> None:
     method, options = PRESETS[name]
-    found = parse(name, CHANGED)[0]
-    assert found == parse(method, {**options, **CHANGED})[0] != parse(name, {})[0]
+    changed = CHANGED[name]
+    found = parse(name, changed)[0]
+    assert found == parse(method, {**options, **changed})[0] != parse(name, {})[0]
     for option in options:
         usual = inspect.signature(registry.codec_class(method)).parameters[option].default
+        if option in TOGETHER.get(name, ()):
+            with pytest.raises(ConfigError, match=option):
+                hvc.method(name, **{option: usual})  # type: ignore[arg-type]
+            continue
         assert getattr(hvc.method(name, **{option: usual}), option) == usual  # type: ignore[arg-type]
-    check_known(name, CHANGED)
+    check_known(name, changed)
 
 
 @each_preset

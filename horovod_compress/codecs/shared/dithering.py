@@ -112,13 +112,17 @@ class Dithering(Codec):
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         rows, lengths, norms = self.rows, work.memo["lengths"], self._rows_of("parts", work, positions)
-        grads, of_rows = [work.grad(position) for position in positions], [lengths[position] for position in positions]
-        counts = ops.norm_offer_all(grads, norms, of_rows, power=rows.power)
+        of_rows = [lengths[position] for position in positions]
+        counts = ops.norm_offer_all(self._values(work, positions, key), norms, of_rows, power=rows.power)
         if not rows.adds or work_dtype(work.bucket) is not torch.float64:
             return counts
         norms = [_of_rank(mine.clone(), rows) for mine in norms]
         # There are numbers whose powers float64 cannot hold: a block of NaN, which would not be counted.
         return [int(n) or int(not bool(mine.isfinite().all())) for n, mine in zip(counts, norms, strict=True)]
+
+    def _values(self, work: Work, positions: Sequence[int], key: Key) -> list[Tensor]:
+        """Return what is sent of some tensors, flat."""
+        return [work.grad(position) for position in positions]
 
     def _rows_of(self, name: str, work: Work, positions: Sequence[int]) -> list[Tensor]:
         """Return what a local array holds for the rows of some tensors: nothing for an empty one."""

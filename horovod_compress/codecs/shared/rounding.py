@@ -34,6 +34,9 @@ from ...errors import ConfigError
 from ...ops.keys import DITHER, ORDER, Key
 from ..base import check_choice, whole
 
+#: Codes of fewer bits are so coarse that their noise counts in Adam's second moment.
+COARSE = 8
+
 # ---- correlated over ranks ----------------------------------------------------------------------
 
 
@@ -91,6 +94,8 @@ class Average:
         return {"kept_bits": self.bits, "beta": self.beta}
 
 
+#: Plain error feedback.
+PLAIN = Average(0.0, 0, 8)
 #: LoCo's own.
 USUAL = {"beta": 0.8, "reset_every": 1024, "residual_bits": 8}
 
