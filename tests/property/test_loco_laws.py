@@ -22,18 +22,18 @@ COUNT = 640
 HALF = 0.5 * (1 + 2.0**-14)
 
 
-def decoded(records: Tensor, bits: int = 8) -> Tensor:
-    """Return what is kept in records of blocks."""
-    size = ops.qsgd_record_bytes(bits, BLOCK)
-    found = torch.empty(records.numel() // size * BLOCK)
-    ops.qsgd_decode_all([records], [found], bits=bits, block=BLOCK, scale=1 / ((1 << bits - 1) - 1))
+def decoded(records: Tensor, block: int = BLOCK) -> Tensor:
+    """Return what is kept in records of 8 bits."""
+    found = torch.empty(records.numel() // ops.qsgd_record_bytes(8, block) * block)
+    ops.qsgd_decode_all([records], [found], bits=8, block=block, scale=1 / 127)
     return found
 
 
-def errors_of(reducer: Reducer) -> Tensor:
+def errors_of(reducer: Reducer, block: int = BLOCK) -> Tensor:
     """Return the errors that a rank keeps of the elements of the only bucket."""
+    assert reducer.wait_idle(5.0)
     (table,) = reducer.kept.tables().values()
-    return decoded(table)[:COUNT]
+    return decoded(table, block)[:COUNT]
 
 
 def owned_by(reducer: Reducer) -> Tensor:
@@ -67,7 +67,6 @@ def test_an_error_is_at_most_half_of_the_largest_level_so_far(beta: float) -> No
             for grad, mine, reducer in zip(given, before, fleet.reducers, strict=True):
                 norms = (grad + mine).view(-1, BLOCK).abs().amax(1)
                 largest = torch.maximum(largest, norms / TOP)
-                assert reducer.wait_idle(5.0)
                 found = errors_of(reducer).view(-1, BLOCK).abs().amax(1)
                 assert bool((found <= HALF * largest).all())
                 owned = max(owned, float(owned_by(reducer).abs().max() / largest.max()))
@@ -90,7 +89,6 @@ def test_what_was_sent_is_what_was_given_but_for_the_last_error() -> None:
     given = [torch.randn(COUNT, generator=torch.Generator().manual_seed(step)) for step in range(30)]
     with Fleet(1, [spec("w", COUNT)], "qsgd", **LOCO, beta=0.8, reset_every=0) as fleet:
         sent = sum(fleet.step([{"w": grad}])[0]["w"].double() for grad in given)
-        assert fleet.reducers[0].wait_idle(5.0)
         waits = errors_of(fleet.reducers[0]).double() / (1 - 0.8)
     missing = sum(grad.double() for grad in given) - sent
     step_of_errors = waits.abs().max() / 127
@@ -123,6 +121,35 @@ def test_beta_0_is_plain_feedback_to_the_bit(dtype: torch.dtype) -> None:
         ops.loco_encode_all([grad], [errors], [records], [averaged], **rule, kept_bits=8, beta=0.5)
         assert not torch.equal(averaged, left)  # the control
         errors = left
+
+
+# ---- one scale for all ranks ----
+
+
+@pytest.mark.parametrize("options", [{"bits": 8}, {"bits": 8, "levels": 25}], ids=["added", "packed"])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_global_qsgd_averages_errors_alike(options: dict[str, Any], world: int) -> None:
+    """e' = 0.8 e + 0.2 (p - what its own codes stand for), on the ranks' common levels; sums of codes are exact."""
+    rule = {"block": 256, "rounding": "nearest", "feedback": "average", "reset_every": 4}
+    levels, largest = options.get("levels", 127 // world), 0.0
+    with Fleet(world, [spec("w", COUNT)], "global_qsgd", **options, **rule) as fleet:
+        for step in range(6):
+            kept = [errors_of(reducer, 256) * (step % 4 != 0) for reducer in fleet.reducers]
+            given = [grads["w"] for grads in random_grads(world, fleet.tensors, seed=step)]
+            results = fleet.step([{"w": grad} for grad in given], float(world))
+            assert all_same(results)
+            p = torch.stack([grad + errors for grad, errors in zip(given, kept, strict=True)])
+            norms = torch.cat([part.abs().max().expand(part.shape[1]) for part in p.split(256, dim=1)])
+            level = norms / levels
+            sent = (p / level).round() * level
+            torch.testing.assert_close(results[0]["w"], sent.sum(0), rtol=1e-4, atol=1e-4)
+            largest = max(largest, float(level.max()))
+            for reducer, errors, mine, was in zip(fleet.reducers, kept, p, sent, strict=True):
+                wanted = 0.8 * errors + 0.2 * (mine - was)
+                torch.testing.assert_close(errors_of(reducer, 256), wanted, rtol=0, atol=0.51 * largest / 2 / 127)
+                assert float(wanted.abs().max()) > 0.05 * largest  # the control: zeros would not be close
+            assert not fleet.reducers[0].kept.carries()
+    assert largest > 0
 
 
 # ---- a byte ----
