@@ -35,8 +35,7 @@ template <class W> HVC_INLINE void put_both(const QsgdShape& shape, const ErrorR
   quantise_block(shape, values, count, norm, halves, 0, [&](int8_t* codes, int chunk) {
     const int valid = int(std::max<int64_t>(0, std::min<int64_t>(chunk, count - at)));
     errors.each(at, valid, [&](int i, W kept) {
-      const W error = values[at + i] - decoded(codes[i], unit, W(norm));
-      values[at + i] = averaged_error(rule.beta, kept, error);
+      values[at + i] = averaged_error(rule.beta, kept, values[at + i], W(norm), decoded(codes[i], unit, W(norm)));
     });
     pack_codes_of(shape.bits, into, codes, chunk);
     into += chunk / 8 * shape.bits;
@@ -50,7 +49,7 @@ template <class W> HVC_INLINE void put_both(const QsgdShape& shape, const ErrorR
 template <class T>
 int64_t encode(const LocoEncoded& e, QsgdShape shape, ErrorRule rule, int64_t first, int64_t last) {
   using W = Work<T>;
-  Draws halves(kHalves);
+  Draws halves(hvc::halves());
   alignas(64) W values[kMostBlock];
   const int64_t block = shape.block, bytes = record_bytes(block, shape.bits), kept = record_bytes(block, rule.bits);
   int64_t nonfinite = 0;
@@ -68,7 +67,7 @@ int64_t encode(const LocoEncoded& e, QsgdShape shape, ErrorRule rule, int64_t fi
 }
 
 void fold(const LocoFold& f, int64_t first, int64_t last) {
-  Draws halves(kHalves);
+  Draws halves(hvc::halves());
   alignas(64) float sums[kMostBlock];
   const int64_t block = f.shape.block, bytes = record_bytes(block, f.shape.bits), kept = record_bytes(block, f.rule.bits);
   int64_t ignored = 0;

@@ -84,7 +84,7 @@ __device__ void put_both(const Rule& rule, const Errors<W>& errors, int count, f
       const int i = first + lane_index() + kept_at(g, k);
       if (i >= count) return;
       const W x = found.x[g][k], sent = decoded(level_of(scaled(x, scaling), limit, kHalf), unit, W(norm));
-      found.x[g][k] = averaged_error(rule.errors.beta, errors(i), x - sent);
+      found.x[g][k] = averaged_error(rule.errors.beta, errors(i), x, W(norm), sent);
     });
     return found;
   };

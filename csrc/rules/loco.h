@@ -3,13 +3,12 @@
 //   p     gradient + kept; of an owner, the mean of what all ranks sent + kept
 //   code  p / norm * s to the nearest level, in records as rules/qsgd.h describes them
 //   left  beta * kept + (1 - beta) * (p - what the code stands for), in such records of their own: as many bits as one
-//         says, the norm is the largest magnitude, to the nearest level too
+//         says, the norm is the largest magnitude, to the nearest level too. What p has beyond the norm, as only float64
+//         may, is lost.
 #pragma once
 #include "rules/qsgd.h"
 
 namespace hvc {
-
-constexpr uint32_t kHalf = kHalves.shift;
 
 // How errors are averaged and kept.
 struct ErrorRule {
@@ -17,8 +16,9 @@ struct ErrorRule {
   double beta;
 };
 
-template <class W> HVC_RULE W averaged_error(double beta, W kept, W error) {
-  return W(beta) * kept + W(1.0 - beta) * error;
+template <class W> HVC_RULE W averaged_error(double beta, W kept, W x, W norm, W sent) {
+  const W low = x < norm ? x : norm, inside = low > -norm ? low : -norm;
+  return W(beta) * kept + W(1.0 - beta) * (inside - sent);
 }
 
 // What a level stands for, of s.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks import single
 from horovod_compress import ops
-from horovod_compress.ops.reference import numbers as reference_numbers, quantise as reference_quantise
+from horovod_compress.ops.reference import numbers as reference_numbers, records as reference_records
 from tests.support.marks import each_value, slow
 from tests.support.sections import begins, elias_encode
 
@@ -302,7 +302,7 @@ def test_any_bytes_are_read_without_leaving_the_section() -> None:
         guarded = Guarded(good, trial % 64)
         wrong = ops.elias_decode([guarded.view], poison(count, torch.float32), **rule)
         assert guarded.intact()
-        assert wrong == reference_quantise.elias_decode([good], poison(count, torch.float32), **rule)
+        assert wrong == reference_records.elias_decode([good], poison(count, torch.float32), **rule)
         seen.add(wrong)
     assert {0, 1} <= seen
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import ops
-from horovod_compress.ops import checksums, dense, legality, linear, quantise, signs, sizes, sparse
+from horovod_compress.ops import checksums, dense, legality, linear, quantise, records, signs, sizes, sparse
 from horovod_compress.ops.table import ANY_LENGTH, TABLE, Array, Dtype, Operation
 
 from . import emulator
@@ -104,7 +104,7 @@ ONCE: dict[str, tuple[int, dict[str, Any]]] = {
     "hash64": (640, {}),
 }
 BATCHES = [row for row in TABLE if row.members]
-MODULES = (checksums, dense, legality, linear, quantise, signs, sizes, sparse)
+MODULES = (checksums, dense, legality, linear, quantise, records, signs, sizes, sparse)
 
 
 def dtype_of(member: Array, dtype: torch.dtype, said: dict[str, Any]) -> torch.dtype:
