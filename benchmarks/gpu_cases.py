@@ -216,6 +216,15 @@ def qsgd(a: Inputs, what: str, bits: int) -> Arguments:
     return Arguments((parts, torch.zeros_like(records), KEY), (RANKS + 1) * records.nbytes, rule | {"norm": 0})
 
 
+def loco(a: Inputs, what: str) -> Arguments:
+    kept, rule = records_of(a, 8, 9), {"bits": 4, "block": QSGD_BLOCK, "norm": 0, "kept_bits": 8, "beta": 0.8}
+    parts = [records_of(a, 4, rank) for rank in range(RANKS)]
+    out, left = torch.zeros_like(parts[0]), torch.zeros_like(kept)
+    if what == "encode":
+        return Arguments((a.grad, kept, out, left), 4 * a.count + out.nbytes + 2 * kept.nbytes, rule)
+    return Arguments((parts, kept, out, left), (RANKS + 1) * out.nbytes + 2 * kept.nbytes, rule)
+
+
 def elias(a: Inputs, what: str) -> Arguments:
     rule = {"bits": 2, "block": QSGD_BLOCK}
     room = a.bytes(ops.elias_bound(a.count, **rule))
@@ -453,6 +462,8 @@ CASES = (
     Case("qsgd_decode 8 bits", "qsgd_decode", partial(qsgd, what="decode", bits=8)),
     Case(f"qsgd_encode_all of {TENSORS}", "qsgd_encode_all", partial(qsgd_together, what="encode")),
     Case(f"qsgd_decode_all of {TENSORS}", "qsgd_decode_all", partial(qsgd_together, what="decode")),
+    Case("loco_encode", "loco_encode", partial(loco, what="encode")),
+    Case("loco_fold of 4", "loco_fold", partial(loco, what="fold")),
     Case("elias_encode", "elias_encode", partial(elias, what="encode")),
     Case("elias_decode of 4", "elias_decode", partial(elias, what="decode")),
     Case("top_select 1%", "top_select", partial(selection, mean=False)),

@@ -292,6 +292,7 @@ def quantising(a: Arrays) -> Iterable[Case]:
         given = ([made] * ranks, records.clone(), KEY)
         yield kernel_case(f"qsgd_fold of {ranks} {label}", (ranks + 1) * size, "qsgd_fold", *given, **rule, norm=0)
         yield kernel_case(f"qsgd_decode {label}", 4 * n + size, "qsgd_decode", made, a.out, **rule, scale=0.01)
+    yield from loco(a, blocks, ranks)
     rule = {"bits": 8, "block": QSGD_BLOCK, "norm": 2}
     records = torch.zeros(blocks * ops.qsgd_record_bytes(8, QSGD_BLOCK), dtype=torch.uint8)
     yield kernel_case("qsgd_encode 2-norm", 5 * n, "qsgd_encode", a.grad, records, KEY, **rule)
@@ -304,6 +305,20 @@ def quantising(a: Arrays) -> Iterable[Case]:
     yield kernel_case(
         f"exponential_fold of {ranks}", (ranks + 1) * n, "exponential_fold", parts, a.bytes.clone(), KEY, headroom=3
     )
+
+
+def loco(a: Arrays, blocks: int, ranks: int) -> Iterable[Case]:
+    rule = {"bits": 4, "block": QSGD_BLOCK, "norm": 0}
+    records, kept = (
+        torch.zeros(blocks * ops.qsgd_record_bytes(bits, QSGD_BLOCK), dtype=torch.uint8) for bits in (4, 8)
+    )
+    single.qsgd_encode(a.grad / 9, kept, KEY, bits=8, block=QSGD_BLOCK, norm=0)
+    made, left, more = records.clone(), kept.clone(), rule | {"kept_bits": 8, "beta": 0.8}
+    size, both = records.numel(), 2 * kept.numel()
+    yield kernel_case("loco_encode", 4 * a.count + size + both, "loco_encode", a.grad, kept, records, left, **more)
+    single.qsgd_encode(a.grad, made, KEY, **rule)
+    folded = ([made] * ranks, kept, records.clone(), left.clone())
+    yield kernel_case(f"loco_fold of {ranks}", (ranks + 1) * size + both, "loco_fold", *folded, **more)
 
 
 def elias(a: Arrays) -> Iterable[Case]:

@@ -28,7 +28,7 @@ template <class Members> struct Rows {
   std::vector<Members> list;
 };
 
-// The five words of a key, or none.
+// The six words of a key, or none.
 struct MaybeKey {
   bool present = false;
   hvc::Stream stream{};
@@ -73,11 +73,11 @@ template <class Members> struct type_caster<Rows<Members>> {
 template <> struct type_caster<MaybeKey> {
   PYBIND11_TYPE_CASTER(MaybeKey, const_name("collections.abc.Sequence[int] | None"));
   bool load(handle source, bool) {
-    uint32_t words[5];
+    uint32_t words[6];
     value.present = !source.is_none();
     if (!value.present) return true;
-    if (!read_integers(source.ptr(), words, 5)) return false;
-    value.stream = {words[0], words[1], words[2], words[3], words[4]};
+    if (!read_integers(source.ptr(), words, 6)) return false;
+    value.stream = {words[0], words[1], words[2], words[3], words[4], words[5]};
     return true;
   }
 };

@@ -214,6 +214,19 @@ void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, 
 void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
                  Launch launch);
 
+// loco.cpp, loco.cu: such records of gradients, and of means, with what was kept of earlier errors; what is kept of them
+// now goes to `left`, in records of kept_bits, see rules/loco.h. Without `kept` those are zeros; `out` may be a part.
+struct LocoEncoded {
+  const void* grad;
+  const uint8_t* kept;
+  int64_t count;
+  uint8_t *records, *left;
+};
+void loco_encode(const LocoEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, int kept_bits,
+                 double beta, int64_t* nonfinite, Launch launch);
+void loco_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, int kept_bits,
+               double beta, const uint8_t* kept, uint8_t* out, uint8_t* left, Launch launch);
+
 // elias.cpp, elias.cu: the same codes in sections as rules/elias.h describes them. Encoding takes `place` as
 // binary_encode() does; decoding adds the sections in their order, `wrong` counts malformed ranges.
 void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
@@ -316,7 +329,7 @@ const char* instruction_set();
   use(absorb) use(triad) use(adam_hold) use(adam_step) use(norm_offer) use(moments_offer) \
   use(uniform_encode) use(uniform_add) use(uniform_fold) use(uniform_decode) \
   use(exponential_encode) use(exponential_merge) use(exponential_fold) use(exponential_decode) \
-  use(qsgd_encode) use(qsgd_fold) use(qsgd_decode) use(elias_encode) use(elias_decode) \
+  use(qsgd_encode) use(qsgd_fold) use(qsgd_decode) use(loco_encode) use(loco_fold) use(elias_encode) use(elias_decode) \
   use(sketch_encode) use(sketch_top) use(sketch_clear) use(top_select) \
   use(binary_select) use(binary_encode) use(binary_decode) use(binary_clear) \
   use(values_encode) use(values_decode) use(sample_offer) use(sample_decode) \

@@ -77,6 +77,22 @@ def qsgd_fold(
 ) -> None: ...
 def qsgd_encode(rows: _Rows, dtype: int, shape: _Shape, key: _Key, nonfinite: int, launch: int, /) -> list[int]: ...
 def qsgd_decode(rows: _Rows, dtype: int, shape: _Shape, scale: float, launch: int, /) -> None: ...
+def loco_encode(
+    rows: _Rows, dtype: int, shape: _Shape, kept_bits: int, beta: float, nonfinite: int, launch: int, /
+) -> list[int]: ...
+def loco_fold(
+    parts: Sequence[int],
+    part_count: int,
+    blocks: int,
+    shape: _Shape,
+    kept_bits: int,
+    beta: float,
+    kept: int,
+    out: int,
+    left: int,
+    launch: int,
+    /,
+) -> None: ...
 def elias_encode(
     grad: int,
     dtype: int,

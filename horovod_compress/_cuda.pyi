@@ -20,6 +20,8 @@ from ._cpu import (
     exponential_fold as exponential_fold,
     exponential_merge as exponential_merge,
     hash64 as hash64,
+    loco_encode as loco_encode,
+    loco_fold as loco_fold,
     lowrank_decode as lowrank_decode,
     lowrank_left as lowrank_left,
     lowrank_orthonormalise as lowrank_orthonormalise,

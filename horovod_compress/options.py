@@ -171,6 +171,7 @@ _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # DiLoCo's outer SGD
 #: checkpoints hold and what a running job names is the method with its options.
 PRESETS: dict[str, Preset] = {
     "gmc": Preset("dgc", {"momentum_kind": "global"}),
+    "loco": Preset("qsgd", {"bits": 4, "rounding": "nearest", "feedback": "average"}),
     "scalecom": Preset("topk", {"positions": "leader"}),
     "sbc": Preset("sparse_binary", {}),
     "diloco": Preset("none", {}, {"communication_delay": 30, "outer_optimizer": _NESTEROV}),

@@ -7,10 +7,13 @@ constexpr int kChunk = 256;
 // 16 random bits for each of up to kChunk consecutive elements.
 class Draws {
  public:
-  explicit Draws(const Stream& s) : schedule_(s) {}
+  explicit Draws(const Stream& s) : schedule_(s), drawn_(s.drawn), shift_(Shorts{} + uint16_t(s.shift)) {
+    if (!drawn_) std::fill_n(draws_, kChunk, uint16_t(s.shift));
+  }
 
   // Draws for the elements from `element` on, and returns where they lie.
   const uint16_t* from(int64_t element, int count) {
+    if (!drawn_) return draws_;
     const int64_t group = element / kDrawsPerGroup;
     const int shift = int(element % kDrawsPerGroup);
     const int words = (shift + count + kDrawsPerWord - 1) / kDrawsPerWord;
@@ -19,14 +22,18 @@ class Draws {
       Words first, second;
       random_pairs<1>(schedule_, counting_from(uint64_t(group + word / 2)), 0, &pairs);
       interleave(pairs, first, second);
-      store_vector(draws_ + word * kDrawsPerWord, first);
-      store_vector(draws_ + word * kDrawsPerWord + kWordsPerVector * kDrawsPerWord, second);
+      store_vector(draws_ + word * kDrawsPerWord, (Shorts)first + shift_);
+      store_vector(draws_ + word * kDrawsPerWord + kWordsPerVector * kDrawsPerWord, (Shorts)second + shift_);
     }
     return draws_ + shift;
   }
 
  private:
+  typedef uint16_t Shorts __attribute__((vector_size(sizeof(Words))));
+
   Schedule schedule_;
+  bool drawn_;
+  Shorts shift_;
   alignas(64) uint16_t draws_[kChunk + kDrawsPerGroup + kWordsPerPairs * kDrawsPerWord];
 };
 

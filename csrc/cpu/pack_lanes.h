@@ -46,7 +46,7 @@ template <class Use> HVC_INLINE void with_bits(int bits, const Use& use) {
 }
 
 // `codes` has room for a multiple of 8: those behind `count` become 0.
-static void pack_codes_of(int bits, uint8_t* into, int8_t* codes, int count) {
+[[maybe_unused]] static void pack_codes_of(int bits, uint8_t* into, int8_t* codes, int count) {
   alignas(64) uint8_t packed[kChunk + 8];
   const int whole = (count + kPacked - 1) / kPacked * kPacked;
   for (int i = count; i < whole; ++i) codes[i] = 0;
@@ -54,7 +54,7 @@ static void pack_codes_of(int bits, uint8_t* into, int8_t* codes, int count) {
   memcpy(into, packed, size_t(packed_bytes(count, bits)));
 }
 // `codes` has room for a multiple of 8.
-static void unpack_codes_of(int bits, int8_t* codes, const uint8_t* from, int count) {
+[[maybe_unused]] static void unpack_codes_of(int bits, int8_t* codes, const uint8_t* from, int count) {
   const int whole = count / kPacked * kPacked;
   with_bits(bits, [&](auto b) { unpack_as<b()>(codes, from, whole); });
   if (whole == count) return;

@@ -32,10 +32,11 @@ void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, 
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto range = HVC_CHOOSE(encode<T>);
+    const Stream stream = draws_of(key);
     for (int64_t i = 0; i < tensor_count; ++i) {
       const QsgdEncoded& t = tensors[i];
       nonfinite[i] = parallel_sum(launch.threads, ceil_div(t.count, shape.block), 4 * t.count * int64_t(sizeof(T)),
-                                  [&](int64_t first, int64_t last) { return range(t, shape, *key, first, last); });
+                                  [&](int64_t first, int64_t last) { return range(t, shape, stream, first, last); });
     }
   });
 }

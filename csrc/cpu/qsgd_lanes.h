@@ -1,6 +1,7 @@
 // A block of QSGD: its norm, and its codes chunk by chunk. Included by a body, inside its namespace, after lanes.h.
 #include "dither_lanes.h"
 #include "norm_lanes.h"
+#include "pack_lanes.h"
 
 // The norm of up to kMostBlock elements; those that are not finite count as 0.
 template <class T> HVC_INLINE float norm_of(Power power, const T* x, int64_t count, int64_t& nonfinite) {
@@ -33,4 +34,42 @@ template <class T, class Put> HVC_INLINE void quantise_block(const QsgdShape& sh
     for (int i = valid; i < chunk; ++i) codes[i] = 0;
     put(codes, chunk);
   }
+}
+
+// ---- records ----------------------------------------------------------------------------------------------
+
+HVC_INLINE float norm_at(const uint8_t* record) {
+  float norm;
+  memcpy(&norm, record, sizeof norm);
+  return norm;
+}
+
+// Writes the record of a block with a norm for its codes and one that is written: for a sum that of the mean.
+template <class T> HVC_INLINE void put_record(const QsgdShape& shape, uint8_t* record, float norm, float written,
+                                              const T* x, int64_t count, Draws& draws, int64_t offset) {
+  memcpy(record, &written, sizeof written);
+  uint8_t* into = record + sizeof written;
+  quantise_block(shape, x, count, norm, draws, offset, [&](int8_t* codes, int chunk) {
+    pack_codes_of(shape.bits, into, codes, chunk);
+    into += chunk / 8 * shape.bits;
+  });
+}
+
+HVC_INLINE float largest_norm(const uint8_t* const* parts, int64_t part_count, int64_t at) {
+  float largest = 0;
+  for (int64_t part = 0; part < part_count; ++part) {
+    const float norm = norm_at(parts[part] + at);
+    largest = norm > largest ? norm : largest;
+  }
+  return largest;
+}
+
+// Adds the numbers of a record, in units of 1 / power.
+HVC_INLINE void add_record(const QsgdShape& shape, const uint8_t* record, float power, bool begin, float* sums) {
+  const float unit = fold_unit(norm_at(record), power, levels_of(shape.bits));
+  with_bits(shape.bits, [&](auto bits) {
+    each_numbers<bits()>(record + sizeof unit, shape.block, [&](int64_t i, Numbers numbers) {
+      store_vector(sums + i, begin ? numbers * unit : load_vector<Numbers>(sums + i) + numbers * unit);
+    });
+  });
 }

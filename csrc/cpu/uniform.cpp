@@ -34,7 +34,8 @@ namespace hvc {
 
 void uniform_encode(const UniformEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
                     const Stream* key, Launch launch) {
-  const LevelRule rule{bits, levels, key};
+  const Stream stream = draws_of(key);
+  const LevelRule rule{bits, levels, &stream};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto range = bits == 4    ? HVC_CHOOSE(encode<4, T>)

@@ -10,8 +10,11 @@ struct alignas(16) EightDraws {
   __device__ uint32_t operator[](int i) const { return words[i / 2] >> (16 * (i % 2)) & 0xffffu; }
 };
 __device__ inline EightDraws draw(const Stream& s, int64_t group) {
+  const uint32_t shift = s.shift * 0x00010001u;
+  if (!s.drawn) return {{shift, shift, shift, shift}};
   const Counter r = philox4x32({uint32_t(group), s.c1, s.c2, s.c3}, s.k0, s.k1);
-  return {{r.c0, r.c1, r.c2, r.c3}};
+  if (shift == 0) return {{r.c0, r.c1, r.c2, r.c3}};
+  return {{add_halves(r.c0, shift), add_halves(r.c1, shift), add_halves(r.c2, shift), add_halves(r.c3, shift)}};
 }
 
 // The draws of eight elements of a stream, of which the first need not begin a group: two groups, moved down.

@@ -1,9 +1,7 @@
 // QSGD with packed codes: records of a norm and codes, made, averaged and decoded. A warp takes a record.
 #include "rules/qsgd.h"
 
-#include "blocks_of_codes.h"
-#include "pack.h"
-#include "parts.h"
+#include "kept_blocks.h"
 #include "visit.h"
 
 namespace hvc {
@@ -29,65 +27,6 @@ struct Record {
   int64_t begin;  // the first element
   float norm;
 };
-
-__device__ inline float norm_at(const uint8_t* record) { return bit_cast<float>(load_bytes<uint32_t>(record)); }
-
-// The values of a block that a warp keeps: all of them where it is not longer than this.
-constexpr int kGoes = 2;
-constexpr int kKept = kGoes * int(kOfWarp);
-template <class W> struct Kept {
-  W x[kGoes][kOfLane];  // 0 behind the end
-};
-
-// Calls body(g, k) for the values of a lane, those of a go of a warp after those of the one before.
-template <class Body> __device__ void each_kept(const Body& body) {
-#pragma unroll
-  for (int j = 0; j < kGoes * kOfLane; ++j) body(j / kOfLane, j % kOfLane);
-}
-__device__ inline int kept_at(int g, int k) { return g * int(kOfWarp) + k * kWarp; }  // from the lane's first on
-
-// Calls body(number of a go, its first element) for those of kKept elements from `first` on that begin before `end`.
-template <class Body> __device__ void each_kept_go(int first, int end, const Body& body) {
-#pragma unroll
-  for (int g = 0; g < kGoes; ++g)
-    if (first + g * int(kOfWarp) < end) body(g, first + g * int(kOfWarp));
-}
-
-// The norm of the values of a block, as norm_of finds it, and how many of a lane's are not finite. `fetch(first)` is
-// what a warp keeps from there on.
-struct Measured {
-  float norm;
-  int64_t nonfinite;
-};
-template <class W, class Fetch>
-__device__ Measured measured(Power power, int count, const Fetch& fetch, Kept<W>& kept) {
-  W largest = 0;
-  double squares = 0, sum = 0;
-  int nonfinite = 0;
-  for (int first = 0; first < count; first += kKept) {
-    kept = fetch(first);
-    bool finite = true;
-    each_kept([&](int g, int k) { finite &= fabs(kept.x[g][k]) < infinity<W>; });
-    const auto take = [&](const auto& size_of) {
-      each_kept([&](int g, int k) { largest = max(largest, size_of(kept.x[g][k])); });
-      if (power != kMaximum)
-        each_kept([&](int g, int k) { sum += double(size_of(kept.x[g][k])) * double(size_of(kept.x[g][k])); });
-    };
-    if (finite) {
-      take([](W x) { return fabs(x); });
-    } else {
-      each_kept([&](int g, int k) { nonfinite += !(fabs(kept.x[g][k]) < infinity<W>); });
-      take([](W x) { return fabs(x) < infinity<W> ? fabs(x) : W(0); });
-    }
-    if (power == kMaximum) continue;
-    if (first + kKept < count && (first + kKept) % kBlock != 0) continue;
-    squares += __shfl_sync(kAllLanes, combine_warp(sum), 0);
-    sum = 0;
-  }
-  for (int half = kWarp / 2; half > 0; half /= 2) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, half));
-  const double most = double(largest);
-  return {power == kMaximum ? norm_at_least(most) : norm_from_squares(squares, most), nonfinite};
-}
 
 // Writes the codes of the `count` values of a block, and codes 0 up to its end. `kept` are the first of them, or what
 // has to be fetched again.
@@ -122,9 +61,6 @@ template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int 
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-// The records of a unit of work: more where there are several tensors, as a warp looks for theirs first.
-__host__ __device__ constexpr int64_t records_at_once(bool several) { return several ? 4 : 1; }
-
 // Writes record i of a tensor, and counts elements that are not finite.
 template <class T>
 __device__ void encode_record(const QsgdEncoded& e, const Rule& rule, int64_t i, int64_t* nonfinite) {
@@ -132,16 +68,7 @@ __device__ void encode_record(const QsgdEncoded& e, const Rule& rule, int64_t i,
   const int64_t begin = i * rule.shape.block;
   const int count = int(min(rule.shape.block, e.count - begin));
   const T* x = static_cast<const T*>(e.grad) + begin;
-  const auto fetch = [&](int first) {
-    Kept<W> kept;
-    const T* mine = x + first + lane_index();
-    const int left = count - first - lane_index();
-    if (first + kKept <= count)
-      each_kept([&](int g, int k) { kept.x[g][k] = to_work(mine[kept_at(g, k)]); });
-    else
-      each_kept([&](int g, int k) { kept.x[g][k] = kept_at(g, k) < left ? W(to_work(mine[kept_at(g, k)])) : W(0); });
-    return kept;
-  };
+  const auto fetch = [&](int first) { return values_of(x, count, first); };
   Kept<W> kept;
   const Measured found = measured(rule.shape.norm, count, fetch, kept);
   add_count(nonfinite, found.nonfinite);
@@ -163,41 +90,15 @@ template <class T, class Table> __global__ void encode_kernel(const __grid_const
   }
 }
 
-template <bool kBytes> __device__ int32_t code_at(const uint8_t* codes, int64_t i, int bits) {
-  return kBytes ? int8_t(codes[i]) : packed_code(codes, i, bits);
-}
-
 // Where a block is too long to be kept, its sums are found twice, for the norm and for the codes.
 template <bool kBytes> __global__ void fold_kernel(QsgdFold f) {
   const QsgdShape& shape = f.rule.shape;
   const int block = int(shape.block);
   const int64_t bytes = record_bytes(block, shape.bits);
-  const int32_t levels = levels_of(shape.bits);
   for (int64_t i = first_warp(); i < f.blocks; i += warp_stride()) {
     const int64_t at = i * bytes;
-    float largest = 0;
-    for (int64_t part = 0; part < f.part_count; ++part) largest = max(largest, norm_at(f.parts[part] + at));
-    const float power = power_for(largest);
-    const auto fetch = [&](int first) {
-      Kept<float> sums;
-      const int64_t mine = first + lane_index();
-      const int left = block - first - lane_index();
-      each_kept([&](int g, int k) { sums.x[g][k] = kept_at(g, k) < left ? -0.0f : 0.0f; });
-      for (int64_t part = 0; part < f.part_count; ++part) {
-        const uint8_t* record = f.parts[part] + at;
-        const float unit = fold_unit(norm_at(record), power, levels);
-        const auto add = [&](int g, int k) {
-          sums.x[g][k] += float(code_at<kBytes>(record + kNormBytes, mine + kept_at(g, k), shape.bits)) * unit;
-        };
-        if (first + kKept <= block)
-          each_kept(add);
-        else
-          each_kept([&](int g, int k) {
-            if (kept_at(g, k) < left) add(g, k);
-          });
-      }
-      return sums;
-    };
+    const float power = power_for(largest_norm(f.parts, f.part_count, at));
+    const auto fetch = [&](int first) { return sums_of<kBytes>(f.parts, f.part_count, at, shape, power, first); };
     Kept<float> kept;
     const Measured found = measured(shape.norm, block, fetch, kept);
     const float norm = bounded_sum_norm(found.norm, power, f.part_count);
@@ -241,8 +142,8 @@ void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, 
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t first) {
-      start(encode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, Rule{shape, *key},
-            nonfinite + first);
+      start(encode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
+            Rule{shape, draws_of(key)}, nonfinite + first);
     });
   });
 }

@@ -156,7 +156,7 @@ void uniform_encode(const UniformEncoded* tensors, int64_t tensor_count, Dtype d
       const auto kernel = bits == 8    ? encode_kernel<Whole<int8_t>, T, Table>
                           : bits == 16 ? encode_kernel<Whole<int16_t>, T, Table>
                                        : encode_packed_kernel<T, Table>;
-      start(kernel, table.units() * kWarp, launch, table, Rule{bits, levels, *key});
+      start(kernel, table.units() * kWarp, launch, table, Rule{bits, levels, draws_of(key)});
     });
   });
 }

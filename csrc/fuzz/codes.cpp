@@ -62,6 +62,14 @@ void qsgd(Input& in, Dtype dtype, int64_t count) {
   qsgd_fold(pointers<const uint8_t>(parts).data(), ranks, blocks, shape, &key, 0, parts[0].get(), kHere);
   const QsgdDecoded tensor{parts[0].get(), count, grad.get()};
   qsgd_decode(&tensor, 1, dtype, shape, 1.0 / double(levels_of(shape.bits)), kHere);
+  const int kept_bits = int(2 + in.below(7));
+  const int64_t of_kept = blocks * record_bytes(shape.block, kept_bits);
+  const Bytes kept = in.bytes(of_kept), left(of_kept);
+  loco_fold(pointers<const uint8_t>(parts).data(), ranks, blocks, shape, kept_bits, 0.8, kept.get(), parts[0].get(),
+            left.get(), kHere);
+  const LocoEncoded encoded{grad.get(), kept.get(), count, parts[0].get(), left.get()};
+  int64_t nonfinite = 0;
+  loco_encode(&encoded, 1, dtype, shape, kept_bits, 0.8, &nonfinite, kHere);
 }
 
 }  // namespace

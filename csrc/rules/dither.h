@@ -9,6 +9,16 @@ namespace hvc {
 constexpr int kDrawBits = 16;
 constexpr int kDrawsPerWord = 4, kDrawsPerGroup = 8;
 
+// Draws that are all 1/2: what is rounded by them is rounded to the nearest.
+constexpr uint32_t kHalf = 1u << (kDrawBits - 1);
+HVC_RULE Stream halves() { return {0, 0, 0, 0, 0, kHalf, false}; }
+HVC_RULE Stream draws_of(const Stream* key) { return key ? *key : halves(); }
+
+// Adds numbers of 16 bits, two at once.
+HVC_RULE uint32_t add_halves(uint32_t a, uint32_t b) {
+  return ((a & 0x7fff7fffu) + (b & 0x7fff7fffu)) ^ ((a ^ b) & 0x80008000u);
+}
+
 // x * (target / norm) in two factors, so that neither leaves the normal numbers whatever the norm is.
 template <class W> struct Scaling {
   W power, factor;

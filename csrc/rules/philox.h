@@ -9,9 +9,11 @@ constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53u, kPhiloxMultiplier1 = 0xCD9E
 constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;
 constexpr int kPhiloxRounds = 10;
 
-// One stream of random bits: Key.words() of the Python side. The low 8 bits of c1 are the digit.
+// One stream of random bits: Key.words() of the Python side. The low 8 bits of c1 are the digit. Draws of 16 bits, see
+// rules/dither.h, are moved by `shift`, modulo 2^16; where nothing is drawn, that is what each of them is.
 struct Stream {
-  uint32_t k0, k1, c1, c2, c3;
+  uint32_t k0, k1, c1, c2, c3, shift = 0;
+  bool drawn = true;
 };
 
 struct Counter {

@@ -111,7 +111,10 @@ def rows_of(kind: Any) -> list[dict[str, Any]]:
 
 
 def choices(kind: Any) -> Iterator[dict[str, Any]]:
-    """Yield no options, then each value of each option whose values can be counted, if it may be chosen alone."""
+    """Yield no options, then each value of each option whose values can be counted, if it may be chosen alone.
+
+    Then those of presets, which may be several.
+    """
     from horovod_compress.errors import ConfigError
     from horovod_compress.known import OPTIONS
 
@@ -121,6 +124,7 @@ def choices(kind: Any) -> Iterator[dict[str, Any]]:
             with contextlib.suppress(ConfigError):
                 kind(**{name: value})
                 yield {name: value}
+    yield from (dict(preset.options) for preset in PRESETS.values() if preset.method == kind.name)
 
 
 def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:

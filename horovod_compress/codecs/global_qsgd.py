@@ -32,7 +32,9 @@ from ..ops.keys import Key
 from ..schedule.plan import ALIGNMENT, Bucket
 from .base import Algebra, ByForm, Law, Piece, Properties, check_choice, whole
 from .registry import register
+from .shared.averaging import AveragedUniform
 from .shared.dithering import BLOCK_UNIT, Dithering, PowersOfTwo, Rows, Uniform
+from .shared.rounding import PLAIN, Average, average_of, check_feedback, excess
 from .work import Layout, Part, Work
 
 _MOST_BLOCK = 1 << 30
@@ -55,6 +57,7 @@ class _Dithered(Dithering):
     norm: str | int
     block: int
     across: str | int | None = None
+    rounding: str = "independent"
 
     name: ClassVar[str] = "global_qsgd"
 
@@ -84,7 +87,10 @@ class Standard(_Dithered, Uniform):
         for start in range(0, count, self.block or max(1, count)):
             block = torch.stack([one[start : start + self.block] if self.block else one for one in x])
             norm = _norm(_norm(block.T, rows.power), rows.over_ranks)
-            total += block.shape[1] * float(norm) ** 2 / (4 * self.levels(world) ** 2 * world)
+            step = float(norm) / self.levels(world)
+            total += block.shape[1] * step**2 / (4 * world)
+            if self.rounding == "correlated":
+                total += excess(block.shape[1], step, float(block.abs().sum()), world)
         return total
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
@@ -136,6 +142,20 @@ class Narrow(Standard):
         grads, scales, rows = self._scaled(work, parts)
         scale = result_scale / (self.most * work.world)
         ops.uniform_decode_all(self._codes(work, parts, codes, bits), scales, rows, grads, bits=bits, scale=scale)
+
+
+@dataclass(frozen=True)
+class AveragedStandard(AveragedUniform, Standard):
+    """Standard dithering to the nearest level, with what is kept of earlier errors."""
+
+    average: Average = PLAIN
+
+
+@dataclass(frozen=True)
+class AveragedNarrow(AveragedUniform, Narrow):
+    """The same with packed codes."""
+
+    average: Average = PLAIN
 
 
 @dataclass(frozen=True)
@@ -201,6 +221,12 @@ class GlobalQsgd(ByForm):
         levels: s, the code of the norm. A rank then sends codes of log2(s + 1) + 1 bits, rounded up, and owners send
             the sums in ``bits``. The largest s that leaves room for all ranks is (2^(bits-1) - 1) // M: as exact as
             None, in fewer bytes. None for that s and codes of ``bits`` everywhere, which any exchange can add.
+        rounding: with standard dithering, "independent" for random bits of each rank's own; "correlated" spreads them
+            over the ranks, so that errors cancel; "nearest" with feedback.
+        feedback: "none", or "average" to add a fading average of earlier errors.
+        beta: what share of that average stays in a step; 0 for plain error feedback. None for 0.8 with feedback.
+        reset_every: after how many steps all errors are forgotten, 0 for never. None for 1024 with feedback.
+        residual_bits: bits of an error that is kept, 2 to 8. None for 8 with feedback.
     """
 
     dithering: Literal["standard", "exponential"] = "standard"
@@ -209,6 +235,11 @@ class GlobalQsgd(ByForm):
     block: int = 2048
     across: Literal["max", 1, 2, 4] | None = None
     levels: int | None = None
+    rounding: Literal["independent", "correlated", "nearest"] = "independent"
+    feedback: Literal["none", "average"] = "none"
+    beta: float | None = None
+    reset_every: int | None = None
+    residual_bits: int | None = None
 
     name: ClassVar[str] = "global_qsgd"
     summary: ClassVar[str] = "4, 8 or 16 bits: unbiased, on one scale for all ranks"
@@ -222,11 +253,21 @@ class GlobalQsgd(ByForm):
         {"dithering": "exponential", "bits": 8, "block": 256},
         {"dithering": "standard", "bits": 8, "norm": 2, "across": "max"},
         {"dithering": "standard", "bits": 8, "levels": 31},
+        {"dithering": "standard", "bits": 4, "rounding": "correlated"},
+        {"bits": 8, "block": 256, "rounding": "nearest", "feedback": "average"},
+        {"bits": 8, "levels": 31, "rounding": "nearest", "feedback": "average", "residual_bits": 6},
     )
 
     def __post_init__(self) -> None:
         check_choice("dithering", self.dithering, "standard", "exponential")
         self._check_bits()
+        check_choice("rounding", self.rounding, "independent", "correlated", "nearest")
+        if self.rounding != "independent" and self.dithering != "standard":
+            raise ConfigError(
+                f'rounding="{self.rounding}" is for dithering="standard", got "exponential", whose merges round once '
+                "more: leave one of the two out"
+            )
+        check_feedback(self, "global_qsgd")
         for name in ("norm", "across"):
             value = getattr(self, name)
             known = value == "max" or (whole(value) and value in (1, 2, 4))
@@ -257,9 +298,11 @@ class GlobalQsgd(ByForm):
 
     @cached_property
     def form(self) -> _Dithered:
-        form = self.norm, self.block, self.across
+        form = self.norm, self.block, self.across, self.rounding
         if self.dithering != "standard":
             return Exponential(self.bits, *form)
-        if self.levels is None:
-            return Standard(self.bits, *form)
-        return Narrow(self.levels.bit_length() + 1, *form, self.levels, self.bits)
+        average, levels = average_of(self), self.levels
+        if levels is None:
+            return AveragedStandard(self.bits, *form, average) if average else Standard(self.bits, *form)
+        narrow = levels.bit_length() + 1, *form, levels, self.bits
+        return AveragedNarrow(*narrow, average) if average else Narrow(*narrow)

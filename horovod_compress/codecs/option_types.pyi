@@ -44,6 +44,11 @@ class ForGlobalQsgd(AllMethods, total=False):
     block: int
     across: Literal["max", 1, 2, 4] | None
     levels: int | None
+    rounding: Literal["independent", "correlated", "nearest"]
+    feedback: Literal["none", "average"]
+    beta: float | None
+    reset_every: int | None
+    residual_bits: int | None
 
 class ForMarsit(AllMethods, total=False):
     full_precision_every: int
@@ -76,6 +81,11 @@ class ForQsgd(AllMethods, total=False):
     block: int
     norm: Literal["max", 2]
     coding: Literal["packed", "elias"]
+    rounding: Literal["independent", "correlated", "nearest"]
+    feedback: Literal["none", "average"]
+    beta: float | None
+    reset_every: int | None
+    residual_bits: int | None
 
 class ForRandomk(AllMethods, total=False):
     density: float
@@ -116,6 +126,7 @@ class ForStc(AllMethods, total=False):
 class ForTerngrad(AllMethods, total=False):
     clip: float
     bits: Literal[4, 8, 16]
+    rounding: Literal["independent", "correlated"]
 
 class ForTopk(AllMethods, total=False):
     density: float
@@ -138,6 +149,11 @@ class OfSomeMethod(TypedDict, total=False):
     block: int
     across: Literal["max", 1, 2, 4] | None
     levels: int | None
+    rounding: Literal["independent", "correlated", "nearest"]
+    feedback: Literal["none", "average"]
+    beta: float | None
+    reset_every: int | None
+    residual_bits: int | None
     full_precision_every: int
     compensation: Literal["none", "own", "global"]
     zeros: Literal["random", "positive"]
@@ -150,7 +166,6 @@ class OfSomeMethod(TypedDict, total=False):
     coding: Literal["packed", "elias"]
     scaled: bool
     ties: Literal["random", "positive"]
-    beta: float
     cells: float
     rows: Literal[1, 3, 5]
     candidates: int

@@ -8,14 +8,15 @@
     elias:  payload = N of each block, and Elias codes of the levels that are not 0 and of the zeros between
             result = mean over ranks of N / s * code        payloads gathered
 
-All roundings are unbiased, so there is no residual. A payload is complete when its last gradient is.
+All roundings are unbiased, so there is no residual. A payload is complete when its last gradient is. With feedback,
+roundings are to the nearest level, and ranks and owners keep errors: see :mod:`.shared.rounding`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -29,11 +30,10 @@ from ..ops.sizes import BLOCK_UNIT, MOST_BLOCK
 from ..schedule.plan import Bucket, TensorSpec
 from .base import Algebra, ByForm, Codec, Divides, Law, Piece, Properties, check_choice, whole
 from .registry import register
+from .shared.averaging import Remembering
+from .shared.rounding import COARSE, PLAIN, Average, average_of, check_feedback, excess, key_of
 from .shared.sections import LENGTH_BYTES, check_well_formed, cut
 from .work import Counts, Cutting, Layout, Part, Work, counts_of, slices
-
-#: Codes of fewer bits are so coarse that their noise counts in Adam's second moment.
-COARSE = 8
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class _Quantised(Codec):
     bits: int
     block: int
     norm: str | int
+    correlated: bool = False
 
     name: ClassVar[str] = "qsgd"
 
@@ -64,9 +65,11 @@ class _Quantised(Codec):
         first = "sum over ranks and blocks of N/s min(d N/s / 4, |x|_1) / M^2"
         bound = f"{first}, and the same for the mean" if self.algebra is Algebra.FOLD else first
         law = Law(unbiased=True, bound=bound, error=self._error, zeros=True)
+        return Properties(law, divides=self._divides())
+
+    def _divides(self) -> Divides:
         # With 8 bits the optimizer's own second moment hardly notices.
-        divides: Divides = "before" if self.bits < COARSE else "never"
-        return Properties(law, divides=divides)
+        return "before" if self.bits < COARSE else "never"
 
     def _error(self, x: Sequence[Tensor]) -> float:
         raise NotImplementedError
@@ -89,6 +92,14 @@ class _Quantised(Codec):
             magnitudes: the sum of ``|x|``.
         """
         return norm / self.levels * min(size * norm / (4 * self.levels), magnitudes)
+
+    def variance_of_mean(self, blocks: Sequence[Tensor]) -> float:
+        """Return a bound of the expected squared error of the mean of the ranks' quantised blocks."""
+        size, world, norms = blocks[0].numel(), len(blocks), [self._norm_of(block) for block in blocks]
+        magnitudes = [float(block.abs().sum()) for block in blocks]
+        found = sum(self.variance(size, n, m) for n, m in zip(norms, magnitudes, strict=True)) / world**2
+        step = sum(norms) / world / self.levels
+        return found + (excess(size, step, sum(magnitudes), world) if self.correlated else 0.0)
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,7 @@ class Packed(_Quantised):
         return ops.qsgd_encode_all(
             [work.grad(position) for position in positions],
             [work.regions["records"][span] for span in spans],
-            key.at(purpose=DITHER),
+            key_of(key, work.world, self.correlated),
             **self._rule(),
             norm=self._power(),
             offsets=[self._offset(work, position) for position in positions],
@@ -145,7 +156,7 @@ class Packed(_Quantised):
         for blocks in zip(*(one.split(self.block) for one in x), strict=True):
             size, norms = blocks[0].numel(), [self._norm_of(block) for block in blocks]
             magnitudes = [float(block.abs().sum()) for block in blocks]
-            first = sum(self.variance(size, n, m) for n, m in zip(norms, magnitudes, strict=True)) / world**2
+            first = self.variance_of_mean(blocks)
             mean = torch.stack(blocks).mean(0)
             if self.norm == "max":
                 norm, size_of_mean = sum(norms) / world, sum(magnitudes) / world
@@ -155,6 +166,52 @@ class Packed(_Quantised):
             second = self.variance(size, norm, size_of_mean)
             total += first + (second if world > 1 else 0.0)
         return total
+
+
+@dataclass(frozen=True)
+class Averaged(Remembering, Packed):
+    """Codes to the nearest level, of gradients and what is kept of earlier errors; owners keep theirs too."""
+
+    average: Average = PLAIN
+
+    summary: ClassVar[str] = "integers on each rank's own scale, to the nearest, with averages of errors"
+
+    @property
+    def errors_block(self) -> int:
+        return self.block
+
+    def properties(self) -> Properties:
+        return self.remembering(self._divides())
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        rows = -(-self.errors_size // self._record())  # of bytes, in which an owner keeps its own records
+        return replace(self.remembered_in(super().layout(bucket, world), bucket), carries={"records": rows})
+
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        places = [work.memo["errors"][position] for position in positions]
+        records = [self._place(work, Part(p, 0, work.bucket.tensors[p].count)) for p in positions]
+        return ops.loco_encode_all(
+            [work.grad(position) for position in positions],
+            None if self.average.forgets(key) else [work.tables["errors"][place] for place in places],
+            [work.regions["records"][place] for place in records],
+            [work.local["left"][place] for place in places],
+            **self._rules(),
+        )
+
+    def _rules(self) -> dict[str, Any]:
+        return self._rule() | self.average.rule() | {"norm": self._power()}
+
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
+        ranks = [*others[: key.rank], piece.values, *others[key.rank :]]
+        carry, size, of_errors = work.carry["records"], self._record(), self.errors_size
+        first, number = (piece.start - carry.first) // size, piece.values.numel() // size
+        own = slice(first * of_errors, (first + number) * of_errors)
+        kept, left = (rows.view(-1)[own] for rows in (carry.kept, carry.next))
+        ops.loco_fold(ranks, None if self.average.forgets(key) else kept, piece.values, left, **self._rules())
+
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        super().decode(work, parts, key, result_scale)
+        self.keep(work, parts, key)
 
 
 @dataclass(frozen=True)
@@ -190,7 +247,8 @@ class Elias(_Quantised):
         """Write the section of a tensor where it fits at any length; ``encode`` moves them together."""
         place = work.local["places"][2 * position : 2 * position + 2]
         rule = self._rule() | {"norm": self._power(), "offset": self._offset(work, position)}
-        return ops.elias_encode(work.grad(position), place, work.regions["payload"], key.at(purpose=DITHER), **rule)
+        drawn = key_of(key, work.world, self.correlated)
+        return ops.elias_encode(work.grad(position), place, work.regions["payload"], drawn, **rule)
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         payload, starts = work.regions["payload"], work.memo["starts"]
@@ -214,11 +272,8 @@ class Elias(_Quantised):
         check_well_formed(wrong, positions, "Elias codes", work, key)
 
     def _error(self, x: Sequence[Tensor]) -> float:
-        total = 0.0
-        for one in x:
-            for block in one.split(self.block):
-                total += self.variance(block.numel(), self._norm_of(block), float(block.abs().sum()))
-        return total / len(x) ** 2
+        blocks = zip(*(one.split(self.block) for one in x), strict=True)
+        return sum(map(self.variance_of_mean, blocks), 0.0)
 
 
 def _move(payload: Tensor, start: int, at: int, nbytes: int) -> None:
@@ -241,12 +296,23 @@ class Qsgd(ByForm):
         norm: "max" for the largest magnitude of a block, or 2 for the 2-norm.
         coding: "packed" for codes of a fixed width, averaged by the owner of a chunk and rounded again, or
             "elias" for codes of variable length, which are gathered: for few bits, few ranks and slow links.
+        rounding: "independent" for random bits of each rank's own; "correlated" spreads them over the ranks, so that
+            errors cancel; "nearest" with feedback.
+        feedback: "none", or "average" to add a fading average of earlier errors, those of owners too.
+        beta: what share of that average stays in a step; 0 for plain error feedback. None for 0.8 with feedback.
+        reset_every: after how many steps all errors are forgotten, 0 for never. None for 1024 with feedback.
+        residual_bits: bits of an error that is kept, 2 to 8. None for 8 with feedback.
     """
 
     bits: int = 8
     block: int = 512
     norm: Literal["max", 2] = "max"
     coding: Literal["packed", "elias"] = "packed"
+    rounding: Literal["independent", "correlated", "nearest"] = "independent"
+    feedback: Literal["none", "average"] = "none"
+    beta: float | None = None
+    reset_every: int | None = None
+    residual_bits: int | None = None
 
     name: ClassVar[str] = "qsgd"
     summary: ClassVar[str] = "2 to 8 bits: unbiased, on each rank's own scale"
@@ -259,6 +325,9 @@ class Qsgd(ByForm):
         {"bits": 2, "block": 128},
         {"bits": 4, "norm": 2, "coding": "elias"},
         {"bits": 2, "block": 64, "coding": "elias"},
+        {"bits": 4, "block": 64, "rounding": "correlated"},
+        {"bits": 4, "rounding": "nearest", "feedback": "average"},
+        {"bits": 3, "block": 64, "rounding": "nearest", "feedback": "average", "beta": 0.0, "reset_every": 3},
     )
 
     def __post_init__(self) -> None:
@@ -269,8 +338,16 @@ class Qsgd(ByForm):
         if self.norm != "max" and not (whole(self.norm) and self.norm == 2):
             raise ConfigError(f'norm should be "max" or 2, got {self.norm!r}')
         check_choice("coding", self.coding, "packed", "elias")
+        check_choice("rounding", self.rounding, "independent", "correlated", "nearest")
+        check_feedback(self, "qsgd")
+        if self.coding == "elias" and self.feedback != "none":
+            raise ConfigError(
+                'feedback="average" is for coding="packed", got "elias": leave feedback out, or leave coding out'
+            )
 
     @cached_property
     def form(self) -> _Quantised:
-        kind = Packed if self.coding == "packed" else Elias
-        return kind(self.bits, self.block, self.norm)
+        rule = self.bits, self.block, self.norm, self.rounding == "correlated"
+        if average := average_of(self):
+            return Averaged(*rule, average)
+        return Packed(*rule) if self.coding == "packed" else Elias(*rule)

@@ -29,6 +29,7 @@ from ..schedule.plan import Bucket
 from .base import Algebra, Law, Properties, check_choice
 from .registry import register
 from .shared.dithering import Rows, Uniform
+from .shared.rounding import excess
 from .work import Counts, Layout, Part, Work, work_dtype
 
 #: A sum of squares below this may lack some that vanished: then nothing is cut off.
@@ -44,10 +45,13 @@ class TernGrad(Uniform):
         clip: largest magnitude, in sigma of a tensor's gradient, at least 1; larger values are clipped. 0 for no limit.
         bits: bits per element: 4 for up to 7 ranks, 8 for up to 127, 16 for up to 32,767, because
             sums over all ranks must fit.
+        rounding: "independent" for random bits of each rank's own; "correlated" spreads them over the ranks, so that
+            errors cancel.
     """
 
     clip: float = 2.5
     bits: Literal[4, 8, 16] = 8
+    rounding: Literal["independent", "correlated"] = "independent"
 
     name: ClassVar[str] = "terngrad"
     algebra: ClassVar[Algebra] = Algebra.SUM
@@ -59,6 +63,7 @@ class TernGrad(Uniform):
         {"clip": 0, "bits": 8},
         {"clip": 0, "bits": 4},
         {"clip": 1.5, "bits": 16},
+        {"clip": 0, "bits": 4, "rounding": "correlated"},
     )
 
     def __post_init__(self) -> None:
@@ -66,6 +71,7 @@ class TernGrad(Uniform):
         if not number or not (self.clip == 0 or 1 <= self.clip <= sys.float_info.max):
             raise ConfigError(f"clip should be 0 for no limit, or a number of sigma, at least 1, got {self.clip!r}")
         check_choice("bits", self.bits, 4, 8, 16)
+        check_choice("rounding", self.rounding, "independent", "correlated")
 
     def properties(self) -> Properties:
         kept = "s / M^2 times the sum over ranks of |c|_1"
@@ -80,7 +86,10 @@ class TernGrad(Uniform):
     def _error(self, x: Sequence[Tensor]) -> float:
         world, kept = len(x), [self._clipped(one) for one in x]
         scale = max(float(c.abs().max()) for c in kept) if x[0].numel() else 0.0
-        variance = scale * sum(float(c.abs().sum()) for c in kept) / world**2
+        magnitudes = sum(float(c.abs().sum()) for c in kept)
+        variance = scale * magnitudes / world**2
+        if self.rounding == "correlated":
+            variance += excess(x[0].numel(), scale, magnitudes, world)
         lost = (torch.stack(kept) - torch.stack(list(x))).mean(0)
         return variance + float((lost**2).sum())
 

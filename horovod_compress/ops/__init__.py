@@ -20,6 +20,7 @@ from .dense import *
 from .legality import *
 from .linear import *
 from .quantise import *
+from .records import *
 from .signs import *
 from .sizes import *
 from .sparse import *

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 #: Purposes keep streams of one (step, bucket, rank, hop) apart.
-MERGE, ZERO_SIGN, DITHER, SKETCH, SAMPLE, FACTOR, TIE, NORM = 0, 1, 2, 3, 4, 5, 8, 9
+MERGE, ZERO_SIGN, DITHER, SKETCH, SAMPLE, FACTOR, TIE, NORM, ORDER = 0, 1, 2, 3, 4, 5, 8, 9, 10
 
-_LIMITS = {"step": 1 << 32, "bucket": 1 << 16, "rank": 1 << 16, "hop": 1 << 20, "purpose": 1 << 4}
+_LIMITS = {"step": 1 << 32, "bucket": 1 << 16, "rank": 1 << 16, "hop": 1 << 20, "purpose": 1 << 4, "shift": 1 << 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Key:
     c3    bucket (16) | rank (16)
     ====  =========================================
 
+    ``shift`` makes no other stream: it moves numbers of 16 bits, as they are drawn for rounding, modulo 2^16.
+
     Raises:
         ValueError: a field does not fit its bits.
     """
@@ -36,9 +38,10 @@ class Key:
     rank: int
     hop: int = 0
     purpose: int = MERGE
+    shift: int = 0
 
     def __post_init__(self) -> None:
-        small = (self.hop | self.rank | self.bucket | self.step) >> 16 == 0  # none is negative either
+        small = (self.hop | self.rank | self.bucket | self.step | self.shift) >> 16 == 0  # none is negative either
         if small and self.purpose >> 4 == 0:  # as most often: several keys are made in each step of a bucket
             return
         for name, limit in _LIMITS.items():
@@ -50,8 +53,8 @@ class Key:
         """Return this key with some fields changed."""
         return replace(self, **changes)
 
-    def words(self) -> tuple[int, int, int, int, int]:
-        """Return (k0, k1, c1, c2, c3) as unsigned 32-bit integers, with digit 0 in c1."""
+    def words(self) -> tuple[int, int, int, int, int, int]:
+        """Return (k0, k1, c1, c2, c3, shift) as unsigned 32-bit integers, with digit 0 in c1."""
         seed = self.seed & 0xFFFFFFFFFFFFFFFF
         return (
             seed & 0xFFFFFFFF,
@@ -59,4 +62,5 @@ class Key:
             self.purpose << 28 | self.hop << 8,
             self.step,
             self.bucket << 16 | self.rank,
+            self.shift,
         )

@@ -1,11 +1,9 @@
-"""The operations of rounding at random: norms of rows, codes on a scale, records and sections of QSGD.
+"""The operations of rounding at random: norms of rows, and codes on a scale.
 
 Norms are float32, float64 for float64 gradients, one for each ``row_length`` elements, no less than any magnitude
 there; 0 gives codes 0. 16 random bits decide how an element is rounded: the probability is right to 2**-17. Offsets say
-which element of the key's stream the first one of a tensor is; None for 0.
-
-QSGD's records and their codes are laid out as ``rules/qsgd.h`` says, sections as ``rules/elias.h`` says. A block's norm
-is the largest ``|x|`` (``norm`` 0) or the root of the sum of squares (``norm`` 2), in float32 whatever the gradient is.
+which element of the key's stream the first one of a tensor is; None for 0. Without a key, where it may be None,
+elements are rounded to the nearest level.
 """
 
 from __future__ import annotations
@@ -18,21 +16,15 @@ from torch import Tensor
 from .dispatch import Counts, run
 from .keys import Key
 from .legality import CODE_BITS, POWERS, WORK_DTYPES, check_headroom, check_levels, check_one_of
-from .sizes import check_blocks
 
 __all__ = [
     "count_nonfinite",
-    "elias_decode",
-    "elias_encode",
     "exponential_decode_all",
     "exponential_encode_all",
     "exponential_fold",
     "exponential_merge",
     "moments_offer_all",
     "norm_offer_all",
-    "qsgd_decode_all",
-    "qsgd_encode_all",
-    "qsgd_fold",
     "uniform_add",
     "uniform_decode_all",
     "uniform_encode_all",
@@ -83,7 +75,7 @@ def uniform_encode_all(
     norms: Sequence[Tensor],
     row_lengths: Sequence[int],
     codes: Sequence[Tensor],
-    key: Key,
+    key: Key | None,
     *,
     bits: int,
     levels: int,
@@ -218,82 +210,3 @@ def _check_rows(grads: Sequence[Tensor], row_lengths: Sequence[int], bits: int) 
     for grad, row_length in zip(grads, row_lengths, strict=True):
         if row_length % unit and row_length < grad.numel():
             raise ValueError(f"row_length must be a multiple of {unit} where codes share bytes, got {row_length}")
-
-
-# ---- records ------------------------------------------------------------------------------------
-
-
-def qsgd_encode_all(
-    grads: Sequence[Tensor],
-    records: Sequence[Tensor],
-    key: Key,
-    *,
-    bits: int,
-    block: int,
-    norm: int,
-    offsets: Sequence[int] | None = None,
-) -> Counts:
-    """Write a record for every block; return how many elements are not finite, which count as 0 in a norm.
-
-    Args:
-        records: uint8, :func:`.sizes.qsgd_record_bytes` for each block.
-        bits: of a code, 2 to 8; ``2 ** (bits - 1) - 1`` is the code of the norm.
-        block: how many elements share a norm.
-        offsets: which element of the stream the first one of each tensor is; None for 0.
-    """
-    check_blocks(bits, block, norm)
-    return run.qsgd_encode(grads, offsets, records, key=key, bits=bits, block=block, norm=norm)
-
-
-def qsgd_fold(
-    parts: Sequence[Tensor],
-    out: Tensor,
-    key: Key,
-    *,
-    bits: int,
-    block: int,
-    norm: int,
-    offset: int = 0,
-) -> None:
-    """Write records of the mean of some ranks' records, rounded again without bias.
-
-    Numbers are added in the order of the list, in float32.
-
-    Args:
-        out: may be one of the parts.
-        offset: which element of the stream the first one is.
-    """
-    check_blocks(bits, block, norm)
-    run.qsgd_fold(parts, out, key, bits, block, norm, offset)
-
-
-def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float) -> None:
-    """Write ``(code * scale) * norm`` over the gradients."""
-    run.qsgd_decode(records, grads, bits=bits, block=block, scale=scale)
-
-
-# ---- Elias codes --------------------------------------------------------------------------------
-
-
-def elias_encode(
-    grad: Tensor, place: Tensor, out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
-) -> int | Tensor:
-    """Write a tensor's section; return how many elements are not finite, a tensor on CUDA.
-
-    Args:
-        place: int64, two: where the section begins in ``out``; and where it ends, which is written. That is -1 where
-            it begins at -1, and on CUDA if there is no room; then nothing that was written counts.
-        out: uint8, from there on at least :func:`.sizes.elias_bound` of them.
-    """
-    check_blocks(bits, block, norm)
-    return run.elias_encode(grad, place, out, key, bits, block, norm, offset)
-
-
-def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: int, scale: float) -> int | Tensor:
-    """Write the sum of ``(level * scale) * norm`` over the sections, in their order, over ``grad``.
-
-    Returns:
-        The number of malformed ranges of all sections, a tensor on CUDA. If it is not 0, ``grad`` holds anything.
-    """
-    check_blocks(bits, block, 0)
-    return run.elias_decode(sections, grad, bits, block, scale)

@@ -39,7 +39,7 @@ class Member:
     @property
     def many(self) -> str:
         """Return the name of the column that holds it for all tensors."""
-        return self.name if self.name.endswith(("s", "est")) else f"{self.name}s"
+        return self.name if self.name.endswith(("s", "est", "kept", "left")) else f"{self.name}s"
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ TABLE = (
         (GRAD, COUNT, ROW_LENGTH, new("largest", WORK, ROWS, disjoint="grad"),
          new("squares", F64, ROWS, disjoint="grad")),
         counts=True),
-    Operation("uniform_encode", "rows, grad_code, bits, levels, key.words()",
+    Operation("uniform_encode", "rows, grad_code, bits, levels, key and key.words()",
         (GRAD, NORMS, COUNT, ROW_LENGTH, OFFSET, NEW_CODES, maybe("bounds", WORK, ROWS)), options="key bits levels"),
     Operation("uniform_add", "into_at, other_at, n, bits", options="bits", of="into",
         arrays=(new("into", "code_layout(max(bits, 8), 0)[0]", disjoint="other"), Array("other", "into_kind"))),
@@ -232,7 +232,7 @@ TABLE = (
         arrays=(each("parts", U8), new("out", U8)), options="key headroom offset", of="out",
         first=(*PARTS, "check_draws(offset, n)")),
     Operation("exponential_decode", "rows, grad_code, bits, headroom, scale", CODED, options="bits headroom scale"),
-    Operation("qsgd_encode", "rows, grad_code, (bits, block, norm), key.words()",
+    Operation("qsgd_encode", "rows, grad_code, (bits, block, norm), key and key.words()",
         (GRAD, COUNT, Number("offset", "check_draws(offset, -(-n // block) * block)"),
          new("records", U8, "-(-n // block) * size", disjoint="grad")),
         options="key bits block norm", first=("size = qsgd_record_bytes(bits, block)",), counts=True),
@@ -242,6 +242,18 @@ TABLE = (
     Operation("qsgd_decode", "rows, grad_code, (bits, block, 0), scale",
         (Array("records", U8, "-(-n // block) * size"), COUNT, new("grad", ANY, disjoint="records")),
         options="bits block scale", first=("size = qsgd_record_bytes(bits, block)",)),
+    Operation("loco_encode", "rows, grad_code, (bits, block, norm), kept_bits, float(beta)",
+        (GRAD, maybe("kept", U8, "-(-n // block) * kept_size"), COUNT,
+         new("records", U8, "-(-n // block) * size", disjoint="grad kept"),
+         new("left", U8, "-(-n // block) * kept_size", disjoint="grad kept records")),
+        options="bits block norm kept_bits beta",
+        first=("size, kept_size = (qsgd_record_bytes(width, block) for width in (bits, kept_bits))",), counts=True),
+    Operation("loco_fold",
+        "parts_at, len(parts), records, (bits, block, norm), kept_bits, float(beta), kept_at, out_at, left_at",
+        arrays=(each("parts", U8), maybe("kept", U8, "records * kept_size", disjoint="out"), new("out", U8),
+                new("left", U8, "records * kept_size", disjoint="parts kept out")),
+        options="bits block norm kept_bits beta", of="out",
+        first=(*PARTS, "records = whole_records(n, bits, block)", "kept_size = qsgd_record_bytes(kept_bits, block)")),
     Operation("elias_encode",
         "grad_at, grad_code, n, (bits, block, norm), key.words(), offset, place_at, out_at, out.numel()",
         arrays=(GRAD, PLACE, new("out", U8, ANY_LENGTH, disjoint="grad")), options="key bits block norm offset",

@@ -228,12 +228,21 @@ class TestNumbers:
                 rule, blocks = {"bits": bits, "block": block}, -(-count // block)
                 grad, size = numbers(count, dtype, count), blocks * ops.qsgd_record_bytes(**rule)
                 for offset in (128, count % 13):
-                    same("qsgd_encode", grad, poison(size, torch.uint8), KEY, **rule, norm=norm, offset=offset)
+                    for key in (KEY, KEY.at(shift=0xBEEF), None):
+                        same("qsgd_encode", grad, poison(size, torch.uint8), key, **rule, norm=norm, offset=offset)
                 parts = [poison(size, torch.uint8) for _ in range(3)]
                 for rank, part in enumerate(parts):
                     single.qsgd_encode(tame(count, dtype, rank), part, KEY.at(rank=rank), **rule, norm=norm)
                 same("qsgd_fold", parts, poison(size, torch.uint8), KEY, **rule, norm=norm, offset=64)
                 same("qsgd_decode", parts[0], poison(count, dtype), **rule, scale=0.3)
+                more = {"norm": norm, "kept_bits": 10 - bits, "beta": 0.8}
+                kept = poison(blocks * ops.qsgd_record_bytes(10 - bits, block), torch.uint8)
+                single.qsgd_encode(tame(count, dtype, 5) / 9, kept, KEY, bits=10 - bits, block=block, norm=0)
+                for before in (kept, None):
+                    for x in (grad, tame(count, dtype, count)):
+                        room = poison(size, torch.uint8), poison(kept.numel(), torch.uint8)
+                        same("loco_encode", x, before, *room, **rule, **more)
+                    same("loco_fold", parts, before, *room, **rule, **more)
             codes = [words(count, rank).to(torch.uint8) for rank in range(3)]
             same("exponential_fold", codes, poison(count, torch.uint8), KEY, headroom=1, offset=count % 5)
             for row_length in {max(count, 1), 2048}:
@@ -541,6 +550,8 @@ class TestNumbers:
                 same("qsgd_encode_all", offered.grads, room, KEY, **rule, norm=norm, offsets=places)
                 ops.qsgd_encode_all([tame(n, dtype, n) for n in given], room, KEY, **rule, norm=norm)
                 same("qsgd_decode_all", room, offered.grads, **rule, scale=0.3)
+                kept, left = ([part.clone() for part in room] for _ in range(2))
+                same("loco_encode_all", offered.grads, kept, room, left, **rule, norm=norm, kept_bits=bits, beta=0.8)
 
 
 #: Tensors of a bucket: empty ones, and around the sizes of words, warps and blocks.
@@ -855,6 +866,9 @@ class TestTogether:
             for grad, part in zip(grads, sent, strict=True):
                 single.qsgd_encode(grad, part, KEY, **rule)
             folds.append(("qsgd_fold", sent, [KEY], rule))
+            folds.append(
+                ("loco_fold", sent, [sent[0].clone().to(target.device)], rule | {"kept_bits": bits, "beta": 0.8})
+            )
         codes = [words(count, rank).to(torch.uint8) for rank in ranks]
         folds.append(("exponential_fold", codes, [KEY], {"headroom": 1, "offset": 3}))
         for block in (64, 2048):
@@ -865,7 +879,8 @@ class TestTogether:
         for name, given, rest, options in folds:
             apart, over = (there(given, target.device) for _ in range(2))
             out = poison(given[0].numel(), torch.uint8).to(target.device)
-            kept = there(grads[:2], target.device) if name == "record_fold" else []
+            of_fold = {"record_fold": grads[:2], "loco_fold": given[2:]}.get(name, [])
+            kept = there(of_fold, target.device)
             with target.chosen():
                 single.named(name)(apart, *kept, out, *rest, **options)
                 single.named(name)(over, *kept, over[1], *rest, **options)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks import single
 from horovod_compress import ops
-from horovod_compress.ops.reference import quantise as reference_quantise
+from horovod_compress.ops.reference import numbers as reference_numbers, records as reference_records
 from tests.support.marks import each_value, slow
 from tests.support.sections import begins, elias_encode
 
@@ -114,6 +114,78 @@ def test_qsgd_fold_in_place() -> None:
         own = next(i for i, part in enumerate(parts) if part is into)
         ops.qsgd_fold(copies, copies[own], KEY, **shape)
         assert torch.equal(copies[own], apart) and torch.equal(mine, apart)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_loco_encode(dtype: torch.dtype) -> None:
+    for count in ODD[::2]:
+        shape, kept_bits = shape_of(count), 2 + count % 7 if count % 2 else 8
+        errors = encoded(tame(count, torch.float32, 9) / 10, bits=kept_bits, block=shape["block"], norm=0)
+        for x in (numbers(count, dtype, count), tame(count, dtype, count)):
+            for kept in (errors, None):
+                room = poison(records_for(count, shape), U8), poison(errors.numel(), U8)
+                rule = {"kept_bits": kept_bits, "beta": (0.0, 0.8)[count // 3 % 2]}
+                compare("loco_encode", x, kept, *room, **shape, **rule, shift=count)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_loco_fold(ranks: int) -> None:
+    for count in (1, 64, 300, 1000, 9000):
+        for more in range(0, 7, 2):
+            shape, kept_bits = shape_of(count + more), 8 - more
+            parts = [
+                encoded(tame(count, torch.float32, rank) * 10.0 ** (rank - 2), rank, **shape) for rank in range(ranks)
+            ]
+            for size in (0.1, 1e30, 0.0):
+                errors = encoded(size * tame(count, torch.float32, 9), bits=kept_bits, block=shape["block"], norm=0)
+                room = poison(parts[0].numel(), U8), poison(errors.numel(), U8)
+                rule = {"kept_bits": kept_bits, "beta": 0.8}
+                compare("loco_fold", parts, errors if size else None, *room, **shape, **rule, shift=count + more)
+
+
+def test_loco_fold_in_place() -> None:
+    """Also where a block is too long to be kept by a warp."""
+    for block in (192, 1088):
+        shape = {"bits": 6, "block": block, "norm": 2}
+        parts = [encoded(tame(5000, torch.float32, rank), rank, **shape) for rank in range(3)]
+        errors = encoded(tame(5000, torch.float32, 9), bits=8, block=block, norm=0)
+        apart, left = poison(parts[0].numel(), U8), poison(errors.numel(), U8)
+        ops.loco_fold(parts, errors, apart, left, **shape, kept_bits=8, beta=0.8)
+        for own in range(3):
+            copies, mine = [part.clone() for part in parts], poison(errors.numel(), U8)
+            ops.loco_fold(copies, errors, copies[own], mine, **shape, kept_bits=8, beta=0.8)
+            assert torch.equal(copies[own], apart) and torch.equal(mine, left)
+
+
+def test_errors_by_hand() -> None:
+    """Seven levels: 1.25 + 0.25 is half of a level, which goes up; 1/4 of what was kept and 3/4 of what is lost."""
+    x, errors = torch.full((64,), 1.25), torch.full((64,), 0.25)
+    x[0], errors[0] = 7.0, 0.0
+    kept = encoded(errors, bits=8, block=64, norm=0)
+    records, left, back = poison(36, U8), poison(68, U8), poison(64, torch.float32)
+    assert single.loco_encode(x, kept, records, left, bits=4, block=64, norm=0, kept_bits=8, beta=0.25) == 0
+    single.qsgd_decode(records, back, bits=4, block=64, scale=1 / 7)
+    torch.testing.assert_close(back, torch.tensor([7.0] + [2.0] * 63))
+    single.qsgd_decode(left, back, bits=8, block=64, scale=1 / 127)
+    torch.testing.assert_close(back, torch.tensor([0.0] + [0.25 * 0.25 + 0.75 * (1.5 - 2.0)] * 63))
+
+
+def test_draws_are_moved_by_a_shift_and_halves_without_a_key() -> None:
+    """Of numbers in units of 2^-16 levels the codes tell the draws: the level is that of x + draw."""
+    count, norm = 1000, torch.tensor([1.0])
+    for offset in (0, 3, 8):
+        for shift in (0, 1, 0x8000, 0xFFFF):
+            x, codes = torch.full((count,), 0.5 / 100), poison(count, U8)
+            key = KEY.at(shift=shift)
+            single.uniform_encode(x, norm, count, codes, key, bits=8, levels=100, offset=offset)
+            moved = (reference_numbers.draws(KEY, offset, count) + shift) % 65536
+            assert codes.tolist() == (moved >= 0x8000).astype(int).tolist()
+    for size, level in ((0.499, 0), (0.501, 1), (-0.499, 0), (-0.501, -1)):
+        single.uniform_encode(torch.full((count,), size / 100), norm, count, codes, None, bits=8, levels=100)
+        assert codes.view(torch.int8).unique().tolist() == [level]
+        records = poison(ops.qsgd_record_bytes(8, 64), U8)
+        single.qsgd_encode(torch.tensor([127.0, size]), records, None, bits=8, block=64, norm=0)
+        assert records[4:6].view(torch.int8).tolist() == [127, level]
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -230,7 +302,7 @@ def test_any_bytes_are_read_without_leaving_the_section() -> None:
         guarded = Guarded(good, trial % 64)
         wrong = ops.elias_decode([guarded.view], poison(count, torch.float32), **rule)
         assert guarded.intact()
-        assert wrong == reference_quantise.elias_decode([good], poison(count, torch.float32), **rule)
+        assert wrong == reference_records.elias_decode([good], poison(count, torch.float32), **rule)
         seen.add(wrong)
     assert {0, 1} <= seen
 

@@ -36,7 +36,7 @@ def test_philox_known_answers(counter, key, expected) -> None:
 
 def test_words_come_from_the_counter_that_the_key_describes() -> None:
     """p = 1/2 shows digit 0 inverted: random < p is a random 0."""
-    k0, k1, c1, c2, c3 = KEY.words()
+    k0, k1, c1, c2, c3, _ = KEY.words()
     out = poison(50, torch.int64)
     for word_offset in (0, 1, 1 << 32, (1 << 33) - 50):
         ops.bernoulli_words(out, 1, 2, KEY, word_offset=word_offset)

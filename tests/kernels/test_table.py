@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import ops
-from horovod_compress.ops import checksums, dense, legality, linear, quantise, signs, sizes, sparse
+from horovod_compress.ops import checksums, dense, legality, linear, quantise, records, signs, sizes, sparse
 from horovod_compress.ops.table import ANY_LENGTH, TABLE, Array, Dtype, Operation
 
 from . import emulator
@@ -39,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "exponential_decode": {"bits": 4, "headroom": 3, "scale": 0.3},
     "qsgd_encode": {"key": KEY, "bits": 5, "block": 128, "norm": 2},
     "qsgd_decode": {"bits": 5, "block": 128, "scale": 0.3},
+    "loco_encode": {"bits": 5, "block": 128, "norm": 2, "kept_bits": 7, "beta": 0.8},
     "adam_hold": {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01},
     "adam_step": {
         "betas": (0.9, 0.999),
@@ -78,6 +79,7 @@ ONCE: dict[str, tuple[int, dict[str, Any]]] = {
     "exponential_merge": (640, {"bits": 8, **DRAWN}),
     "exponential_fold": (640, {"headroom": 3, **DRAWN}),
     "qsgd_fold": (680, {**QSGD, **DRAWN}),
+    "loco_fold": (680, {**QSGD, "kept_bits": 4, "beta": 0.8, "records": 10, "kept_size": 36}),
     "elias_encode": (640, {**QSGD, **DRAWN}),
     "elias_decode": (640, {"bits": 8, "block": 64, "scale": 0.5}),
     "sketch_encode": (640, {"rows": 3, "factor": 0.5, **DRAWN}),
@@ -102,7 +104,7 @@ ONCE: dict[str, tuple[int, dict[str, Any]]] = {
     "hash64": (640, {}),
 }
 BATCHES = [row for row in TABLE if row.members]
-MODULES = (checksums, dense, legality, linear, quantise, signs, sizes, sparse)
+MODULES = (checksums, dense, legality, linear, quantise, records, signs, sizes, sparse)
 
 
 def dtype_of(member: Array, dtype: torch.dtype, said: dict[str, Any]) -> torch.dtype:
@@ -122,6 +124,7 @@ def size_of(member: Array, row: Operation, count: int, length: int) -> int:
     if member.size == ANY_LENGTH:
         return ROOM.get(member.name, 1 if row.members else 4)
     said = {"n": count, "row_length": length, "size": ops.qsgd_record_bytes(5, 128)} | OPTIONS.get(row.name, {})
+    said["kept_size"] = ops.qsgd_record_bytes(7, 128)
     return int(eval(member.size, vars(legality) | vars(sizes) | said | ONCE.get(row.name, (0, {}))[1]))
 
 

@@ -19,7 +19,9 @@ from horovod_compress.options import PRESETS, check_known
 
 each_preset = pytest.mark.parametrize("name", PRESETS)
 #: Choices one of which a preset can bear, if its method has options.
-CHANGES = {"density": 0.25, "full_precision_every": 7}
+CHANGES = {"density": 0.25, "full_precision_every": 7, "beta": 0.5}
+#: Options that make sense together only.
+TOGETHER = {"loco": {"rounding", "feedback"}}
 
 
 def changed(name: str) -> dict[str, Any]:
@@ -43,6 +45,10 @@ def test_options_given_come_first(name: str) -> None:
     assert (found == parse(name, {})[0]) is not bool(changed(name))
     for option in options:
         usual = inspect.signature(registry.codec_class(method)).parameters[option].default
+        if option in TOGETHER.get(name, ()):
+            with pytest.raises(ConfigError, match=option):
+                hvc.method(name, **{option: usual})  # type: ignore[arg-type]
+            continue
         assert getattr(hvc.method(name, **{option: usual}), option) == usual  # type: ignore[arg-type]
     check_known(name, changed(name))
 

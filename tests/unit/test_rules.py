@@ -12,6 +12,7 @@ CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
 #: What one side has no use for, and why.
 ONE_SIDED = {
+    "add_halves": "the CPU adds vectors of 16-bit numbers",
     "add_nibbles": "CUDA adds the codes of eight bytes at once",
     "bernoulli_word": "CUDA draws two words at a time, by decide()",
     "combine_lanes": "on CUDA lanes are threads, which shuffle",

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...ops.keys import DITHER, Key
+from ...ops.keys import Key
 from ...schedule.plan import Bucket, TensorSpec
 from ..base import Codec, Piece
 from ..work import Counts, Cutting, Layout, Part, Work, slices, work_dtype
+from .rounding import key_of
 
 #: Blocks are whole chunks of the kernels; a scale of 32 bits then costs 1/8 bit per element at most.
 BLOCK_UNIT = 256
@@ -72,6 +73,7 @@ class Dithering(Codec):
     """The norms, and where codes lie; how numbers become codes is the method's own business."""
 
     bits: int  # the fields of the methods
+    rounding: str = "independent"
     batched: ClassVar[bool] = True
 
     @property
@@ -110,13 +112,17 @@ class Dithering(Codec):
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         rows, lengths, norms = self.rows, work.memo["lengths"], self._rows_of("parts", work, positions)
-        grads, of_rows = [work.grad(position) for position in positions], [lengths[position] for position in positions]
-        counts = ops.norm_offer_all(grads, norms, of_rows, power=rows.power)
+        of_rows = [lengths[position] for position in positions]
+        counts = ops.norm_offer_all(self._values(work, positions, key), norms, of_rows, power=rows.power)
         if not rows.adds or work_dtype(work.bucket) is not torch.float64:
             return counts
         norms = [_of_rank(mine.clone(), rows) for mine in norms]
         # There are numbers whose powers float64 cannot hold: a block of NaN, which would not be counted.
         return [int(n) or int(not bool(mine.isfinite().all())) for n, mine in zip(counts, norms, strict=True)]
+
+    def _values(self, work: Work, positions: Sequence[int], key: Key) -> list[Tensor]:
+        """Return what is sent of some tensors, flat."""
+        return [work.grad(position) for position in positions]
 
     def _rows_of(self, name: str, work: Work, positions: Sequence[int]) -> list[Tensor]:
         """Return what a local array holds for the rows of some tensors: nothing for an empty one."""
@@ -156,7 +162,8 @@ class Dithering(Codec):
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         codes = self._codes(work, parts, work.regions["codes"], self.bits)
-        given = (*self._scaled(work, parts), codes, key.at(purpose=DITHER))
+        drawn = key_of(key, work.world, self.rounding == "correlated")
+        given = (*self._scaled(work, parts), codes, drawn)
         self._encode(work, parts, *given, offsets=[work.place(part).start for part in parts])
 
     def _make_scales(self, work: Work) -> None:

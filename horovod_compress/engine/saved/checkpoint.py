@@ -33,7 +33,16 @@ _LATER: dict[str, tuple[Any, ...]] = {
     "across": (None,),
 }
 #: Those that came after the format: states leave them out where they do what was done before.
-_UNSAID: dict[str, tuple[Any, ...]] = {"momentum_kind": ("local",), "positions": ("own",), "filter": (1.0,)}
+_UNSAID: dict[str, tuple[Any, ...]] = {
+    "momentum_kind": ("local",),
+    "positions": ("own",),
+    "filter": (1.0,),
+    "rounding": ("independent",),
+    "feedback": ("none",),
+    "beta": (None,),
+    "reset_every": (None,),
+    "residual_bits": (None,),
+}
 #: Parts that earlier versions did not save, or that are there only if there is something.
 _MAY_LACK = ("carries", "waiting")
 _IDLE_SECONDS = 5.0

@@ -3,7 +3,7 @@
 A step applies the mean over ranks, so what waits is the mean of the residuals: every new rank gets that. What a rank
 keeps as the owner of elements, as an error of the mean itself, is added up and given to rank 0; a method hands over
 what its rank does not own. What merging keeps belongs to places that another number of ranks does not have: it begins
-with zeros.
+with zeros. So do tables of bytes, which are codes that do not add: averages of errors, which fade anyway.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Sum:
 
     def dealt(self, owned: bool, rank: int, ranks: int = 0) -> Tensor:
         """Return a new rank's share; of so many ranks that saved, where some have nothing of it."""
-        if owned and rank:
+        if (owned and rank) or self._dtype is torch.uint8:
             return torch.zeros_like(self._total, dtype=self._dtype)
         return (self._total if owned else self._total / (ranks or self._ranks)).to(self._dtype)
 

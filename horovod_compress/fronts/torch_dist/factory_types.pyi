@@ -101,6 +101,10 @@ class Factories:
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForDgc]
     ) -> Self: ...
     @classmethod
+    def loco(
+        cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForQsgd]
+    ) -> Self: ...
+    @classmethod
     def scalecom(
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForTopk]
     ) -> Self: ...

@@ -19,7 +19,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def _draw(key: Key, digit: int, groups: np.ndarray) -> tuple[np.ndarray, ...]:
-    k0, k1, c1, c2, c3 = key.words()
+    k0, k1, c1, c2, c3, _ = key.words()
     constants = (np.full_like(groups, word) for word in (c1 | digit, c2, c3))
     return philox4x32((groups, *constants), (k0, k1))
 

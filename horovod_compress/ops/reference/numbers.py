@@ -128,7 +128,7 @@ def philox4x32(counter: Sequence[Any], key: Sequence[int]) -> tuple[Any, ...]:
 
 def random_words(key: Key, first: int, count: int, digit: int = 0) -> np.ndarray:
     """Return words ``first .. first + count`` of one digit of a stream, as ``uint64``."""
-    k0, k1, c1, c2, c3 = key.words()
+    k0, k1, c1, c2, c3, _ = key.words()
     groups = np.arange(first // 2, (first + count + 1) // 2, dtype=np.uint64)
     constants = (np.full_like(groups, word) for word in (c1 | digit, c2, c3))
     r0, r1, r2, r3 = philox4x32((groups, *constants), (k0, k1))
@@ -136,11 +136,13 @@ def random_words(key: Key, first: int, count: int, digit: int = 0) -> np.ndarray
     return both[first % 2 : first % 2 + count]
 
 
-def draws(key: Key, first: int, count: int) -> np.ndarray:
-    """Return 16 random bits for each of the elements ``first .. first + count``, as integers."""
+def draws(key: Key | None, first: int, count: int) -> np.ndarray:
+    """Return 16 random bits for each of the elements ``first .. first + count``, as integers; without a key 1/2."""
+    if key is None:
+        return np.full(count, 1 << 15, dtype=np.int64)
     words = random_words(key, first // 4, (first + count + 3) // 4 - first // 4)
     pieces: np.ndarray = words.astype("<u8").view("<u2")[first % 4 :][:count].astype(np.int64)
-    return pieces
+    return (pieces + key.shift) & 0xFFFF
 
 
 # ---- sums -------------------------------------------------------------------------------------

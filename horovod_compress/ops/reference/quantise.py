@@ -1,4 +1,4 @@
-"""Norms of rows, codes on a scale that all ranks share, and QSGD's records and sections."""
+"""Norms of rows, and codes on a scale that all ranks share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scaled(grad: Tensor, norms: Tensor, row_length: int, target: float) -> np.nd
     return np.asarray((x * spread[0] * spread[1]).astype(np.float32))
 
 
-def _packed(values: np.ndarray, bits: int) -> np.ndarray:
+def packed(values: np.ndarray, bits: int) -> np.ndarray:
     if bits < 8:
         digits = values[:, None] >> np.arange(bits) & 1
         values = np.packbits(digits.astype(np.uint8), bitorder="little")
@@ -55,7 +55,7 @@ def _packed(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _pack_codes(codes: Tensor, values: np.ndarray, bits: int) -> None:
-    codes.numpy()[:] = _packed(values, bits)
+    codes.numpy()[:] = packed(values, bits)
 
 
 def unpack_codes(codes: Tensor, count: int, bits: int) -> np.ndarray:
@@ -66,7 +66,7 @@ def unpack_codes(codes: Tensor, count: int, bits: int) -> np.ndarray:
     return np.asarray(codes.numpy().astype(np.int64)[:count] & 0xFFFF)
 
 
-def _signed(codes: np.ndarray, bits: int) -> np.ndarray:
+def signed(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.asarray(np.where(codes >> (bits - 1), codes - (1 << bits), codes))
 
 
@@ -77,7 +77,7 @@ def _powers(codes: np.ndarray, bits: int, headroom: int) -> np.ndarray:
     return np.where((codes & sign != 0) & (codes % sign != 0), -size, size)
 
 
-def _rounded(z: np.ndarray, limit: Any, key: Key, offset: int) -> np.ndarray:
+def rounded(z: np.ndarray, limit: Any, key: Key | None, offset: int) -> np.ndarray:
     """Round 1/65536 of numbers, of at most a magnitude, at random; NaN counts as one beyond it."""
     z = np.where(z < limit, z, limit)
     z = np.where(z > -limit, z, -limit)
@@ -97,7 +97,7 @@ def uniform_encode(
     norms: Tensor,
     row_length: int,
     codes: Tensor,
-    key: Key,
+    key: Key | None,
     *,
     bits: int,
     levels: int,
@@ -110,7 +110,7 @@ def uniform_encode(
         spread = torch.from_numpy(np.repeat(bounds.numpy(), row_length)[: grad.numel()])
         bounded = scaled(spread, norms, row_length, float(65536 * levels))
         limit = np.where(bounded < limit, bounded, limit)
-    _pack_codes(codes, _rounded(z, limit, key, offset), bits)
+    _pack_codes(codes, rounded(z, limit, key, offset), bits)
 
 
 def uniform_add(into: Tensor, other: Tensor, *, bits: int) -> None:
@@ -119,13 +119,13 @@ def uniform_add(into: Tensor, other: Tensor, *, bits: int) -> None:
 
 
 def uniform_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, sum_bits: int) -> None:
-    codes = [_signed(unpack_codes(part, count, bits), bits) for part in parts]
+    codes = [signed(unpack_codes(part, count, bits), bits) for part in parts]
     _pack_codes(out, np.sum(codes, axis=0), sum_bits)
 
 
 @quiet
 def uniform_decode(codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float) -> None:
-    factors = _signed(unpack_codes(codes, grad.numel(), bits), bits)
+    factors = signed(unpack_codes(codes, grad.numel(), bits), bits)
     store_multiples(grad, factors, norms, row_length, scale)
 
 
@@ -175,185 +175,3 @@ def exponential_decode(
 ) -> None:
     factors = _powers(unpack_codes(codes, grad.numel(), bits), bits, headroom)
     store_multiples(grad, factors, norms, row_length, scale)
-
-
-# ---- records ------------------------------------------------------------------------------------
-
-ELIAS_RANGE, NORM_BYTES = 8192, 4
-_MOST = np.finfo(np.float32).max
-
-
-@quiet
-def _norms(x: np.ndarray, block: int, norm: int) -> np.ndarray:
-    """Return the norm of every block: the next float32 that is no smaller, and finite."""
-    kept = np.where(np.isfinite(x), np.abs(x), 0).astype(np.float64)
-    exact = np.array([kept[at : at + block].max() for at in range(0, x.size, block)], dtype=np.float64)
-    if norm:
-        exact = np.maximum(np.sqrt(row_sums(kept**2, block)), exact)
-    nearest = np.where(exact < _MOST, exact, _MOST).astype(np.float32)
-    above = np.nextafter(nearest, np.float32(np.inf))
-    return np.asarray(np.where((nearest < exact) & (nearest < _MOST), above, nearest))
-
-
-@quiet
-def _levels(x: np.ndarray, norms: np.ndarray, block: int, bits: int, key: Key, offset: int) -> np.ndarray:
-    """Return the code of every element."""
-    limit = np.float32(65536 * _top(bits))
-    z = scaled(torch.from_numpy(x), torch.from_numpy(norms.astype(x.dtype)), block, float(limit))
-    return _rounded(z, limit, key, offset)
-
-
-def _top(bits: int) -> int:
-    return (1 << (bits - 1)) - 1
-
-
-def _write(records: Tensor, norms: np.ndarray, codes: np.ndarray, block: int, bits: int) -> None:
-    padded = np.zeros(norms.size * block, dtype=np.int64)
-    padded[: codes.size] = codes
-    rows = records.numpy().reshape(-1, NORM_BYTES + block * bits // 8)
-    rows[:, :NORM_BYTES] = norms.view(np.uint8).reshape(-1, NORM_BYTES)
-    rows[:, NORM_BYTES:] = _packed(padded, bits).reshape(-1, block * bits // 8)
-
-
-def _read(records: Tensor, block: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the norms and the codes of all blocks."""
-    rows = records.numpy().reshape(-1, NORM_BYTES + block * bits // 8)
-    norms = np.ascontiguousarray(rows[:, :NORM_BYTES]).view(np.float32).reshape(-1)
-    codes = torch.from_numpy(np.ascontiguousarray(rows[:, NORM_BYTES:]).reshape(-1))
-    return norms, _signed(unpack_codes(codes, norms.size * block, bits), bits)
-
-
-def qsgd_encode(grad: Tensor, records: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0) -> int:
-    x = load(grad)
-    norms = _norms(x, block, norm)
-    _write(records, norms, _levels(x, norms, block, bits, key, offset), block, bits)
-    return int(np.count_nonzero(~np.isfinite(x)))
-
-
-@quiet
-def qsgd_fold(
-    parts: Sequence[Tensor], out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
-) -> None:
-    one, far, ranks = np.float32(1), np.float32(2.0**64), np.float32(len(parts))
-    read = [_read(part, block, bits) for part in parts]
-    largest = np.max([norms for norms, _ in read], axis=0)
-    power = np.where(largest < 1 / far, far, np.where(largest > far, 1 / far, one))
-    sums = None
-    for norms, codes in read:
-        values = codes.astype(np.float32) * np.repeat((norms * power) / np.float32(_top(bits)), block)
-        sums = values if sums is None else sums + values
-    assert sums is not None
-    found = np.minimum(_norms(sums, block, norm), (_MOST * power) * ranks)
-    mean = np.minimum((found / ranks) / power, _MOST)
-    _write(out, mean, _levels(sums, found, block, bits, key, offset), block, bits)
-
-
-def qsgd_decode(records: Tensor, grad: Tensor, *, bits: int, block: int, scale: float) -> None:
-    norms, codes = _read(records, block, bits)
-    wide = torch.from_numpy(norms.astype(load(grad).dtype))
-    store_multiples(grad, codes[: grad.numel()], wide, block, scale)
-
-
-# ---- sections of Elias codes --------------------------------------------------------------------
-
-
-def _gamma(k: int) -> str:
-    """Return the code of a number in the order of its bits in the stream."""
-    low = k.bit_length() - 1
-    return "0" * low + "1" + "".join(str(k >> i & 1) for i in range(low))
-
-
-def _stream(codes: np.ndarray) -> bytes:
-    bits, next_ = [], 0
-    for at in np.flatnonzero(codes):
-        level = int(codes[at])
-        bits += [_gamma(int(at) - next_ + 1), "1" if level < 0 else "0", _gamma(abs(level))]
-        next_ = int(at) + 1
-    if next_ < codes.size:
-        bits.append(_gamma(codes.size - next_ + 1))
-    text = "".join(bits)
-    digits = np.array([int(bit) for bit in text + "1" * (-len(text) % 8)], dtype=np.uint8)
-    return np.packbits(digits, bitorder="little").tobytes()
-
-
-class _Bits:
-    """A stream that is read from its start; what is wrong with it is an error."""
-
-    def __init__(self, raw: bytes) -> None:
-        self._bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), bitorder="little").tolist()
-        self._at = 0
-
-    def take(self, count: int) -> list[int]:
-        found = self._bits[self._at : self._at + count]
-        if len(found) < count:
-            raise ValueError("the stream ends inside a code")
-        self._at += count
-        return found
-
-    def gamma(self) -> int:
-        low = 0
-        while self.take(1) == [0]:
-            low += 1
-            if low > 13:
-                raise ValueError("a number is larger than a range")
-        return 1 << low | sum(bit << i for i, bit in enumerate(self.take(low)))
-
-
-def _levels_of(raw: bytes, count: int, top: int) -> np.ndarray:
-    found, bits, next_ = np.zeros(count, dtype=np.int64), _Bits(raw), 0
-    while next_ < count:
-        at = next_ + bits.gamma() - 1
-        if at > count:
-            raise ValueError("a position leaves the range")
-        if at < count:
-            sign, size = bits.take(1), bits.gamma()
-            if size > top:
-                raise ValueError("a level is too large")
-            found[at] = -size if sign == [1] else size
-        next_ = at + 1
-    return found
-
-
-def elias_encode(
-    grad: Tensor, place: Tensor, out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
-) -> int:
-    x, length = load(grad), max(1, ELIAS_RANGE // block) * block
-    norms = _norms(x, block, norm)
-    codes = _levels(x, norms, block, bits, key, offset)
-    streams = [_stream(codes[at : at + length]) for at in range(0, x.size, length)]
-    lengths = np.array([len(stream) for stream in streams], dtype=np.uint32)
-    section = np.frombuffer(lengths.tobytes() + norms.tobytes() + b"".join(streams), dtype=np.uint8)
-    begin = int(place[0])
-    place[1] = begin + section.size if begin >= 0 else -1
-    if begin >= 0:
-        out.numpy()[begin : begin + section.size] = section
-    return int(np.count_nonzero(~np.isfinite(x)))
-
-
-@quiet
-def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: int, scale: float) -> int:
-    kind, wrong = load(grad).dtype, 0
-    count, length = grad.numel(), max(1, ELIAS_RANGE // block) * block
-    ranges, blocks = -(-count // length), -(-count // block)
-    total = np.zeros(count, dtype=kind)
-    for section in sections:
-        raw = section.numpy().tobytes()
-        at = 4 * ranges + NORM_BYTES * blocks
-        if len(raw) < at:
-            wrong += ranges
-            continue
-        lengths = np.frombuffer(raw[: 4 * ranges], dtype=np.uint32)
-        norms = np.repeat(np.frombuffer(raw[4 * ranges : at], dtype=np.float32).astype(kind), block)
-        for number, size in enumerate(lengths.tolist()):
-            part = slice(number * length, min((number + 1) * length, count))
-            try:
-                if at + size > len(raw):
-                    raise ValueError("the stream leaves the section")
-                levels = _levels_of(raw[at : at + size], part.stop - part.start, _top(bits))
-                values = (levels.astype(kind) * kind.type(scale)) * norms[part]
-                total[part] += np.where(levels != 0, values, kind.type(0))
-            except ValueError:
-                wrong += 1
-            at += size
-    store(grad, total)
-    return wrong

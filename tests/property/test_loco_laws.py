@@ -1,0 +1,220 @@
+"""LoCo: averages of errors stay below half of a level, are kept in a byte, and are forgotten everywhere at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress import ops
+from horovod_compress.codecs import registry
+from horovod_compress.engine.reducer import Reducer
+from horovod_compress.errors import ConfigError
+from tests.battery.kept import empty, kept, same
+from tests.support.local import Fleet, all_same, random_grads, spec
+
+BLOCK, TOP = 64, 7
+LOCO: dict[str, Any] = {"bits": 4, "block": BLOCK, "rounding": "nearest", "feedback": "average"}
+COUNT = 640
+#: Two levels apart by one: codes and errors are rounded to 2^-17 of a level, norms to 2^-23.
+HALF = 0.5 * (1 + 2.0**-14)
+
+
+def decoded(records: Tensor, block: int = BLOCK) -> Tensor:
+    """Return what is kept in records of 8 bits."""
+    found = torch.empty(records.numel() // ops.qsgd_record_bytes(8, block) * block)
+    ops.qsgd_decode_all([records], [found], bits=8, block=block, scale=1 / 127)
+    return found
+
+
+def errors_of(reducer: Reducer, block: int = BLOCK) -> Tensor:
+    """Return the errors that a rank keeps of the elements of the only bucket."""
+    assert reducer.wait_idle(5.0)
+    (table,) = reducer.kept.tables().values()
+    return decoded(table, block)[:COUNT]
+
+
+def owned_by(reducer: Reducer) -> Tensor:
+    """Return those that it keeps as an owner."""
+    (carry,) = reducer.kept.carries().values()
+    size = ops.qsgd_record_bytes(8, BLOCK)
+    flat = carry.view(-1)
+    return decoded(flat[: flat.numel() // (2 * ops.qsgd_record_bytes(4, BLOCK)) * size].clone())
+
+
+# ---- the bound ----
+
+
+def hard(step: int, errors: Tensor) -> Tensor:
+    """Return a gradient that is rounded off by nearly half of a level, in the same direction in every step."""
+    level = 2.0 ** (step // 5 % 4)
+    grad = (0.49 * level - errors).view(-1, BLOCK)
+    grad[:, 0] = TOP * level
+    return grad.view(-1)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.8, 0.99])
+def test_an_error_is_at_most_half_of_the_largest_level_so_far(beta: float) -> None:
+    world, largest, owned = 2, torch.zeros(COUNT // BLOCK), 0.0
+    with Fleet(world, [spec("w", COUNT)], "qsgd", **LOCO, beta=beta) as fleet:
+        for step in range(60):
+            before = [errors_of(reducer) for reducer in fleet.reducers]
+            given = [hard(step, mine) if step % 10 < 8 else torch.randn(COUNT) * 3 ** (step % 7) for mine in before]
+            results = fleet.step([{"w": grad} for grad in given])
+            assert all_same(results)
+            for grad, mine, reducer in zip(given, before, fleet.reducers, strict=True):
+                norms = (grad + mine).view(-1, BLOCK).abs().amax(1)
+                largest = torch.maximum(largest, norms / TOP)
+                found = errors_of(reducer).view(-1, BLOCK).abs().amax(1)
+                assert bool((found <= HALF * largest).all())
+                owned = max(owned, float(owned_by(reducer).abs().max() / largest.max()))
+        assert 0.001 < owned <= 2 * HALF  # of the mean of what both ranks sent, which may be a level more
+
+
+def test_errors_that_were_added_up_would_wind_up() -> None:
+    """The control: with e = beta e + error, without (1 - beta), such gradients make several levels of a half."""
+    averaged, added = torch.zeros(COUNT), torch.zeros(COUNT)
+    for _ in range(60):
+        for errors, share in ((averaged, 0.2), (added, 1.0)):
+            x = hard(0, errors) + errors
+            lost = x - x.round()
+            errors.mul_(0.8).add_(lost * share)
+    assert float(averaged.max()) < 0.5 and float(added.max()) > 2
+
+
+def test_what_was_sent_is_what_was_given_but_for_the_last_error() -> None:
+    """Sum of what a rank sent = sum of its gradients - e / (1 - beta), with what e itself is rounded by."""
+    given = [torch.randn(COUNT, generator=torch.Generator().manual_seed(step)) for step in range(30)]
+    with Fleet(1, [spec("w", COUNT)], "qsgd", **LOCO, beta=0.8, reset_every=0) as fleet:
+        sent = sum(fleet.step([{"w": grad}])[0]["w"].double() for grad in given)
+        waits = errors_of(fleet.reducers[0]).double() / (1 - 0.8)
+    missing = sum(grad.double() for grad in given) - sent
+    step_of_errors = waits.abs().max() / 127
+    assert float((missing - waits).abs().max()) < 15 * float(step_of_errors)  # 30 roundings by half of it at most
+    assert float(missing.abs().max()) > 30 * float(step_of_errors)  # the control
+
+
+# ---- plain feedback ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_beta_0_is_plain_feedback_to_the_bit(dtype: torch.dtype) -> None:
+    """Records and errors are those of p = gradient + e, sent to the nearest level, and e = p - sent."""
+    rule = {"bits": 4, "block": BLOCK, "norm": 0}
+    errors = torch.zeros(10 * ops.qsgd_record_bytes(8, BLOCK), dtype=torch.uint8)
+    for step in range(5):
+        grad = torch.randn(COUNT, generator=torch.Generator().manual_seed(step), dtype=dtype)
+        records, left = torch.empty(10 * ops.qsgd_record_bytes(4, BLOCK), dtype=torch.uint8), errors.clone()
+        ops.loco_encode_all([grad], [errors], [records], [left], **rule, kept_bits=8, beta=0.0)
+        old, sent = torch.empty(COUNT, dtype=dtype), torch.empty(COUNT, dtype=dtype)
+        ops.qsgd_decode_all([errors], [old], bits=8, block=BLOCK, scale=1 / 127)
+        plain, rest = torch.empty_like(records), torch.empty_like(left)
+        p = grad + old
+        ops.qsgd_encode_all([p], [plain], None, **rule)
+        ops.qsgd_decode_all([plain], [sent], bits=4, block=BLOCK, scale=1 / TOP)
+        ops.qsgd_encode_all([p - sent], [rest], None, bits=8, block=BLOCK, norm=0)
+        assert torch.equal(records, plain)
+        assert torch.equal(left, rest) or dtype is torch.float64  # whose norm is rounded up
+        averaged = torch.empty_like(left)
+        ops.loco_encode_all([grad], [errors], [records], [averaged], **rule, kept_bits=8, beta=0.5)
+        assert not torch.equal(averaged, left)  # the control
+        errors = left
+
+
+# ---- one scale for all ranks ----
+
+
+@pytest.mark.parametrize("options", [{"bits": 8}, {"bits": 8, "levels": 25}], ids=["added", "packed"])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_global_qsgd_averages_errors_alike(options: dict[str, Any], world: int) -> None:
+    """e' = 0.8 e + 0.2 (p - what its own codes stand for), on the ranks' common levels; sums of codes are exact."""
+    rule = {"block": 256, "rounding": "nearest", "feedback": "average", "reset_every": 4}
+    levels, largest = options.get("levels", 127 // world), 0.0
+    with Fleet(world, [spec("w", COUNT)], "global_qsgd", **options, **rule) as fleet:
+        for step in range(6):
+            kept = [errors_of(reducer, 256) * (step % 4 != 0) for reducer in fleet.reducers]
+            given = [grads["w"] for grads in random_grads(world, fleet.tensors, seed=step)]
+            results = fleet.step([{"w": grad} for grad in given], float(world))
+            assert all_same(results)
+            p = torch.stack([grad + errors for grad, errors in zip(given, kept, strict=True)])
+            norms = torch.cat([part.abs().max().expand(part.shape[1]) for part in p.split(256, dim=1)])
+            level = norms / levels
+            sent = (p / level).round() * level
+            torch.testing.assert_close(results[0]["w"], sent.sum(0), rtol=1e-4, atol=1e-4)
+            largest = max(largest, float(level.max()))
+            for reducer, errors, mine, was in zip(fleet.reducers, kept, p, sent, strict=True):
+                wanted = 0.8 * errors + 0.2 * (mine - was)
+                torch.testing.assert_close(errors_of(reducer, 256), wanted, rtol=0, atol=0.51 * largest / 2 / 127)
+                assert float(wanted.abs().max()) > 0.05 * largest  # the control: zeros would not be close
+            assert not fleet.reducers[0].kept.carries()
+    assert largest > 0
+
+
+# ---- a byte ----
+
+
+def test_an_error_takes_a_byte() -> None:
+    """And 4 for a block; owners keep as much of what is theirs."""
+    with Fleet(4, [spec("a", 512 * 100), spec("b", 512 * 60)], "loco") as fleet:
+        fleet.step(random_grads(4, fleet.tensors))
+        for reducer in fleet.reducers:
+            (table,), (carry,) = reducer.kept.tables().values(), reducer.kept.carries().values()
+            assert not reducer.kept.states()
+            assert table.nbytes == 160 * (512 + 4)
+            assert carry.nbytes <= 1.02 * 512 * 160 / 4
+
+
+# ---- reset ----
+
+
+def test_every_tensor_is_reset_in_the_same_step() -> None:
+    """In all buckets, owners included: the step is that of a job that begins there."""
+    tensors = [spec("a", 300), spec("b", 500), spec("c", 64)]
+    grads = [random_grads(2, tensors, seed=step) for step in range(8)]
+    options = LOCO | {"reset_every": 4, "schedule": "layerwise"}
+    with Fleet(2, tensors, "qsgd", **options) as whole, Fleet(2, tensors, "qsgd", **options) as late:
+        found = [whole.step(mine) for mine in grads[:4]]
+        late.resume(3)
+        assert not _equal(late.step(grads[3])[0], found[3][0])  # the control
+        empty(late)
+        for step in (4, 5):
+            assert _equal(late.step(grads[step])[0], whole.step(grads[step])[0])
+        for fleet in (whole, late):
+            assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
+        assert same(kept(whole), kept(late))
+
+
+def _equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rounding": "nearest"}, 'add feedback="average"'),
+        ({"feedback": "average"}, 'needs rounding="nearest"'),
+        ({"beta": 0.5}, 'beta is for feedback="average"'),
+        ({"residual_bits": 4}, "residual_bits is for"),
+        ({**LOCO, "coding": "elias"}, 'coding="packed"'),
+        ({**LOCO, "beta": 1.0}, "beta should be"),
+        ({**LOCO, "beta": "half"}, "beta should be"),
+        ({**LOCO, "reset_every": -1}, "reset_every should be"),
+        ({**LOCO, "residual_bits": 9}, "residual_bits should be"),
+        ({"feedback": "plain"}, "feedback should be"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        registry.create("qsgd", **options)
+
+
+def test_the_preset_is_what_the_paper_has() -> None:
+    codec = registry.create("loco")
+    assert codec == registry.create("qsgd", bits=4, rounding="nearest", feedback="average")
+    assert (codec.beta, codec.reset_every, codec.residual_bits) == (0.8, 1024, 8)  # type: ignore[attr-defined]
+    assert registry.create("loco", beta=0).beta == 0  # type: ignore[attr-defined]
