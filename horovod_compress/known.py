@@ -48,6 +48,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "ramp_steps": None,
         "clip": None,
         "momentum_kind": ("local", "global"),
+        "value_bits": (2, 4, 8, 16, 32),
     },
     "ef_signsgd": {"step_size": ("tensor", "row"), "step_scale": None},
     "global_qsgd": {
@@ -73,7 +74,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "onebit_adam": {"scale": ("l1", "l2"), "block": None, "step_scale": None, "owner_scale": ("shared", "own")},
     "powersgd": {"rank": None, "error_feedback": (True, False)},
     "qsgd": {"bits": None, "block": None, "norm": ("max", 2), "coding": ("packed", "elias")},
-    "randomk": {"density": None, "scaled": (True, False)},
+    "randomk": {"density": None, "scaled": (True, False), "block": None},
     "signsgd": {
         "step_size": None,
         "zeros": ("random", "positive"),
@@ -95,9 +96,17 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "momentum": None,
         "error_feedback": ("dense", "sketch"),
     },
-    "spardl": {"density": None, "value_bits": (16, 32)},
+    "spardl": {"density": None, "value_bits": (2, 4, 8, 16, 32)},
     "sparse_binary": {"density": None, "preset": (1, 2, 3, None)},
     "stc": {"density": None},
     "terngrad": {"clip": None, "bits": (4, 8, 16)},
-    "topk": {"density": None, "value_bits": (16, 32), "positions": ("own", "leader"), "filter": None},
+    "topk": {
+        "density": None,
+        "value_bits": (2, 4, 8, 16, 32),
+        "positions": ("own", "leader"),
+        "filter": None,
+        "chunk": None,
+        "residual_decay": None,
+        "average": ("ranks", "senders"),
+    },
 }

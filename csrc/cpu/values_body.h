@@ -10,19 +10,20 @@ template <class W> struct Sent {
 };
 
 template <ValueForm kForm, bool kOwn, class W>
-HVC_INLINE void fold_range(ValueCursor<W>& cursor, int64_t begin, int64_t end, W* sums, Sent<W>& sent) {
+HVC_INLINE void fold_range(ValueCursor<W>& cursor, int64_t begin, int64_t end, W* sums, W* senders, Sent<W>& sent) {
   GolombReader reader = cursor.reader;
   const uint8_t* values = cursor.values;
-  const W mean = cursor.mean;
+  const ForAll<W> for_all = cursor.for_all;
   int64_t index = cursor.index, found = 0;
   for (; reader.position() < end; reader.advance()) {
     if (__builtin_expect(index == cursor.number, 0)) {
       reader = GolombReader::broken();
       break;
     }
-    const W value = value_at<kForm>(values, index++, mean);
+    const W value = value_at<kForm>(values, index++, for_all);
     const auto place = int32_t(reader.position() - begin);
     sums[place] += value;
+    if (senders) senders[place] += 1;
     if constexpr (kOwn) sent.places[found] = place, sent.values[found++] = value;
   }
   cursor.reader = reader;
@@ -31,22 +32,29 @@ HVC_INLINE void fold_range(ValueCursor<W>& cursor, int64_t begin, int64_t end, W
 }
 
 template <bool kOwn, class W>
-HVC_INLINE void fold_values(ValueCursor<W>& cursor, int64_t begin, int64_t end, W* sums, Sent<W>& sent) {
+HVC_INLINE void fold_values(ValueCursor<W>& cursor, int64_t begin, int64_t end, W* sums, W* senders, Sent<W>& sent) {
   switch (cursor.form) {
     case kFullValues:
-      return fold_range<kFullValues, kOwn>(cursor, begin, end, sums, sent);
+      return fold_range<kFullValues, kOwn>(cursor, begin, end, sums, senders, sent);
     case kHalfValues:
-      return fold_range<kHalfValues, kOwn>(cursor, begin, end, sums, sent);
+      return fold_range<kHalfValues, kOwn>(cursor, begin, end, sums, senders, sent);
     case kBFloat16Values:
-      return fold_range<kBFloat16Values, kOwn>(cursor, begin, end, sums, sent);
+      return fold_range<kBFloat16Values, kOwn>(cursor, begin, end, sums, senders, sent);
     case kSigns:
-      return fold_range<kSigns, kOwn>(cursor, begin, end, sums, sent);
+      return fold_range<kSigns, kOwn>(cursor, begin, end, sums, senders, sent);
+    case kCodes2:
+      return fold_range<kCodes2, kOwn>(cursor, begin, end, sums, senders, sent);
+    case kCodes4:
+      return fold_range<kCodes4, kOwn>(cursor, begin, end, sums, senders, sent);
+    case kCodes8:
+      return fold_range<kCodes8, kOwn>(cursor, begin, end, sums, senders, sent);
   }
 }
 
 // Writes the result, and what is kept as if nothing had been sent.
-template <Keeps kKeeps, class T>
-HVC_INLINE void settle_tile(const ValueDecode<T>& d, int64_t begin, const Work<T>* sums, int64_t count) {
+template <Keeps kKeeps, class T> HVC_INLINE void settle_tile(const ValueDecode<T>& d, int64_t begin,
+                                                             const Work<T>* sums, const Work<T>* senders,
+                                                             int64_t count) {
   using W = Work<T>;
   const auto group = [&](int64_t i, int lanes) {
     const int64_t at = begin + i;
@@ -57,10 +65,14 @@ HVC_INLINE void settle_tile(const ValueDecode<T>& d, int64_t begin, const Work<T
         const Lanes<W> momentum = bounded(with_momentum(broadcast(d.factor), load(d.momentum + at, lanes), grad));
         store(d.momentum + at, momentum, lanes);
         x = bounded(x + broadcast(d.factor) * momentum);
+      } else if (d.decay != 1) {
+        x = x * broadcast(d.decay);
       }
       store(d.residual + at, x, lanes);
     }
-    store(d.grad + at, load(sums + i, lanes) * broadcast(d.scale), lanes);
+    Lanes<W> sum = load(sums + i, lanes);
+    if (senders) sum = sum / larger(load(senders + i, lanes), broadcast(W(1)));
+    store(d.grad + at, sum * broadcast(d.scale), lanes);
   };
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) group(i, kLanes);
@@ -72,7 +84,7 @@ template <class T> HVC_INLINE void take_out(const ValueDecode<T>& d, int64_t beg
   for (int64_t i = 0; i < sent.number; ++i) {
     const int64_t at = begin + sent.places[i];
     if (!d.momentum) {
-      d.residual[at] -= sent.values[i];
+      d.residual[at] -= d.decay * sent.values[i];
     } else {
       if (d.masking) d.momentum[at] = 0;
       d.residual[at] = d.factor * d.momentum[at];
@@ -83,20 +95,22 @@ template <class T> HVC_INLINE void take_out(const ValueDecode<T>& d, int64_t beg
 template <class T> HVC_INLINE void decode_tile(const ValueDecode<T>& d, std::vector<ValueCursor<Work<T>>>& cursors,
                                                int64_t begin, int64_t end) {
   using W = Work<T>;
-  alignas(64) W sums[kTile];
+  alignas(64) W sums[kTile], counted[kTile];
+  W* const senders = d.by_senders ? counted : nullptr;
   Sent<W> sent;
   memset(sums, 0, size_t(end - begin) * sizeof *sums);
+  if (senders) memset(senders, 0, size_t(end - begin) * sizeof *senders);
   for (int64_t rank = 0; rank < d.number; ++rank) {
     if (rank == d.own)
-      fold_values<true>(cursors[size_t(rank)], begin, end, sums, sent);
+      fold_values<true>(cursors[size_t(rank)], begin, end, sums, senders, sent);
     else
-      fold_values<false>(cursors[size_t(rank)], begin, end, sums, sent);
+      fold_values<false>(cursors[size_t(rank)], begin, end, sums, senders, sent);
   }
-  if (!d.residual) return settle_tile<Keeps::nothing>(d, begin, sums, end - begin);
+  if (!d.residual) return settle_tile<Keeps::nothing>(d, begin, sums, senders, end - begin);
   if (d.momentum)
-    settle_tile<Keeps::momentum>(d, begin, sums, end - begin);
+    settle_tile<Keeps::momentum>(d, begin, sums, senders, end - begin);
   else
-    settle_tile<Keeps::residual>(d, begin, sums, end - begin);
+    settle_tile<Keeps::residual>(d, begin, sums, senders, end - begin);
   take_out(d, begin, sent);
 }
 
