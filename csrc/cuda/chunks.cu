@@ -32,10 +32,11 @@ __device__ inline int before_step(const int* of_steps, int step) {
   return sum;
 }
 
-// A chunk in registers: element 256 i + thread is the thread's i-th.
+// A chunk in registers: element 256 i + thread is the thread's i-th; 0 for NaN.
 template <class W> struct Held {
   W x[kOfThread];
-  Key<W> keys[kOfThread];
+
+  __device__ Key<W> key(int i) const { return key_of(x[i]); }
 };
 template <class T>
 __device__ void load_chunk(const Input<T>& in, int64_t begin, int64_t size, Held<Work<T>>& held, int64_t* nonfinite) {
@@ -45,10 +46,9 @@ __device__ void load_chunk(const Input<T>& in, int64_t begin, int64_t size, Held
   for (int i = 0; i < kOfThread; ++i) {
     const int64_t at = i * kThreads + int64_t(threadIdx.x);
     const bool inside = at < size;
-    held.x[i] = inside ? offered(in.grad, in.residual, begin + at) : Work<T>(0);
-    bad += !is_finite(held.x[i]);
-    const K key = key_of(held.x[i]);
-    held.keys[i] = key > K(kInfinityBits<Work<T>>) ? 0 : key;
+    const Work<T> x = inside ? offered(in.grad, in.residual, begin + at) : Work<T>(0);
+    bad += !is_finite(x);
+    held.x[i] = key_of(x) > K(kInfinityBits<Work<T>>) ? Work<T>(0) : x;
   }
   add_count(nonfinite, bad);
 }
@@ -60,8 +60,8 @@ template <class W> __device__ int keep_of_chunk(const Held<W>& held, Cut<Key<W>>
   const unsigned lower = (1u << lane_index()) - 1;
 #pragma unroll
   for (int i = 0; i < kOfThread; ++i) {
-    const unsigned ties = __ballot_sync(kAllLanes, held.keys[i] == cut.key);
-    const unsigned above = __ballot_sync(kAllLanes, held.keys[i] > cut.key);
+    const unsigned ties = __ballot_sync(kAllLanes, held.key(i) == cut.key);
+    const unsigned above = __ballot_sync(kAllLanes, held.key(i) > cut.key);
     if (lane_index() == 0) tallies.ties[i * kWarps + warp] = __popc(ties);
     if (lane_index() == 0) tallies.kept[i * kWarps + warp] = __popc(above);
   }
@@ -82,10 +82,10 @@ template <class W> __device__ int keep_of_chunk(const Held<W>& held, Cut<Key<W>>
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kOfThread; ++i) {
-    const bool tie = held.keys[i] == cut.key;
+    const bool tie = held.key(i) == cut.key;
     const unsigned ties = __ballot_sync(kAllLanes, tie);
     const bool first = tallies.ties[i * kWarps + warp] + __popc(ties & lower) < int(cut.ties);
-    const bool keeps = held.keys[i] > cut.key || (tie && first);
+    const bool keeps = held.key(i) > cut.key || (tie && first);
     const unsigned all = __ballot_sync(kAllLanes, keeps);
     const int at = tallies.kept[i * kWarps + warp] + __popc(all & lower);
     if (keeps) positions[at] = int32_t(begin + i * kThreads + threadIdx.x), values[at] = held.x[i];
@@ -107,7 +107,7 @@ template <class T> __global__ void select_kernel(Input<T> in, ChunkShape s, int3
     const auto at_least = [&](K bound) {
       int number = 0;
 #pragma unroll
-      for (int i = 0; i < kOfThread; ++i) number += held.keys[i] >= bound;
+      for (int i = 0; i < kOfThread; ++i) number += held.key(i) >= bound;
       return int64_t(sum_of_block(number, of_warps));
     };
     const Cut<K> cut = cut_of_chunk(K(kInfinityBits<W>), kept_of_chunk(s, index), at_least);

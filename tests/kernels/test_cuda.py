@@ -299,7 +299,7 @@ class TestNumbers:
     def test_selection_in_chunks(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
         for count in lengths:
-            chunk = (1, 64, 300, 4096)[count % 4]
+            chunk = (1 if count < 50 else 1000, 700, 300, 4096)[count % 4]
             k, rest = -(-chunk // (1, 3, 50)[count % 3]), count % chunk
             last = min(rest, k)
             room = count // chunk * k + last

@@ -119,7 +119,13 @@ def test_the_places_of_randomk_are_those_of_all_ranks() -> None:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [(kind, {"density": density}) for kind in (TopK, Stc, Dgc, RandomK) for density in (0, 1.5, True, "1%")]
-    + [(TopK, {"value_bits": 3}), (Dgc, {"value_bits": 5}), (Dgc, {"momentum": 1.0}), (Dgc, {"masking": 1}), (Dgc, {"ramp_steps": -1})]
+    + [
+        (TopK, {"value_bits": 3}),
+        (Dgc, {"value_bits": 5}),
+        (Dgc, {"momentum": 1.0}),
+        (Dgc, {"masking": 1}),
+        (Dgc, {"ramp_steps": -1}),
+    ]
     + [(RandomK, {"scaled": 1}), (RandomK, {"block": 0}), (RandomK, {"block": 1.0})],
 )
 def test_options_that_are_refused(kind: type, options: dict[str, object]) -> None:
