@@ -154,6 +154,7 @@ template <class T> void decode_sample(const Sampling& s, const Work<T>* values, 
 struct Elements {
   int64_t begin, end;
 };
+HVC_INLINE int64_t end_of_units(const Sampling& s, int64_t units) { return std::min(units * s.block, s.count); }
 template <class W, class Use>
 HVC_INLINE void each_unit(const Sampling& s, int64_t first, int64_t last, W* values, const Use& use) {
   DrawnBlocks group = blocks_from(units_of(s), s.k, first);

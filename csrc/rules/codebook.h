@@ -74,7 +74,7 @@ template <int kBits, class W> HVC_RULE unsigned code_of(const float* levels, W v
   unsigned level = 0;
   for (unsigned step = 1u << (kBits - 2); step > 0; step /= 2) {
     const float middle = levels[level + step - 1] * 0.5f + levels[level + step] * 0.5f;
-    if (middle < magnitude) level += step;
+    level += step * unsigned(middle < magnitude);  // a branch could not be predicted
   }
   return level | unsigned(value < 0) << (kBits - 1);
 }

@@ -19,9 +19,6 @@ struct Sampling {
   int64_t block;
 };
 HVC_RULE int64_t units_of(const Sampling& s) { return ceil_div(s.count, s.block); }
-HVC_RULE int64_t end_of_units(const Sampling& s, int64_t units) {
-  return units * s.block < s.count ? units * s.block : s.count;
-}
 
 // The groups in order, without a division for each.
 struct DrawnBlocks {

@@ -286,8 +286,8 @@ class SparDL(Codec):
         levels = fitted(values, stretch.form, room)
         sent = rounded(values, stretch.form, levels)
         given = chosen[: values.numel()], values.numel(), sent if levels is None else values
-        rule = {"form": stretch.form, "head": levels}
-        ops.values_encode(*given, stretch.parameter, stretch.count, place, out, **rule)
+        of_code = stretch.parameter, stretch.count
+        ops.values_encode(*given, *of_code, place, out, form=stretch.form, head=levels)
         return sent
 
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
@@ -301,8 +301,8 @@ class SparDL(Codec):
     def _choose(self, work: Work, stretch: Stretch, sections: list[Tensor], key: Key) -> None:
         """Add up what all ranks have sent of some elements, and let the largest sums be what this rank has."""
         sums, own = work.local["sums"][: stretch.count], stretch.entries
-        rule = {"form": stretch.form}
-        wrong = ops.values_decode(sections, 0, stretch.parameter, sums, None, work.memo["shrink"], **rule)
+        into = sums, None, work.memo["shrink"]
+        wrong = ops.values_decode(sections, 0, stretch.parameter, *into, form=stretch.form)
         check_well_formed([wrong], [stretch.position], SAID, work, key)
         given = sums, None, stretch.most, work.local["chosen"][own], work.local["totals"][own]
         numbers = _numbers(work, "found", stretch)

@@ -1,7 +1,7 @@
 """How the values of a section are written: whole, in 16 bits, or as codes of 2, 4 or 8 bits.
 
 A code is a sign and one of 2, 8 or 128 magnitudes, the levels, which are fitted to the section's values in each step,
-see ``csrc/rules/codebook.h``. After DeepReduce (Xu et al., arXiv:2102.03112, NeurIPS 2021, section 5), which codes the
+see ``csrc/rules/codebook.h``. After DeepReduce (Xu et al., arXiv:2102.03112, NeurIPS 2021), which codes the
 values of a sparse tensor apart from its positions, and SparseLoCo (Sarfi et al., arXiv:2508.15706), whose deployed
 format has 2 bits a value. Where codes and levels would take as much as the values, these are sent whole.
 """

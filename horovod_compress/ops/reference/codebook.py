@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .numbers import quiet
 
+CODE_BITS = {"codes2": 2, "codes4": 4, "codes8": 8}
 _CELLS, _LARGEST = 1024, np.uint32(0x7F7FFFFF)
 
 

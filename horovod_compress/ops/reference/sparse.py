@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..sizes import CODE_BITS, levels_of
-from .codebook import codes_of
+from .codebook import CODE_BITS, codes_of
 from .numbers import bounded, load, offered, quiet, row_sums, store
 
 # ---- selection --------------------------------------------------------------------------------
@@ -279,7 +278,10 @@ def section_values(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the positions and the values of a section, and how many of its ranges are malformed."""
     raw, length = section.numpy().tobytes(), 1 << b + 11
-    number, head = -(-elements // length), dtype.itemsize if form == "signs" else 4 * levels_of(form)
+    number, head = (
+        -(-elements // length),
+        {"signs": dtype.itemsize}.get(form, 2 << CODE_BITS[form] if form in CODE_BITS else 0),
+    )
     at = head + 8 * number
     if len(raw) < at:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=dtype), max(1, number)
