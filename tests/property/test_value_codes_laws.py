@@ -18,6 +18,7 @@ from horovod_compress.errors import ConfigError
 from horovod_compress.schedule.plan import Bucket
 from tests.property.test_sparse_methods_laws import kept_on, largest
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
+from tests.support.marks import each_value
 
 F64 = torch.float64
 WORLD, COUNT = 3, 700
@@ -116,6 +117,7 @@ def lost(method: str, world: int, dtype: torch.dtype, **options: Any) -> float:
     return max(float((found[n] - given[n]).abs().max() / given[n].abs().max()) for n in ("w", "b"))
 
 
+@each_value
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("method", ["topk", "spardl", "dgc"])
 def test_nothing_is_lost_to_codes(method: str, world: int) -> None:
