@@ -142,7 +142,7 @@ class Sections(Codec):
             work.memo["given"][position] = given = self.given(work, position)
             self.select(*given, numbers_at(work, position))
         nonfinite = nonfinite_of(numbers_at(work, position) for position in positions)
-        if work.bucket.dtype != "float64" or set(work.memo["forms"]) == {"full"}:
+        if work.bucket.dtype != "float64" or {"full", "signs"}.issuperset(work.memo["forms"]):
             return nonfinite
         # Of a value that the form does not have, every step could send only so little that it would wait forever.
         self.settle(work, positions)
