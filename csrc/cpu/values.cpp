@@ -11,7 +11,7 @@
 namespace hvc {
 namespace {
 
-enum class Keeps { nothing, residual, momentum };
+enum class Keeps { nothing, residual, decayed, momentum };
 
 template <class T> struct ValueDecode {
   const Section* sections;

@@ -51,10 +51,15 @@ HVC_INLINE void fold_values(ValueCursor<W>& cursor, int64_t begin, int64_t end, 
   }
 }
 
+// Divides sums by how many ranks have sent the element; whole lanes, of which those behind the end are not used.
+template <class W> HVC_INLINE void divide_tile(W* sums, const W* senders) {
+  for (int64_t i = 0; i < kTile; i += kLanes)
+    store(sums + i, load(sums + i) / larger(load(senders + i), broadcast(W(1))));
+}
+
 // Writes the result, and what is kept as if nothing had been sent.
-template <Keeps kKeeps, class T> HVC_INLINE void settle_tile(const ValueDecode<T>& d, int64_t begin,
-                                                             const Work<T>* sums, const Work<T>* senders,
-                                                             int64_t count) {
+template <Keeps kKeeps, class T>
+HVC_INLINE void settle_tile(const ValueDecode<T>& d, int64_t begin, const Work<T>* sums, int64_t count) {
   using W = Work<T>;
   const auto group = [&](int64_t i, int lanes) {
     const int64_t at = begin + i;
@@ -65,14 +70,12 @@ template <Keeps kKeeps, class T> HVC_INLINE void settle_tile(const ValueDecode<T
         const Lanes<W> momentum = bounded(with_momentum(broadcast(d.factor), load(d.momentum + at, lanes), grad));
         store(d.momentum + at, momentum, lanes);
         x = bounded(x + broadcast(d.factor) * momentum);
-      } else if (d.decay != 1) {
+      } else if constexpr (kKeeps == Keeps::decayed) {
         x = x * broadcast(d.decay);
       }
       store(d.residual + at, x, lanes);
     }
-    Lanes<W> sum = load(sums + i, lanes);
-    if (senders) sum = sum / larger(load(senders + i, lanes), broadcast(W(1)));
-    store(d.grad + at, sum * broadcast(d.scale), lanes);
+    store(d.grad + at, load(sums + i, lanes) * broadcast(d.scale), lanes);
   };
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) group(i, kLanes);
@@ -98,19 +101,23 @@ template <class T> HVC_INLINE void decode_tile(const ValueDecode<T>& d, std::vec
   alignas(64) W sums[kTile], counted[kTile];
   W* const senders = d.by_senders ? counted : nullptr;
   Sent<W> sent;
-  memset(sums, 0, size_t(end - begin) * sizeof *sums);
-  if (senders) memset(senders, 0, size_t(end - begin) * sizeof *senders);
+  sent.number = 0;
+  memset(sums, 0, senders ? sizeof sums : size_t(end - begin) * sizeof *sums);
+  if (senders) memset(senders, 0, sizeof counted);
   for (int64_t rank = 0; rank < d.number; ++rank) {
     if (rank == d.own)
       fold_values<true>(cursors[size_t(rank)], begin, end, sums, senders, sent);
     else
       fold_values<false>(cursors[size_t(rank)], begin, end, sums, senders, sent);
   }
-  if (!d.residual) return settle_tile<Keeps::nothing>(d, begin, sums, senders, end - begin);
+  if (senders) divide_tile(sums, senders);
+  if (!d.residual) return settle_tile<Keeps::nothing>(d, begin, sums, end - begin);
   if (d.momentum)
-    settle_tile<Keeps::momentum>(d, begin, sums, senders, end - begin);
+    settle_tile<Keeps::momentum>(d, begin, sums, end - begin);
+  else if (d.decay != 1)
+    settle_tile<Keeps::decayed>(d, begin, sums, end - begin);
   else
-    settle_tile<Keeps::residual>(d, begin, sums, senders, end - begin);
+    settle_tile<Keeps::residual>(d, begin, sums, end - begin);
   take_out(d, begin, sent);
 }
 
