@@ -9,7 +9,7 @@ template <class W> struct Sent {
   int64_t number;
 };
 
-template <ValueForm kForm, bool kOwn, class W>
+template <ValueForm kForm, bool kOwn, bool kCounts, class W>
 HVC_INLINE void fold_range(ValueCursor<W>& cursor, int64_t begin, int64_t end, W* sums, W* senders, Sent<W>& sent) {
   GolombReader reader = cursor.reader;
   const uint8_t* values = cursor.values;
@@ -23,7 +23,7 @@ HVC_INLINE void fold_range(ValueCursor<W>& cursor, int64_t begin, int64_t end, W
     const W value = value_at<kForm>(values, index++, for_all);
     const auto place = int32_t(reader.position() - begin);
     sums[place] += value;
-    if (senders) senders[place] += 1;
+    if constexpr (kCounts) senders[place] += 1;
     if constexpr (kOwn) sent.places[found] = place, sent.values[found++] = value;
   }
   cursor.reader = reader;
@@ -31,23 +31,23 @@ HVC_INLINE void fold_range(ValueCursor<W>& cursor, int64_t begin, int64_t end, W
   if constexpr (kOwn) sent.number = found;
 }
 
-template <bool kOwn, class W>
+template <bool kOwn, bool kCounts, class W>
 HVC_INLINE void fold_values(ValueCursor<W>& cursor, int64_t begin, int64_t end, W* sums, W* senders, Sent<W>& sent) {
   switch (cursor.form) {
     case kFullValues:
-      return fold_range<kFullValues, kOwn>(cursor, begin, end, sums, senders, sent);
+      return fold_range<kFullValues, kOwn, kCounts>(cursor, begin, end, sums, senders, sent);
     case kHalfValues:
-      return fold_range<kHalfValues, kOwn>(cursor, begin, end, sums, senders, sent);
+      return fold_range<kHalfValues, kOwn, kCounts>(cursor, begin, end, sums, senders, sent);
     case kBFloat16Values:
-      return fold_range<kBFloat16Values, kOwn>(cursor, begin, end, sums, senders, sent);
+      return fold_range<kBFloat16Values, kOwn, kCounts>(cursor, begin, end, sums, senders, sent);
     case kSigns:
-      return fold_range<kSigns, kOwn>(cursor, begin, end, sums, senders, sent);
+      return fold_range<kSigns, kOwn, kCounts>(cursor, begin, end, sums, senders, sent);
     case kCodes2:
-      return fold_range<kCodes2, kOwn>(cursor, begin, end, sums, senders, sent);
+      return fold_range<kCodes2, kOwn, kCounts>(cursor, begin, end, sums, senders, sent);
     case kCodes4:
-      return fold_range<kCodes4, kOwn>(cursor, begin, end, sums, senders, sent);
+      return fold_range<kCodes4, kOwn, kCounts>(cursor, begin, end, sums, senders, sent);
     case kCodes8:
-      return fold_range<kCodes8, kOwn>(cursor, begin, end, sums, senders, sent);
+      return fold_range<kCodes8, kOwn, kCounts>(cursor, begin, end, sums, senders, sent);
   }
 }
 
@@ -95,22 +95,22 @@ template <class T> HVC_INLINE void take_out(const ValueDecode<T>& d, int64_t beg
   }
 }
 
-template <class T> HVC_INLINE void decode_tile(const ValueDecode<T>& d, std::vector<ValueCursor<Work<T>>>& cursors,
-                                               int64_t begin, int64_t end) {
+template <bool kCounts, class T> HVC_INLINE void decode_tile(const ValueDecode<T>& d,
+                                                             std::vector<ValueCursor<Work<T>>>& cursors, int64_t begin,
+                                                             int64_t end) {
   using W = Work<T>;
-  alignas(64) W sums[kTile], counted[kTile];
-  W* const senders = d.by_senders ? counted : nullptr;
+  alignas(64) W sums[kTile], senders[kCounts ? kTile : 1];
   Sent<W> sent;
   sent.number = 0;
-  memset(sums, 0, senders ? sizeof sums : size_t(end - begin) * sizeof *sums);
-  if (senders) memset(senders, 0, sizeof counted);
+  memset(sums, 0, kCounts ? sizeof sums : size_t(end - begin) * sizeof *sums);
+  memset(senders, 0, sizeof senders);
   for (int64_t rank = 0; rank < d.number; ++rank) {
     if (rank == d.own)
-      fold_values<true>(cursors[size_t(rank)], begin, end, sums, senders, sent);
+      fold_values<true, kCounts>(cursors[size_t(rank)], begin, end, sums, senders, sent);
     else
-      fold_values<false>(cursors[size_t(rank)], begin, end, sums, senders, sent);
+      fold_values<false, kCounts>(cursors[size_t(rank)], begin, end, sums, senders, sent);
   }
-  if (senders) divide_tile(sums, senders);
+  if constexpr (kCounts) divide_tile(sums, senders);
   if (!d.residual) return settle_tile<Keeps::nothing>(d, begin, sums, end - begin);
   if (d.momentum)
     settle_tile<Keeps::momentum>(d, begin, sums, end - begin);
@@ -132,7 +132,10 @@ template <class T> int64_t decode_values(const ValueDecode<T>& d, int64_t first,
     const int64_t end = std::min((range + 1) * length, d.count);
     for (auto& cursor : cursors) cursor.open(range);
     for (int64_t begin = range * length; begin < end; begin += kTile)
-      decode_tile(d, cursors, begin, std::min(begin + kTile, end));
+      if (d.by_senders)
+        decode_tile<true>(d, cursors, begin, std::min(begin + kTile, end));
+      else
+        decode_tile<false>(d, cursors, begin, std::min(begin + kTile, end));
     for (auto& cursor : cursors) wrong += cursor.malformed();
   }
   return wrong;
