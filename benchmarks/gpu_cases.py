@@ -271,6 +271,19 @@ def values(a: Inputs, what: str) -> Arguments:
     return Arguments(decoded, 16 * a.count + RANKS * used)
 
 
+def chunks(a: Inputs) -> Arguments:
+    """About as many as :func:`selection` keeps."""
+    of_chunk, rest = 4096 // KEPT_ONE_IN, -(-(a.count % 4096) // KEPT_ONE_IN)
+    room = a.count // 4096 * of_chunk + rest
+    outputs = (torch.zeros(room, dtype=torch.int32), a.floats(room), single.numbers_for(a.grad))
+    return Arguments((a.grad, a.residual, 4096, of_chunk, rest, *outputs), 8 * a.count + 8 * room)
+
+
+def codebook(a: Inputs) -> Arguments:
+    _, kept = a.chosen()
+    return Arguments((kept, a.floats(2)), 8 * a.kept, {"bits": 2})
+
+
 def sample(a: Inputs, what: str) -> Arguments:
     key, kept = KEY.at(purpose=SAMPLE), a.floats(a.kept)
     if what == "offer":
@@ -467,6 +480,8 @@ CASES = (
     Case("elias_encode", "elias_encode", partial(elias, what="encode")),
     Case("elias_decode of 4", "elias_decode", partial(elias, what="decode")),
     Case("top_select 1%", "top_select", partial(selection, mean=False)),
+    Case("chunk_select 1%", "chunk_select", chunks),
+    Case("codebook_fit 1%", "codebook_fit", codebook),
     Case("binary_select 1%", "binary_select", partial(selection, mean=True)),
     Case("binary_encode 1%", "binary_encode", partial(binary, what="encode")),
     Case("binary_decode of 4", "binary_decode", partial(binary, what="decode")),

@@ -383,12 +383,25 @@ def values(a: Arrays) -> Iterable[Case]:
     ops.values_encode(*encoded)
     sent = room[: int(place[1])].clone()
     yield kernel_case("values_encode", 8 * kept + sent.numel(), "values_encode", *encoded)
+    levels = torch.zeros(2)
+    yield kernel_case("codebook_fit 2 bits", 4 * kept, "codebook_fit", found[:kept], levels, bits=2)
+    coded = (*encoded[:5], single.place_in(room), torch.zeros_like(room))
+    rule = {"form": "codes2", "head": levels}
+    yield kernel_case("values_encode 2 bits", 8 * kept, "values_encode", *coded, **rule)
     decoded = (0, a.parameter, a.work, a.left, 0.25)
     yield kernel_case("values_decode", 16 * n, "values_decode", [sent], *decoded)
     yield kernel_case("values_decode of 8", 16 * n, "values_decode", [sent] * 8, *decoded)
     kept_here = {"momentum": a.out.clone(), "factor": 0.9}
     yield kernel_case("values_decode momentum", 24 * n, "values_decode", [sent], *decoded, **kept_here)
+    of_chunk, rest = 41, -(-(n % 4096) // 100)
+    room_for = n // 4096 * of_chunk + rest
+    chosen, found = torch.zeros(room_for, dtype=torch.int32), torch.zeros(room_for)
+    given = (a.grad, a.residual, 4096, of_chunk, rest, chosen, found, numbers)
+    yield kernel_case("chunk_select 1 %", 8 * n, "chunk_select", *given)
     sample, key = a.values.clone(), KEY.at(rank=0, purpose=SAMPLE)
+    blocks = sample[: len(sample) // 1024 * 1024]
+    if len(blocks):
+        yield kernel_case("sample_offer blocks", 8 * n, "sample_offer", a.grad, a.residual, blocks, key, block=1024)
     yield kernel_case("sample_offer 1 %", 8 * n, "sample_offer", a.grad, a.residual, sample, key)
     yield kernel_case("sample_offer no residual", 4 * n, "sample_offer", a.grad, None, sample, key)
     yield kernel_case("sample_decode 1 %", 16 * n, "sample_decode", sample, a.work, a.left, key, 0.25)

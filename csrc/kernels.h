@@ -257,6 +257,10 @@ void top_select(const void* grad, const void* residual, Dtype dtype, int64_t cou
 void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
                    void* mean, int64_t* numbers, bool whole, Launch launch);
 
+// chunks.cpp, chunks.cu: the k largest of each chunk, as rules/chunks.h says; the numbers are those of top_select
+void chunk_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t chunk, int64_t k,
+                  int64_t last, int32_t* positions, void* values, int64_t* numbers, Launch launch);
+
 // golomb.cpp, golomb.cu: sections as rules/golomb.h describes them; `wrong` counts malformed ranges. Encoding begins
 // at place[0] of out, and writes where it ends to place[1]: -1 if the positions do not ascend below `count`, if there
 // is no room, or if place[0] is such a -1 itself.
@@ -267,22 +271,27 @@ void binary_decode(const Section* sections, int64_t section_count, int64_t own, 
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
                   Launch launch);
 
+// codebook.cpp, codebook.cu: fits 2^(bits-1) levels as rules/codebook.h says
+void codebook_fit(const void* values, Dtype dtype, int64_t count, int bits, float* levels, Launch launch);
+
 // values.cpp, values.cu: sections as rules/values.h describes them; `wrong` counts malformed ranges. Encoding takes
-// `place` as binary_encode() does; `mean` is for kSigns only. With momentum, which needs a residual and kFullValues,
-// what is kept is u = factor u + grad and residual = x + factor u.
-void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
+// `place` as binary_encode() does; `head` is the mean of kSigns, or the levels of codes. With momentum, which needs a
+// residual and decay 1, what is kept is u = factor u + grad and residual = x + factor u; else decay (x - what was
+// sent). By senders, a sum is divided by how many sections have the element.
+void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* head, Dtype dtype,
                    ValueForm form, int64_t count, int parameter, int64_t* place, uint8_t* out, int64_t room,
                    Launch launch);
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
                    Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
-                   bool masking, int64_t* wrong, Launch launch);
+                   bool masking, double decay, bool by_senders, int64_t* wrong, Launch launch);
 
-// sample.cpp, sample.cu: one element of each of k blocks, the block i of [floor(count i / k),
-// floor(count (i + 1) / k)); draws `first` to `first` + k - 1 of the key decide which
-void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, const Stream* key,
-                  int64_t first, void* values, int64_t* nonfinite, Launch launch);
-void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, const Stream* key, int64_t first,
-                   double scale, bool weighted, void* grad, void* residual, Launch launch);
+// sample.cpp, sample.cu: one block of `block` neighbouring elements of each of k groups of them, as rules/sample.h
+// says; draws `first` to `first` + k - 1 of the key decide which. Values are those of whole blocks: behind the end of
+// the tensor, zeros.
+void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t block, int64_t k,
+                  const Stream* key, int64_t first, void* values, int64_t* nonfinite, Launch launch);
+void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t block, int64_t k, const Stream* key,
+                   int64_t first, double scale, bool weighted, void* grad, void* residual, Launch launch);
 
 // lowrank.cpp, lowrank.cu: sums as rules/lowrank.h describes them, for at least one row, column and component. Factors
 // are of the arithmetic type, one line per component. lowrank_start brings the lines of `kept` to a common size, and
@@ -332,7 +341,7 @@ const char* instruction_set();
   use(qsgd_encode) use(qsgd_fold) use(qsgd_decode) use(loco_encode) use(loco_fold) use(elias_encode) use(elias_decode) \
   use(sketch_encode) use(sketch_top) use(sketch_clear) use(top_select) \
   use(binary_select) use(binary_encode) use(binary_decode) use(binary_clear) \
-  use(values_encode) use(values_decode) use(sample_offer) use(sample_decode) \
+  use(chunk_select) use(codebook_fit) use(values_encode) use(values_decode) use(sample_offer) use(sample_decode) \
   use(lowrank_start) use(lowrank_left) use(lowrank_orthonormalise) use(lowrank_right) use(lowrank_decode) \
   use(hash64)
 // clang-format on

@@ -178,6 +178,20 @@ def binary_select(
     launch: int,
     /,
 ) -> None: ...
+def chunk_select(
+    grad: int,
+    residual: int,
+    dtype: int,
+    count: int,
+    chunk: int,
+    k: int,
+    last: int,
+    positions: int,
+    values: int,
+    numbers: int,
+    launch: int,
+    /,
+) -> int: ...
 def binary_encode(
     positions: int,
     kept: int,
@@ -208,11 +222,12 @@ def binary_decode(
 def binary_clear(
     section: _Rows, parameter: int, dtype: int, count: int, tensor: int, wrong: int, launch: int, /
 ) -> int: ...
+def codebook_fit(values: int, dtype: int, count: int, bits: int, levels: int, launch: int, /) -> None: ...
 def values_encode(
     positions: int,
     kept: int,
     values: int,
-    mean: int,
+    head: int,
     dtype: int,
     form: int,
     count: int,
@@ -237,6 +252,8 @@ def values_decode(
     momentum: int,
     factor: float,
     masking: bool,
+    decay: float,
+    by_senders: bool,
     wrong: int,
     launch: int,
     /,
@@ -246,6 +263,7 @@ def sample_offer(
     residual: int,
     dtype: int,
     count: int,
+    block: int,
     k: int,
     key: _Key,
     first: int,
@@ -258,6 +276,7 @@ def sample_decode(
     values: int,
     dtype: int,
     count: int,
+    block: int,
     k: int,
     key: _Key,
     first: int,

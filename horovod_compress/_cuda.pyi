@@ -10,6 +10,8 @@ from ._cpu import (
     binary_decode as binary_decode,
     binary_encode as binary_encode,
     binary_select as binary_select,
+    chunk_select as chunk_select,
+    codebook_fit as codebook_fit,
     dense_add as dense_add,
     dense_decode as dense_decode,
     dense_offer as dense_offer,

@@ -49,6 +49,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "ramp_steps": None,
         "clip": None,
         "momentum_kind": ("local", "global"),
+        "value_bits": (2, 4, 8, 16, 32),
     },
     "ef_signsgd": {"step_size": ("tensor", "row"), "step_scale": None},
     "global_qsgd": {
@@ -89,7 +90,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "reset_every": None,
         "residual_bits": None,
     },
-    "randomk": {"density": None, "scaled": (True, False)},
+    "randomk": {"density": None, "scaled": (True, False), "block": None},
     "signsgd": {
         "step_size": None,
         "zeros": ("random", "positive"),
@@ -111,9 +112,17 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "momentum": None,
         "error_feedback": ("dense", "sketch"),
     },
-    "spardl": {"density": None, "value_bits": (16, 32)},
+    "spardl": {"density": None, "value_bits": (2, 4, 8, 16, 32)},
     "sparse_binary": {"density": None, "preset": (1, 2, 3, None)},
     "stc": {"density": None},
     "terngrad": {"clip": None, "bits": (4, 8, 16), "rounding": ("independent", "correlated")},
-    "topk": {"density": None, "value_bits": (16, 32), "positions": ("own", "leader"), "filter": None},
+    "topk": {
+        "density": None,
+        "value_bits": (2, 4, 8, 16, 32),
+        "positions": ("own", "leader"),
+        "filter": None,
+        "chunk": None,
+        "residual_decay": None,
+        "average": ("ranks", "senders"),
+    },
 }

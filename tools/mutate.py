@@ -70,7 +70,7 @@ FAULTS = (
     Fault(
         "kernel: what rounding took from a sparse value is lost",
         "csrc/cpu/values_body.h",
-        "d.residual[at] -= sent.values[i];",
+        "d.residual[at] -= d.decay * sent.values[i];",
         "d.residual[at] = 0;",
         "tests/kernels/test_values.py",
     ),

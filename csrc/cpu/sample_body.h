@@ -147,3 +147,68 @@ template <class T> void decode_sample(const Sampling& s, const Work<T>* values, 
     }
   }
 }
+
+// ---- units of several elements ----------------------------------------------------------------------------
+
+// Calls use(the group, the elements of it, those of the chosen unit, the unit's first value) for some groups.
+struct Elements {
+  int64_t begin, end;
+};
+HVC_INLINE int64_t end_of_units(const Sampling& s, int64_t units) { return std::min(units * s.block, s.count); }
+template <class W, class Use>
+HVC_INLINE void each_unit(const Sampling& s, int64_t first, int64_t last, W* values, const Use& use) {
+  DrawnBlocks group = blocks_from(units_of(s), s.k, first);
+  for (int64_t i = first; i < last; ++i, next_block(group)) {
+    const int64_t number = s.first + i;
+    const Counter r = sample_draws(s.key, uint64_t(number / kDrawsPerSampleGroup));
+    uint32_t draws[kDrawsPerSampleGroup];
+    memcpy(draws, &r, sizeof draws);
+    const int64_t unit = group.begin + chosen_of(draws[number % kDrawsPerSampleGroup], group.size);
+    const Elements all{group.begin * s.block, end_of_units(s, group.begin + group.size)};
+    use(group.size, all, Elements{unit * s.block, end_of_units(s, unit + 1)}, values + i * s.block);
+  }
+}
+
+template <class Group> HVC_INLINE void each_of(const Elements& elements, const Group& group) {
+  int64_t i = elements.begin;
+  for (; i + kLanes <= elements.end; i += kLanes) group(i, kLanes);
+  if (i < elements.end) group(i, rest_of(elements.end - i));
+}
+
+// Returns how many elements are not finite.
+template <class T> int64_t offer_blocks(const Sampling& s, const T* grad, const Work<T>* residual, Work<T>* values,
+                                        int64_t first, int64_t last) {
+  using W = Work<T>;
+  int64_t nonfinite = 0;
+  const auto at = [&](int64_t i, int count) {
+    const Lanes<W> x = load(grad + i, count);
+    return residual ? x + load(residual + i, count) : x;
+  };
+  each_unit(s, first, last, values, [&](int64_t, const Elements& all, const Elements& chosen, W* into) {
+    each_of(all, [&](int64_t i, int count) {
+      nonfinite += __builtin_popcount(~mask_of<Test::below>(magnitude(at(i, count)), infinity<W>) & valid_lanes(count));
+    });
+    each_of(chosen, [&](int64_t i, int count) { store(into + (i - chosen.begin), at(i, count), count); });
+    const int64_t size = chosen.end - chosen.begin;
+    memset(into + size, 0, size_t(s.block - size) * sizeof(W));
+  });
+  return nonfinite;
+}
+
+template <class T> void decode_blocks(const Sampling& s, const Work<T>* values, Work<T> scale, bool weighted, T* grad,
+                                      Work<T>* residual, bool, int64_t first, int64_t last) {
+  using W = Work<T>;
+  each_unit(s, first, last, values, [&](int64_t units, const Elements& all, const Elements& chosen, const W* from) {
+    if (residual)
+      each_of(all, [&](int64_t i, int count) {
+        store(residual + i, load(grad + i, count) + load(residual + i, count), count);
+      });
+    memset(static_cast<void*>(grad + all.begin), 0, size_t(all.end - all.begin) * sizeof(T));
+    each_of(chosen, [&](int64_t i, int count) {
+      Lanes<W> value = load(from + (i - chosen.begin), count);
+      if (weighted) value = value * broadcast(W(units));
+      store(grad + i, value * broadcast(scale), count);
+    });
+    if (residual) memset(residual + chosen.begin, 0, size_t(chosen.end - chosen.begin) * sizeof(W));
+  });
+}

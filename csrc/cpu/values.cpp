@@ -11,7 +11,7 @@
 namespace hvc {
 namespace {
 
-enum class Keeps { nothing, residual, momentum };
+enum class Keeps { nothing, residual, decayed, momentum };
 
 template <class T> struct ValueDecode {
   const Section* sections;
@@ -25,6 +25,8 @@ template <class T> struct ValueDecode {
   Work<T>* momentum;
   Work<T> factor;
   bool masking;
+  Work<T> decay;
+  bool by_senders;
 };
 
 }  // namespace
@@ -42,9 +44,11 @@ struct Given {
   int parameter;
 };
 
-template <ValueForm kForm, class W> int64_t encode(const Given& given, const W* values, const W* mean, uint8_t* out) {
+template <ValueForm kForm, class W>
+int64_t encode(const Given& given, const W* values, const void* head, uint8_t* out) {
   const int64_t ranges = ranges_for(given.count, given.parameter), length = range_elements(given.parameter);
-  if (kForm == kSigns) memcpy(out, mean, sizeof(W));
+  if (head) memcpy(out, head, size_t(head_bytes(kForm, sizeof(W))));
+  const auto* levels = static_cast<const float*>(code_bits(kForm) ? head : nullptr);
   uint8_t* lengths = out + head_bytes(kForm, sizeof(W));
   uint8_t* begin = lengths + 8 * ranges;
   int64_t i = 0;
@@ -58,7 +62,7 @@ template <ValueForm kForm, class W> int64_t encode(const Given& given, const W* 
       next = given.positions[i] + 1;
     }
     uint8_t* finished = writer.finish();
-    for (int64_t j = first; j < i; ++j) put_value<kForm>(finished, j - first, values[j]);
+    for (int64_t j = first; j < i; ++j) put_value<kForm>(finished, j - first, values[j], levels);
     store_bytes(lengths, uint32_t(finished - begin));
     store_bytes(lengths + 4, uint32_t(i - first));
     begin = finished + bytes_of_values(kForm, sizeof(W), i - first);
@@ -66,23 +70,30 @@ template <ValueForm kForm, class W> int64_t encode(const Given& given, const W* 
   return i == given.kept ? begin - out : -1;
 }
 
-template <class W> int64_t encode_as(ValueForm form, const Given& given, const W* values, const W* mean, uint8_t* out) {
+template <class W>
+int64_t encode_as(ValueForm form, const Given& given, const W* values, const void* head, uint8_t* out) {
   switch (form) {
     case kFullValues:
-      return encode<kFullValues>(given, values, mean, out);
+      return encode<kFullValues>(given, values, head, out);
     case kHalfValues:
-      return encode<kHalfValues>(given, values, mean, out);
+      return encode<kHalfValues>(given, values, head, out);
     case kBFloat16Values:
-      return encode<kBFloat16Values>(given, values, mean, out);
+      return encode<kBFloat16Values>(given, values, head, out);
     case kSigns:
-      return encode<kSigns>(given, values, mean, out);
+      return encode<kSigns>(given, values, head, out);
+    case kCodes2:
+      return encode<kCodes2>(given, values, head, out);
+    case kCodes4:
+      return encode<kCodes4>(given, values, head, out);
+    case kCodes8:
+      return encode<kCodes8>(given, values, head, out);
   }
   return -1;
 }
 
 }  // namespace
 
-void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
+void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* head, Dtype dtype,
                    ValueForm form, int64_t count, int parameter, int64_t* place, uint8_t* out, int64_t, Launch) {
   int64_t used = -1;
   if (place[0] < 0) return put_end(used, place);
@@ -90,14 +101,14 @@ void values_encode(const int32_t* positions, int64_t kept, const void* values, c
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     const Given given{positions, kept, count, parameter};
-    used = encode_as(form, given, static_cast<const W*>(values), static_cast<const W*>(mean), out + place[0]);
+    used = encode_as(form, given, static_cast<const W*>(values), head, out + place[0]);
   });
   put_end(used, place);
 }
 
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
                    Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
-                   bool masking, int64_t* wrong, Launch launch) {
+                   bool masking, double decay, bool by_senders, int64_t* wrong, Launch launch) {
   *wrong = 0;
   const int64_t ranges = ranges_for(count, parameter);
   visit(dtype, [&](auto type) {
@@ -114,7 +125,9 @@ void values_decode(const Section* sections, int64_t section_count, int64_t own, 
                            static_cast<W*>(residual),
                            static_cast<W*>(momentum),
                            W(factor),
-                           masking};
+                           masking,
+                           W(decay),
+                           by_senders};
     const auto decode = HVC_CHOOSE(decode_values<T>);
     const int64_t bytes = 2 * count * int64_t(sizeof(T) + sizeof(W) * (momentum ? 2 : 1));
     if (ranges == 0)

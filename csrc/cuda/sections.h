@@ -87,7 +87,10 @@ template <class T> struct Settle {
   W* momentum;
   W factor;
   bool masking;
-  int64_t own;  // which part of the batch, or -1
+  int64_t own;                  // which part of the batch, or -1
+  W decay = 1;                  // of what is kept, without momentum
+  bool by_senders = false;      // whether a sum is divided by how many sections have the element
+  uint16_t* senders = nullptr;  // their numbers, where the sums are in memory
 };
 
 // What is kept as if nothing had been sent.
@@ -99,6 +102,8 @@ template <class T> __device__ void keep(const Settle<T>& s, int64_t i, T given, 
     const W momentum = bounded(with_momentum(s.factor, s.momentum[i], grad));
     s.momentum[i] = momentum;
     x = bounded(W(x + s.factor * momentum));
+  } else {
+    x = x * s.decay;
   }
   s.residual[i] = x;
 }
@@ -106,7 +111,7 @@ template <class T> __device__ void keep(const Settle<T>& s, int64_t i, T given, 
 // Takes what was sent out of what is kept. With momentum the values are exact: nothing of x is left.
 template <class T> __device__ void take_out(const Settle<T>& s, int64_t i, Work<T> value) {
   if (!s.momentum) {
-    s.residual[i] -= value;
+    s.residual[i] -= s.decay * value;
   } else {
     if (s.masking) s.momentum[i] = 0;
     s.residual[i] = s.factor * s.momentum[i];
@@ -174,22 +179,27 @@ template <class W> class EntriesOfChunk {
 };
 
 // Each warp finds the entries of a part while the others do; then they take turns. Notes the first entry of one part.
-template <class W>
-__device__ void add_lists(const Batch<W>& batch, const Chunk& chunk, W* sums, int64_t noted, int* first_of_noted) {
+template <bool kCounts, class W> __device__ void add_lists(const Batch<W>& batch, const Chunk& chunk, W* sums,
+                                                           uint16_t* senders, int64_t noted, int* first_of_noted) {
   constexpr int kWarps = kThreads / kWarp;
   const int warp = int(threadIdx.x) / kWarp;
   for (int64_t first = 0; first < batch.size; first += kWarps) {
     EntriesOfChunk<W> entries(batch, min(first + warp, batch.size - 1), chunk);
     if (first + warp == noted && lane_index() == 0) *first_of_noted = entries.first();
     for (int turn = 0; turn < kWarps && first + turn < batch.size; ++turn) {
-      if (turn == warp) entries.each([&](int i, W value) { sums[i] += value; });
+      if (turn == warp)
+        entries.each([&](int i, W value) {
+          sums[i] += value;
+          if constexpr (kCounts) ++senders[i];
+        });
       __syncthreads();
     }
   }
 }
 
 // Writes what is known of the elements of a chunk.
-template <class T> __device__ void write_chunk(const Settle<T>& s, int64_t begin, int size, const Work<T>* sums) {
+template <bool kCounts, class T>
+__device__ void write_chunk(const Settle<T>& s, int64_t begin, int size, const Work<T>* sums, const uint16_t* senders) {
   using W = Work<T>;
   struct Given {
     T grad;
@@ -200,24 +210,32 @@ template <class T> __device__ void write_chunk(const Settle<T>& s, int64_t begin
   const auto load = [&](int64_t i) { return s.residual ? Given{s.grad[i], s.residual[i]} : Given{}; };
   each_loaded(first, min(first + kOfWarp, begin + size), load, [&](int64_t i, const Given& given) {
     if (s.residual) keep(s, i, given.grad, given.kept);
-    if (s.ends)
-      s.grad[i] = from_work<T>(W(sums[i - begin] * s.scale));
-    else
-      s.sums[i] = sums[i - begin];
+    W sum = sums[i - begin];
+    if (!s.ends) s.sums[i] = sum;
+    if constexpr (kCounts) {
+      if (!s.ends) s.senders[i] = senders[i - begin];
+      sum = sum / W(max(int(senders[i - begin]), 1));
+    }
+    if (s.ends) s.grad[i] = from_work<T>(W(sum * s.scale));
   });
 }
 
-template <class T> __global__ void settle_kernel(const __grid_constant__ Batch<Work<T>> batch, Settle<T> s) {
+template <class T, bool kCounts>
+__global__ void settle_kernel(const __grid_constant__ Batch<Work<T>> batch, Settle<T> s) {
   __shared__ Work<T> sums[kChunk];
+  __shared__ uint16_t senders[kCounts ? kChunk : 1];
   __shared__ int first_of_own;
   const int64_t chunks = chunks_of(batch.cut);
   for (int64_t index = blockIdx.x; index < chunks; index += gridDim.x) {
     const Chunk chunk = chunk_of(batch.cut, index);
     const int64_t begin = batch.cut.begin(chunk.range) + chunk.first;
-    for (int i = int(threadIdx.x); i < chunk.size; i += kThreads) sums[i] = s.begins ? Work<T>(0) : s.sums[begin + i];
+    for (int i = int(threadIdx.x); i < chunk.size; i += kThreads) {
+      sums[i] = s.begins ? Work<T>(0) : s.sums[begin + i];
+      if constexpr (kCounts) senders[i] = s.begins ? 0 : s.senders[begin + i];
+    }
     __syncthreads();
-    add_lists(batch, chunk, sums, s.own, &first_of_own);
-    write_chunk(s, begin, chunk.size, sums);
+    add_lists<kCounts>(batch, chunk, sums, senders, s.own, &first_of_own);
+    write_chunk<kCounts>(s, begin, chunk.size, sums, senders);
     __syncthreads();
     if (s.residual && s.own >= 0 && threadIdx.x < kWarp)
       EntriesOfChunk<Work<T>>(batch, s.own, chunk, first_of_own).each([&](int i, Work<T> value) {
@@ -264,7 +282,7 @@ template <class W, class Bytes, class Run> void with_batch(const Section* const*
 
 // Adds up the sections of a tensor that can be read, and writes the result. `lists` starts the kernel that reads the
 // sections of a batch. Lists take no more memory than there are elements, or one section needs.
-template <class T, class Bytes, class Lists>
+template <bool kMayCount = false, class T, class Bytes, class Lists>
 void add_sections(const Section* sections, int64_t section_count, int64_t own, const Cut& cut, const Form<Bytes>& form,
                   const Settle<T>& settle, int64_t* wrong, Launch launch, const Lists& lists) {
   using W = Work<T>;
@@ -278,6 +296,7 @@ void add_sections(const Section* sections, int64_t section_count, int64_t own, c
   const auto all = int64_t(readable.size());
   const Section* const mine = own >= 0 && sections[own].bytes >= form.head ? sections + own : nullptr;
   std::unique_ptr<Scratch<W>> sums;
+  std::unique_ptr<Scratch<uint16_t>> senders;
   for (int64_t first = 0, end = 0; first == 0 || first < all; first = end) {
     int64_t room = 0;
     for (; end < all && end - first < kPartsTogether; ++end) {
@@ -289,13 +308,17 @@ void add_sections(const Section* sections, int64_t section_count, int64_t own, c
     s.begins = first == 0, s.ends = end == all;
     if (!s.ends && !sums) sums = std::make_unique<Scratch<W>>(cut.count, launch);
     s.sums = sums ? sums->get() : nullptr;
+    if (sums && s.by_senders && !senders) senders = std::make_unique<Scratch<uint16_t>>(cut.count, launch);
+    s.senders = senders ? senders->get() : nullptr;
     const auto at = std::find(readable.begin() + first, readable.begin() + end, mine);
     s.own = at != readable.begin() + end ? at - (readable.begin() + first) : -1;
     if (mine ? s.own < 0 : !s.ends) s.residual = nullptr;
     with_batch<W>(readable.data() + first, end - first, cut, form, room, launch, [&](const Batch<W>& batch) {
       if (batch.size > 0) lists(batch);
       const int64_t chunks = chunks_of(cut);
-      if (chunks > 0) start_blocks(settle_kernel<T>, std::min(chunks, kMostBlocks), kThreads, launch, batch, s);
+      auto kernel = settle_kernel<T, false>;
+      if constexpr (kMayCount) kernel = s.by_senders ? settle_kernel<T, true> : kernel;
+      if (chunks > 0) start_blocks(kernel, std::min(chunks, kMostBlocks), kThreads, launch, batch, s);
     });
     if (s.ends) break;
   }

@@ -17,9 +17,11 @@ struct ValueBytes {
   __device__ int64_t operator()(int64_t number) const { return bytes_of_values(form, work_bytes, number); }
 };
 
-// A lane writes a value; signs of a warp are its vote, of which four lanes write a byte.
+// A lane writes a value; signs of a warp are its vote, of which four lanes write a byte. Of the codes that share a byte
+// the first lane writes them.
 template <ValueForm kForm, class W> struct PutValue {
   const W* values;
+  const float* levels;
   __device__ W load(int64_t i) const { return values[i]; }
   __device__ void operator()(uint8_t* into, int64_t j, W value, bool there) const {
     if constexpr (kForm == kSigns) {
@@ -27,8 +29,14 @@ template <ValueForm kForm, class W> struct PutValue {
       const unsigned lanes = __ballot_sync(kAllLanes, there);
       const int byte = lane_index();
       if (byte < 4 && lanes >> (8 * byte) != 0) into[(j - byte) / 8 + byte] = uint8_t(signs >> (8 * byte));
+    } else if constexpr (code_bits(kForm) != 0) {
+      constexpr int kBits = code_bits(kForm), kInByte = 8 / kBits;
+      const int place = lane_index() % kInByte;
+      unsigned byte = there ? code_of<kBits>(levels, value) << (kBits * place) : 0;
+      for (int step = 1; step < kInByte; step *= 2) byte |= __shfl_down_sync(kAllLanes, byte, step);
+      if (there && place == 0) into[j / kInByte] = uint8_t(byte);
     } else {
-      if (there) put_value<kForm>(into, j, value);
+      if (there) put_value<kForm>(into, j, value, levels);
     }
   }
 };
@@ -64,7 +72,7 @@ __global__ void lists_kernel(const __grid_constant__ Batch<W> batch, int paramet
       read = each_position(piece, {s.data + at, stream, parameter, 0, batch.cut.end(range) - batch.cut.begin(range)},
                            [&](int64_t index, int64_t position) {
                              if (index < number)
-                               list[index] = {int32_t(position), value_at<kForm>(values, index, cursor.mean)};
+                               list[index] = {int32_t(position), value_at<kForm>(values, index, cursor.for_all)};
                            });
     if (lane_index() != 0) continue;
     batch.lists[item] = {first, min(read.number, number)};
@@ -85,32 +93,39 @@ template <class Body> void with_form(ValueForm form, const Body& body) {
       return body(std::integral_constant<ValueForm, kBFloat16Values>());
     case kSigns:
       return body(std::integral_constant<ValueForm, kSigns>());
+    case kCodes2:
+      return body(std::integral_constant<ValueForm, kCodes2>());
+    case kCodes4:
+      return body(std::integral_constant<ValueForm, kCodes4>());
+    case kCodes8:
+      return body(std::integral_constant<ValueForm, kCodes8>());
   }
 }
 
 int64_t bits_of_entry(ValueForm form, int work_bytes, int parameter) {
-  return parameter + 1 + (form == kSigns ? 1 : 8 * bytes_of_values(form, work_bytes, 1));
+  const int coded = form == kSigns ? 1 : code_bits(form);
+  return parameter + 1 + (coded ? coded : 8 * bytes_of_values(form, work_bytes, 1));
 }
 
 }  // namespace
 
-void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
+void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* head, Dtype dtype,
                    ValueForm form, int64_t count, int parameter, int64_t* place, uint8_t* out, int64_t room,
                    Launch launch) {
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     const Given given{positions, kept, count, parameter};
-    const Head head{static_cast<const uint8_t*>(mean), int(head_bytes(form, sizeof(W))), 2};
+    const Head begin{static_cast<const uint8_t*>(head), int(head_bytes(form, sizeof(W))), 2};
     with_form(form, [&](auto f) {
-      write_section(given, head, ValueBytes{form, sizeof(W)}, PutValue<f(), W>{static_cast<const W*>(values)},
-                    Place{place, room}, out, launch);
+      const PutValue<f(), W> put{static_cast<const W*>(values), static_cast<const float*>(head)};
+      write_section(given, begin, ValueBytes{form, sizeof(W)}, put, Place{place, room}, out, launch);
     });
   });
 }
 
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
                    Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
-                   bool masking, int64_t* wrong, Launch launch) {
+                   bool masking, double decay, bool by_senders, int64_t* wrong, Launch launch) {
   clear_counts(wrong, 1, launch);
   const Cut cut{count, range_elements(parameter), ranges_for(count, parameter)};
   visit(dtype, [&](auto type) {
@@ -123,10 +138,12 @@ void values_decode(const Section* sections, int64_t section_count, int64_t own, 
     settle.momentum = static_cast<W*>(momentum);
     settle.factor = W(factor);
     settle.masking = masking;
+    settle.decay = W(decay);
+    settle.by_senders = by_senders;
     const Form<RangeBytes> given{
         ranges_begin(form, sizeof(W), cut.number), bits_of_entry(form, sizeof(W), parameter), {form, sizeof(W)}};
     with_form(form, [&](auto f) {
-      add_sections(sections, section_count, own, cut, given, settle, wrong, launch, [&](const Batch<W>& batch) {
+      add_sections<true>(sections, section_count, own, cut, given, settle, wrong, launch, [&](const Batch<W>& batch) {
         const int64_t ranges = batch.size * cut.number;
         if (ranges > 0)
           start_blocks(lists_kernel<f(), W>, std::min(ranges, kMostBlocks), kWarp, launch, batch, parameter, wrong);

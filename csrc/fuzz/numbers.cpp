@@ -49,9 +49,10 @@ void sample(Input& in, Dtype dtype) {
   const Bytes values = in.bytes(work_width(dtype) * k), grad = in.bytes(width(dtype) * count);
   const Bytes residual(work_width(dtype) * count);
   int64_t nonfinite = 0;
-  sample_decode(values.get(), dtype, count, k, &key, 0, 0.5, weighted, grad.get(), keeps ? residual.get() : nullptr,
+  sample_decode(values.get(), dtype, count, 1, k, &key, 0, 0.5, weighted, grad.get(), keeps ? residual.get() : nullptr,
                 kHere);
-  sample_offer(grad.get(), keeps ? residual.get() : nullptr, dtype, count, k, &key, 0, values.get(), &nonfinite, kHere);
+  sample_offer(grad.get(), keeps ? residual.get() : nullptr, dtype, count, 1, k, &key, 0, values.get(), &nonfinite,
+               kHere);
 }
 
 void select(Input& in, Dtype dtype) {

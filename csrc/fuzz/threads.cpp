@@ -75,8 +75,10 @@ Written sparse(Launch launch) {
                 out.get(), out.size, launch);
   const Section section{out.get(), place[1]};
   int64_t wrong = 0;
-  values_decode(&section, 1, 0, kFullValues, 5, kFloat32, kCount, 1, grad.get(), residual.get(), nullptr, 0, false,
-                &wrong, launch);
+  values_decode(&section, 1, 0, kFullValues, 5, kFloat32, kCount, 1, grad.get(), residual.get(), nullptr, 0, false, 1,
+                false, &wrong, launch);
+  chunk_select(grad.get(), residual.get(), kFloat32, kCount, 1024, 20, 20, positions.as<int32_t>(), values.get(), found,
+               launch);
   float mean = 0;
   int64_t binary[kSelected], other_place[2] = {};
   binary_select(grad.get(), residual.get(), kFloat32, kCount, k, positions.as<int32_t>(), &mean, binary, false, launch);
@@ -152,8 +154,8 @@ Written others(Launch launch) {
   record_fold(parts, 1, kFloat32, kCount, kBlock, kMean, kept.get(), left.get(), records.get(), launch);
   record_decode(records.get(), scales.as<float>(), kFloat32, kCount, kBlock, 1, grad.get(), residual.get(), launch);
   merge_bits(bits.as<uint64_t>(), words.as<uint64_t>(), kCount / 2, 1, 3, &kKey, 0, launch);
-  sample_offer(grad.get(), residual.get(), kFloat32, kCount, kCount / 8, &kKey, 0, values.get(), &w.counted, launch);
-  sample_decode(values.get(), kFloat32, kCount, kCount / 8, &kKey, 0, 1, true, grad.get(), residual.get(), launch);
+  sample_offer(grad.get(), residual.get(), kFloat32, kCount, 1, kCount / 8, &kKey, 0, values.get(), &w.counted, launch);
+  sample_decode(values.get(), kFloat32, kCount, 1, kCount / 8, &kKey, 0, 1, true, grad.get(), residual.get(), launch);
   dense_add(grad.get(), residual.get(), kFloat32, kCount, launch);
   absorb(grad.get(), residual.get(), left.get(), 0.9, kFloat32, kCount, launch);
   w.counted += int64_t(hash64(grad.get(), grad.size, 1, launch) >> 1);

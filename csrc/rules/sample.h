@@ -1,9 +1,10 @@
-// One element of each of k blocks, chosen at random: what all ranks with the same key agree on without a word.
+// One unit of each of k groups, chosen at random: what all ranks with the same key agree on without a word.
 //
-//   block i   elements floor(count i / k) to floor(count (i + 1) / k) - 1
-//   element   begin + floor(draw * size / 2^32), where draw number n is 32 bits: word n mod 4 of group n / 4, digit 0
+//   unit      `block` neighbouring elements, most often one; the last unit of a tensor may have fewer
+//   group i   units floor(units i / k) to floor(units (i + 1) / k) - 1
+//   chosen    begin + floor(draw * size / 2^32), where draw number n is 32 bits: word n mod 4 of group n / 4, digit 0
 //
-// Every element of a block is as likely as another to size / 2^32.
+// Every unit of a group is as likely as another to size / 2^32.
 #pragma once
 #include "rules/philox.h"
 
@@ -14,12 +15,14 @@ constexpr int kDrawsPerSampleGroup = 4;
 struct Sampling {
   int64_t count, k;
   Stream key;
-  int64_t first;  // the draw of block 0
+  int64_t first;  // the draw of group 0
+  int64_t block;
 };
+HVC_RULE int64_t units_of(const Sampling& s) { return ceil_div(s.count, s.block); }
 
-// The blocks in order, without a division for each.
+// The groups in order, without a division for each.
 struct DrawnBlocks {
-  int64_t begin, size;  // of the current block
+  int64_t begin, size;  // of the current group
   int64_t step, rest, part, k;
 };
 HVC_RULE DrawnBlocks blocks_from(int64_t count, int64_t k, int64_t index) {

@@ -7,7 +7,7 @@ Lin, Han, Mao, Wang and Dally, arXiv:1712.01887, ICLR 2018.
     T = the k largest |v|, exactly; k = ceil(density * d)
     payload = the positions of T, as gaps in Golomb code, and v there
     result  = mean over ranks of (the rank's values at its positions)
-    v = 0 at T; u = 0 there too, with masking
+    v = 0 at T, or what rounding took, with value_bits below 32; u = 0 there too, with masking
 
 Momentum is applied here, before values wait, so the optimizer should have none. In warm-up the
 density falls from a quarter in steps of a quarter: 25 %, 6.25 %, 1.5625 % and so on.
@@ -40,10 +40,11 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.dispatch import as_tensor
 from ..ops.keys import Key
-from ..schedule.plan import Bucket
+from ..schedule.plan import Bucket, TensorSpec
 from .base import Law, Properties, check_choice
 from .dense import Momentum, keep_last
 from .registry import register
+from .shared.forms import check_value_bits, own_bound, rounded, value_form
 from .shared.sections import Sections
 from .work import LAST, Counts, Layout, Part, Work, per_element, work_dtype
 
@@ -66,6 +67,7 @@ class Dgc(Sections):
             limit.
         momentum_kind: "local" is each rank's own, of its gradients; "global" goes on with the last result, which all
             ranks have, follows the learning rate, and so does what waits; it has nothing to mask.
+        value_bits: bits per value, as ``topk`` has them; what rounding takes stays in v.
     """
 
     density: float = 0.001
@@ -74,6 +76,7 @@ class Dgc(Sections):
     ramp_steps: int = 0
     clip: float = 0.0
     momentum_kind: Literal["local", "global"] = "local"
+    value_bits: Literal[2, 4, 8, 16, 32] = 32
 
     name: ClassVar[str] = "dgc"
     summary: ClassVar[str] = "the largest values, after the method's own momentum, and their positions in Golomb code"
@@ -85,6 +88,7 @@ class Dgc(Sections):
         {"density": 0.1, "momentum": 0.5, "masking": False, "ramp_steps": 8},
         {"density": 0.05, "momentum": 0.5, "clip": 2.0},
         {"density": 0.05, "momentum": 0.5, "momentum_kind": "global"},
+        {"density": 0.3, "momentum": 0.5, "value_bits": 4},
     )
 
     def __post_init__(self) -> None:
@@ -102,11 +106,12 @@ class Dgc(Sections):
                 'masking=False is for momentum_kind="local": momentum that goes on from the last result has nothing to '
                 'mask; leave out masking=, or take momentum_kind="local"'
             )
+        check_value_bits(self.value_bits)
 
     def properties(self) -> Properties:
         return replace(
             super().properties(),
-            law=Law(conserves=not self.momentum, bound="own: (1 - k/d) |v|^2", zeros=True),
+            law=Law(conserves=not self.momentum, bound=own_bound(self.value_bits, "v"), zeros=True),
             divides="never" if self.clip else "before",  # a length is in the units of gradients
             small_tensors=Momentum(float(self.momentum), self.momentum_kind) if self.momentum else None,
             variants=(*self._stages(), replace(self, ramp_steps=0)),
@@ -142,6 +147,20 @@ class Dgc(Sections):
         if self.clip:
             _cut_down([work.grad(position) for position in positions], self.clip / math.sqrt(work.world))
         return super().submit(work, positions, key)
+
+    # ---- values ----
+
+    def form(self, bucket: Bucket, tensor: TensorSpec) -> str:
+        return value_form(self.value_bits, bucket, self.most(tensor))
+
+    def head(self, work: Work, position: int) -> Tensor | None:
+        levels, form = super().head(work, position), work.memo["forms"][position]
+        if form != "full" and work.state_of("momentum", position) is not None:
+            # Decoding leaves nothing of v where a value was sent: what rounding takes is put back.
+            values, rest = self.values(work, position), work.memo["rest"].get(position)
+            lost = values - rounded(values, form, levels)
+            work.memo["rest"][position] = lost if rest is None else rest + lost
+        return levels
 
     # ---- momentum ----
 

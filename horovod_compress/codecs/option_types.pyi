@@ -32,6 +32,7 @@ class ForDgc(AllMethods, total=False):
     ramp_steps: int
     clip: float
     momentum_kind: Literal["local", "global"]
+    value_bits: Literal[2, 4, 8, 16, 32]
 
 class ForEfSignsgd(AllMethods, total=False):
     step_size: Literal["tensor", "row"]
@@ -90,6 +91,7 @@ class ForQsgd(AllMethods, total=False):
 class ForRandomk(AllMethods, total=False):
     density: float
     scaled: bool
+    block: int
 
 class ForSignsgd(AllMethods, total=False):
     step_size: Literal["tensor", "row"] | float
@@ -114,7 +116,7 @@ class ForSketchFusion(AllMethods, total=False):
 
 class ForSpardl(AllMethods, total=False):
     density: float
-    value_bits: Literal[16, 32]
+    value_bits: Literal[2, 4, 8, 16, 32]
 
 class ForSparseBinary(AllMethods, total=False):
     density: float | None
@@ -130,9 +132,12 @@ class ForTerngrad(AllMethods, total=False):
 
 class ForTopk(AllMethods, total=False):
     density: float
-    value_bits: Literal[16, 32]
+    value_bits: Literal[2, 4, 8, 16, 32]
     positions: Literal["own", "leader"]
     filter: float
+    chunk: int
+    residual_decay: float
+    average: Literal["ranks", "senders"]
 
 class OfSomeMethod(TypedDict, total=False):
     density: float | None
@@ -141,6 +146,7 @@ class OfSomeMethod(TypedDict, total=False):
     ramp_steps: int
     clip: float
     momentum_kind: Literal["local", "global"]
+    value_bits: Literal[2, 4, 8, 16, 32]
     step_size: Literal["tensor", "row"] | float
     step_scale: float | None
     dithering: Literal["standard", "exponential"]
@@ -169,10 +175,11 @@ class OfSomeMethod(TypedDict, total=False):
     cells: float
     rows: Literal[1, 3, 5]
     candidates: int
-    value_bits: Literal[16, 32]
     preset: Literal[1, 2, 3] | None
     positions: Literal["own", "leader"]
     filter: float
+    chunk: int
+    average: Literal["ranks", "senders"]
 
 class ForSomeMethod(OfSomeMethod, AllMethods, total=False): ...
 

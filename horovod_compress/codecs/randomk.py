@@ -9,8 +9,11 @@ et al., arXiv:1710.09854, NeurIPS 2018.
     result   = mean over ranks at T, 0 elsewhere
     residual = 0 at T, x elsewhere
 
+With ``block=n``, random-block of Eghlidi and Jaggi, *Sparse Communication for Training Deep Networks*,
+arXiv:2009.09271, it is n neighbouring elements, at most k, instead of one: k / n blocks, each one of a group of blocks.
+
 With ``scaled=True`` there is no residual: each value is multiplied by the size of its block, about
-d / k, so that the expectation of the result is the mean.
+d / k (with ``block``, by the number of blocks in its group), so that the expectation of the result is the mean.
 
 One element of each block instead of any k elements: the blocks need no search, all ranks find T in
 one pass, and every element is still as likely as its neighbours.
@@ -29,10 +32,12 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SAMPLE, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Law, Properties, check_choice
+from .base import Algebra, Codec, Law, Properties, check_choice, whole
 from .registry import register
 from .shared.sections import check_density, share
 from .work import Counts, Layout, Part, Work, clamped_all, counts_of, per_element, slices, work_dtype
+
+MOST_BLOCK = 1 << 20
 
 
 @register
@@ -43,10 +48,13 @@ class RandomK(Codec):
     Args:
         density: share of each tensor's elements that is sent, above 0, at most 1.
         scaled: whether to scale values so that the result is unbiased, without a residual.
+        block: of how many neighbouring elements each draw is, 1 to 1048576: longer ones are copied faster. A tensor of
+            which fewer are sent has one block of these.
     """
 
     density: float = 0.01
     scaled: bool = False
+    block: int = 1
 
     batched: ClassVar[bool] = True
     name: ClassVar[str] = "randomk"
@@ -54,11 +62,17 @@ class RandomK(Codec):
     summary: ClassVar[str] = "values at random positions, the same on all ranks"
     source: ClassVar[str] = "Stich et al., NeurIPS 2018, arXiv:1809.07599"
     page: ClassVar[str] = "sparse_methods.md#random-k"
-    samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.05}, {"density": 0.5, "scaled": True})
+    samples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"density": 0.05},
+        {"density": 0.5, "scaled": True},
+        {"density": 0.3, "block": 32},
+    )
 
     def __post_init__(self) -> None:
         check_density(self.density)
         check_choice("scaled", self.scaled, True, False)
+        if not whole(self.block) or not 1 <= self.block <= MOST_BLOCK:
+            raise ConfigError(f"block should be a number of elements in [1, {MOST_BLOCK}], got {self.block!r}")
 
     def properties(self) -> Properties:
         bound = f"({'d/k - 1' if self.scaled else '1 - k/d'}) |mean of x|^2"
@@ -71,8 +85,8 @@ class RandomK(Codec):
 
     def _error(self, x: Sequence[Tensor]) -> float:
         count = x[0].numel()
-        block = -(-count // share(self.density, count))  # the largest
-        factor = block - 1 if self.scaled else 1 - 1 / block
+        size = self._largest_group(count)
+        factor = size - 1 if self.scaled else 1 - 1 / size
         return factor * float(torch.stack(tuple(x)).mean(0).square().sum())
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
@@ -81,11 +95,30 @@ class RandomK(Codec):
                 raise ConfigError(
                     f"randomk takes tensors of fewer than 2^31 elements, {tensor.name} has {tensor.count}"
                 )
-        values = (work_dtype(bucket), sum(share(self.density, tensor.count) for tensor in bucket.tensors))
+        values = (work_dtype(bucket), sum(self._room(tensor.count) for tensor in bucket.tensors))
         return Layout({"values": values}, state={} if self.scaled else per_element(bucket, "residual"))
 
+    def _block(self, count: int) -> int:
+        """Return of how many elements a block of a tensor is."""
+        return max(1, min(self.block, share(self.density, count)))
+
+    def _groups(self, count: int) -> tuple[int, int]:
+        """Return how many blocks a tensor has, and of how many groups of them one is sent each."""
+        blocks = -(-count // self._block(count))
+        return blocks, share(self.density, blocks)
+
+    def _largest_group(self, count: int) -> int:
+        blocks, groups = self._groups(count)
+        return -(-blocks // groups)
+
+    def _room(self, count: int) -> int:
+        """Return how many values of a tensor are sent."""
+        return self._block(count) * self._groups(count)[1]
+
     def prepare(self, work: Work) -> None:
-        work.memo["places"] = slices([share(self.density, tensor.count) for tensor in work.bucket.tensors])
+        tensors = work.bucket.tensors
+        work.memo["places"] = slices([self._room(tensor.count) for tensor in tensors])
+        work.memo["blocks"] = [self._block(tensor.count) for tensor in tensors]
         work.memo["rest"] = {}  # by position: what a clamp took from the values, for the residual
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
@@ -94,14 +127,14 @@ class RandomK(Codec):
     def _offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         own = work.memo["places"][position]
         given = (work.grad(position), work.residual_of(position), work.regions["values"][own])
-        return ops.sample_offer(*given, _shared(key), first=own.start)
+        return ops.sample_offer(*given, _shared(key), first=own.start, block=work.memo["blocks"][position])
 
     def _limit(self, work: Work, position: int) -> float:
         """Return the largest value that a rank may send."""
         count = work.bucket.tensors[position].count
         if not self.scaled or not count:
             return work.limit()
-        return work.limit() / -(-count // share(self.density, count))  # it is multiplied by the size of its block
+        return work.limit() / self._largest_group(count)  # it is multiplied by the size of its group
 
     def before(self, number: int, work: Work, key: Key) -> None:
         for position, grad in enumerate(work.grads):
@@ -118,7 +151,7 @@ class RandomK(Codec):
         for position in (part.position for part in parts):
             own = work.memo["places"][position]
             values, grad, residual = work.regions["values"][own], work.grad(position), work.residual_of(position)
-            rule = {"first": own.start, "weighted": self.scaled}
+            rule = {"first": own.start, "weighted": self.scaled, "block": work.memo["blocks"][position]}
             ops.sample_decode(values, grad, residual, _shared(key), result_scale / work.world, **rule)
             rest = work.memo["rest"][position]
             if rest is not None and residual is not None:  # what a clamp took from the values that were sent
@@ -137,15 +170,17 @@ class RandomK(Codec):
         for momentum in momenta:
             if momentum.dtype is nothing.dtype:  # as if it were a residual: 0 at the places, unchanged elsewhere
                 grad = nothing[: momentum.numel()]
-                ops.sample_decode(values[own], grad, momentum, _shared(key), 1.0, first=own.start)
+                rule = {"first": own.start, "block": work.memo["blocks"][position]}
+                ops.sample_decode(values[own], grad, momentum, _shared(key), 1.0, **rule)
             else:
                 momentum.masked_fill_(self._spread(work, position, torch.ones_like(values[own]), key) != 0, 0)
 
     def _spread(self, work: Work, position: int, values: Tensor, key: Key) -> Tensor:
         """Return values at the places of this round, 0 elsewhere."""
-        whole = values.new_zeros(work.bucket.tensors[position].count)
-        ops.sample_decode(values, whole, None, _shared(key), 1.0, first=work.memo["places"][position].start)
-        return whole
+        every = values.new_zeros(work.bucket.tensors[position].count)
+        rule = {"first": work.memo["places"][position].start, "block": work.memo["blocks"][position]}
+        ops.sample_decode(values, every, None, _shared(key), 1.0, **rule)
+        return every
 
 
 def _shared(key: Key) -> Key:

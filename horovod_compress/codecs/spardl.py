@@ -4,10 +4,10 @@ Zhao et al., *Distributed Deep Learning Training with Efficient Sparse Communica
 
     x = gradient + residual, for each tensor of d elements; k = ceil(density * d)
     T = of each owner's d/M elements, the k/M largest |x|, exactly; the lower position among equals, never a zero
-    record   = the positions of T, as gaps in Golomb code, and x there; with value_bits=16 rounded     to the owner
+    record   = the positions of T, as gaps in Golomb code, and x there; below 32 value_bits rounded    to the owner
     a        = sum over ranks of the rank's values at its positions                                    on the owner
     F        = of the owner's elements, the k/M largest |a|, in the same way
-    record   = the positions of F, and a there; with value_bits=16 rounded                             to everyone
+    record   = the positions of F, and a there; below 32 value_bits rounded                            to everyone
     result   = a / M at F, 0 elsewhere
     residual = x - (own value, if this rank sent one) at F, x elsewhere
                and, on the owner, what rounding took from a
@@ -36,11 +36,12 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
-from ..ops.sizes import golomb_ranges
+from ..ops.sizes import golomb_ranges, levels_of
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Law, Piece, Properties, check_choice
+from .base import Algebra, Codec, Law, Piece, Properties
 from .registry import register
-from .shared.sections import NUMBERS, check_density, check_well_formed, parameter, share, short_of, value_form
+from .shared.forms import check_value_bits, fitted, largest, rounded, value_form
+from .shared.sections import NUMBERS, check_density, check_well_formed, parameter, share
 from .work import Counts, Cutting, Layout, Part, Regions, Work, per_element, work_dtype
 
 #: What a section says, in words.
@@ -58,6 +59,7 @@ class Stretch:
         record: which one it is in.
         at, nbytes: where its section begins there, and the room for it.
         parameter: of the code of positions.
+        form: how values are written.
     """
 
     number: int
@@ -70,6 +72,7 @@ class Stretch:
     at: int
     nbytes: int
     parameter: int
+    form: str
 
     @property
     def count(self) -> int:
@@ -106,24 +109,28 @@ class SparDL(Codec):
 
     Args:
         density: share of each tensor's elements that is sent, above 0, at most 1.
-        value_bits: bits per value: 32 (64 for float64 gradients), or 16: float16 for float16 gradients, else
-            bfloat16.
+        value_bits: bits per value: 32 (64 for float64 gradients); 16: float16 for float16 gradients, else bfloat16; 8,
+            4 or 2: a sign and one of 128, 8 or 2 levels, which sender and owner fit to what they send.
     """
 
     density: float = 0.01
-    value_bits: Literal[16, 32] = 32
+    value_bits: Literal[2, 4, 8, 16, 32] = 32
 
     name: ClassVar[str] = "spardl"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "the largest values, then the largest of their sums, and positions in Golomb code"
     source: ClassVar[str] = "Zhao et al., ICDE 2024, arXiv:2304.00737"
     page: ClassVar[str] = "sparse_methods.md#spardl"
-    samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.05}, {"density": 0.3, "value_bits": 16})
-    folded: ClassVar[frozenset[str]] = frozenset({"sums", "chosen", "totals", "found", "own place"})
+    samples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"density": 0.05},
+        {"density": 0.3, "value_bits": 16},
+        {"density": 0.3, "value_bits": 4},
+    )
+    folded: ClassVar[frozenset[str]] = frozenset({"sums", "chosen", "totals", "found", "own place", "own levels"})
 
     def __post_init__(self) -> None:
         check_density(self.density)
-        check_choice("value_bits", self.value_bits, 16, 32)
+        check_value_bits(self.value_bits)
 
     def properties(self) -> Properties:
         law = Law(conserves=True, bound="4 (1 - k/d) mean over ranks of |x|^2", error=self._error, zeros=True)
@@ -134,7 +141,7 @@ class SparDL(Codec):
         count, world = x[0].numel(), len(x)
         entries = share(self.density, count)
         longest = -(-count // entries)  # elements for an entry, in any stretch
-        rounding = 0.0 if self.value_bits == 32 else 2.0**-16
+        rounding = {32: 0.0, 16: 2.0**-16}.get(self.value_bits, 1 / longest)  # of a few levels: all that was sent
         left = 1 - 1 / longest + rounding
         return (4 if world > 1 else 1) * left * sum(float(mine.square().sum()) for mine in x) / world
 
@@ -144,7 +151,7 @@ class SparDL(Codec):
         """Return the stretches of a bucket, and the bytes of a record."""
         kept = [share(self.density, tensor.count) for tensor in bucket.tensors]
         entries, wide = -(-sum(kept) // world), work_dtype(bucket).itemsize
-        form, found = value_form(self.value_bits, bucket), list[Stretch]()
+        found = list[Stretch]()
         sizes, first = [0] * world, 0
         for position, (tensor, k) in enumerate(zip(bucket.tensors, kept, strict=True)):
             begin = 0
@@ -152,10 +159,12 @@ class SparDL(Codec):
                 record = (first + begin) // entries
                 end = min(k, (record + 1) * entries - first)
                 start, stop, most = tensor.count * begin // k, tensor.count * end // k, end - begin
-                b = parameter(most, stop - start)
+                b, form = parameter(most, stop - start), value_form(self.value_bits, bucket, most)
                 nbytes = ops.values_bound(most, stop - start, b, wide, form=form)
                 found.append(
-                    Stretch(len(found), position, start, stop, first + begin, most, record, sizes[record], nbytes, b)
+                    Stretch(
+                        len(found), position, start, stop, first + begin, most, record, sizes[record], nbytes, b, form
+                    )
                 )
                 sizes[record] += nbytes
                 begin = end
@@ -174,18 +183,22 @@ class SparDL(Codec):
             longest = max((stretch.count for stretch in found), default=0)
             folding = {"sums": (dtype, longest), "chosen": (torch.int32, entries), "totals": (dtype, entries)}
             folding |= {"found": (torch.int64, NUMBERS * len(found)), "own place": (torch.int64, 2)}
+        levels = max((levels_of(stretch.form) for stretch in found), default=0)
+        if levels and world > 1:
+            folding["own levels"] = (torch.float32, levels)
         ranges = max((golomb_ranges(stretch.count, stretch.parameter) for stretch in found), default=0)
         return Layout(
             {"records": (torch.uint8, number * size)},
             {"records": max(1, size)},
             state=per_element(bucket, "residual"),
-            local={"nothing": (torch.uint8, 8 * ranges)} | folding,
+            local={"nothing": (torch.uint8, 4 * levels + 8 * ranges)} | folding,
             scratch={
                 "positions": (torch.int32, entries),
                 "values": (dtype, entries),
                 "numbers": (torch.int64, NUMBERS * len(found)),
                 "place": (torch.int64, 2),
-            },
+            }
+            | ({"levels": (torch.float32, levels)} if levels else {}),
             cutting=Cutting([], self._needs, ends=[[s.stop for s in own] for own in _by_tensor(found, bucket)]),
         )
 
@@ -197,9 +210,8 @@ class SparDL(Codec):
         bucket, memo = work.bucket, work.memo
         memo["stretches"], memo["size"] = self._stretches(bucket, work.world)
         memo["of"] = _by_tensor(memo["stretches"], bucket)
-        memo["form"], memo["short"] = value_form(self.value_bits, bucket), short_of(self.value_bits, bucket)
-        # Sums over ranks are made to fit in 16 bits, without rounding.
-        memo["shrink"] = 1.0 if memo["short"] is None else 0.5 ** (work.world - 1).bit_length()
+        # Sums over ranks are made to fit in 16 bits, or in float32 levels, without rounding.
+        memo["shrink"] = 1.0 if self.value_bits == 32 else 0.5 ** (work.world - 1).bit_length()
         memo["given"] = {}  # by the first entry of a stretch, what its selection was given, until that is read
         memo["kept"] = {}  # by the first entry of a stretch, how many there are
         memo["left"] = {}  # likewise, where an owner has rounded its sums, and what that took
@@ -215,11 +227,11 @@ class SparDL(Codec):
             work.memo["given"][stretch.first] = given = grad, residual, stretch.most, *room
             ops.top_select(*given, _numbers(work, "numbers", stretch))
         nonfinite = work.local["numbers"].view(-1, NUMBERS)[:, 1]
-        if work.memo["short"] is torch.bfloat16 and work.bucket.dtype == "float64":
+        if work.bucket.dtype == "float64" and self.value_bits != 32:
             self._learn(work, stretches)
             for stretch in stretches:
                 # Of a larger one every step could send only so little that it would wait forever.
-                large = self._values(work, stretch).abs() > torch.finfo(torch.bfloat16).max
+                large = self._values(work, stretch).abs() > largest(stretch.form)
                 nonfinite[stretch.number] += torch.count_nonzero(large)
         of = [work.memo["of"][position] for position in positions]
         none = nonfinite.new_zeros(())
@@ -258,18 +270,25 @@ class SparDL(Codec):
         stretches = [stretch for part in parts for stretch in work.memo["of"][part.position]]
         self._learn(work, [stretch for stretch in stretches if stretch.first in work.memo["given"]])
         for stretch in stretches:
-            values, short = self._values(work, stretch), work.memo["short"]
+            values = self._values(work, stretch)
             values.clamp_(-work.limit(), work.limit())
-            if short is not None:
-                values.copy_(values.to(short))
             chosen, out = work.local["positions"][stretch.entries], work.regions["records"][self._place(work, stretch)]
-            self._write(work, stretch, chosen, values, out, work.local["place"])
+            values.copy_(self._write(work, stretch, chosen, values, out))
 
-    def _write(self, work: Work, stretch: Stretch, chosen: Tensor, values: Tensor, out: Tensor, place: Tensor) -> None:
-        """Write the section of some elements; what it does not need of its room is 0."""
+    def _write(self, work: Work, stretch: Stretch, chosen: Tensor, values: Tensor, out: Tensor, of: str = "") -> Tensor:
+        """Write the section of some elements, and 0 into what it does not need of its room; return what it says.
+
+        Args:
+            of: "own " for the arrays that an owner has for it.
+        """
         out.zero_()
-        given = chosen[: values.numel()], values.numel(), values, stretch.parameter, stretch.count
-        ops.values_encode(*given, place.zero_(), out, form=work.memo["form"])
+        place, room = work.local[f"{of}place"].zero_(), work.local.get(f"{of}levels", values)
+        levels = fitted(values, stretch.form, room)
+        sent = rounded(values, stretch.form, levels)
+        given = chosen[: values.numel()], values.numel(), sent if levels is None else values
+        of_code = stretch.parameter, stretch.count
+        ops.values_encode(*given, *of_code, place, out, form=stretch.form, head=levels)
+        return sent
 
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
         ranks, size = [*others[: key.rank], piece.values, *others[key.rank :]], work.memo["size"]
@@ -281,18 +300,17 @@ class SparDL(Codec):
 
     def _choose(self, work: Work, stretch: Stretch, sections: list[Tensor], key: Key) -> None:
         """Add up what all ranks have sent of some elements, and let the largest sums be what this rank has."""
-        sums, own, short = work.local["sums"][: stretch.count], stretch.entries, work.memo["short"]
-        rule = {"form": work.memo["form"]}
-        wrong = ops.values_decode(sections, 0, stretch.parameter, sums, None, work.memo["shrink"], **rule)
+        sums, own = work.local["sums"][: stretch.count], stretch.entries
+        into = sums, None, work.memo["shrink"]
+        wrong = ops.values_decode(sections, 0, stretch.parameter, *into, form=stretch.form)
         check_well_formed([wrong], [stretch.position], SAID, work, key)
         given = sums, None, stretch.most, work.local["chosen"][own], work.local["totals"][own]
         numbers = _numbers(work, "found", stretch)
         ops.top_select(*given, numbers)
         ((kept, _),) = ops.selected(ops.top_select, [given], [numbers])
         chosen, totals = (room[:kept] for room in given[3:])
-        sent = totals if short is None else totals.to(short).to(totals.dtype)
-        self._write(work, stretch, chosen, sent, sections[key.rank], work.local["own place"])
-        if short is not None:
+        sent = self._write(work, stretch, chosen, totals, sections[key.rank], "own ")
+        if stretch.form != "full":
             totals.sub_(sent).div_(work.memo["shrink"])
             work.memo["left"][stretch.first] = chosen, totals
 
@@ -312,8 +330,7 @@ class SparDL(Codec):
         The residual becomes x, as if this rank had sent nothing: which of its values arrived is known afterwards.
         """
         sections = [work.regions["records"][self._place(work, stretch)], work.local["nothing"]]
-        form = work.memo["form"]
-        return ops.values_decode(sections, 1, stretch.parameter, *self._memory(work, stretch), scale, form=form)
+        return ops.values_decode(sections, 1, stretch.parameter, *self._memory(work, stretch), scale, form=stretch.form)
 
     def _leave(self, work: Work, stretch: Stretch) -> None:
         """Leave in the residual of some elements what is not in the result."""

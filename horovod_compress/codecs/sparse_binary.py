@@ -53,7 +53,6 @@ class SparseBinary(Sections):
     density: float | None = None  # type: ignore[assignment]
     preset: Literal[1, 2, 3] | None = None
 
-    select: ClassVar[Callable[..., None]] = staticmethod(ops.binary_select)
     name: ClassVar[str] = "sparse_binary"
     summary: ClassVar[str] = "positions of the largest values of one sign, Golomb-coded, and their mean"
     source: ClassVar[str] = "Sattler et al., IJCNN 2019, arXiv:1805.08768"
@@ -74,6 +73,10 @@ class SparseBinary(Sections):
         law = Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2", zeros=True)
         delay = PRESETS[self.preset][0] if self.preset else 1
         return replace(super().properties(), law=law, communication_delay=delay)
+
+    @property
+    def select(self) -> Callable[..., None]:
+        return ops.binary_select
 
     def share_sent(self) -> float:
         if self.preset is not None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..schedule.plan import Bucket
+from ..schedule.plan import Bucket, TensorSpec
 from .base import Law, Properties
 from .registry import register
 from .shared.sections import Sections, share
@@ -46,7 +46,7 @@ class Stc(Sections):
         law = Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2", error=self._error, zeros=True)
         return replace(super().properties(), law=law)
 
-    def form(self, bucket: Bucket) -> str:
+    def form(self, bucket: Bucket, tensor: TensorSpec) -> str:
         return "signs"
 
     def _error(self, x: Sequence[Tensor]) -> float:
@@ -60,7 +60,7 @@ class Stc(Sections):
         number = len(bucket.tensors)
         return super()._scratch(bucket) | {"sums": (torch.float64, number), "means": (work_dtype(bucket), number)}
 
-    def mean(self, work: Work, position: int) -> Tensor:
+    def head(self, work: Work, position: int) -> Tensor:
         """Return the mean magnitude, from a sum in one fixed order."""
         kept = work.memo["kept"][position]
         sums, means = (work.local[name][position : position + 1] for name in ("sums", "means"))

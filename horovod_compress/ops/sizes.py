@@ -131,8 +131,16 @@ def elias_bound(count: int, *, bits: int, block: int) -> int:
 MAX_POSITIONS = (1 << 31) - 1  # positions are 32 bits wide
 MAX_PARAMETER = 20
 MAX_STREAM = (1 << 32) - 1  # bytes of a range, counted in 32 bits
-#: How values are sent: in the dtype of the arithmetic, in 16 bits, or as a sign of one mean.
-FORMS = {"full": 0, "float16": 1, "bfloat16": 2, "signs": 3}
+#: How values are sent: in the dtype of the arithmetic, in 16 bits, as a sign of one mean, or as codes of a few levels.
+FORMS = {"full": 0, "float16": 1, "bfloat16": 2, "signs": 3, "codes2": 4, "codes4": 5, "codes8": 6}
+#: The bits of a code.
+CODE_BITS = {"codes2": 2, "codes4": 4, "codes8": 8}
+MOST_CHUNK = 4096
+
+
+def levels_of(form: str) -> int:
+    """Return how many levels the codes of a form have, 0 where it has no codes."""
+    return 1 << CODE_BITS[form] - 1 if form in CODE_BITS else 0
 
 
 def golomb_parameter(k: int, count: int) -> int:
@@ -177,8 +185,9 @@ def values_bound(k: int, count: int, b: int, value_bytes: int, *, form: str = "f
     check_one_of("form", form, FORMS)
     ranges = golomb_ranges(count, b)
     positions = golomb_bound(k, count, b, 0) + 4 * ranges
-    if form == "signs":
-        return positions + value_bytes + (min(k, count) + 7 * min(k, ranges)) // 8
+    if form == "signs" or form in CODE_BITS:
+        head, bits = (4 * levels_of(form), CODE_BITS[form]) if form in CODE_BITS else (value_bytes, 1)
+        return positions + head + (bits * min(k, count) + 7 * min(k, ranges)) // 8
     return positions + min(k, count) * (value_bytes if form == "full" else 2)
 
 
@@ -213,12 +222,37 @@ def check_kept(given: int, kept: int, b: int, elements: int) -> None:
         raise ValueError(f"kept must be in [0, {min(given, elements)}], got {kept}")
 
 
-def check_sample(count: int, values: Tensor, first: int) -> None:
-    """Refuse blocks that have no element, elements in no block, and draws beyond what a key has numbers for."""
+def check_chunks(count: int, chunk: int, k: int, last: int) -> None:
+    """Refuse chunks that no kernel takes, and more elements than they have."""
     check_positions(count)
-    k = values.numel()
-    if not min(count, 1) <= k <= count:
-        raise ValueError(f"values must hold {min(count, 1)} to {count} elements, one for each block, got {k}")
+    rest = count % max(chunk, 1)
+    if not 1 <= chunk <= MOST_CHUNK:
+        raise ValueError(f"chunk must be in [1, {MOST_CHUNK}], got {chunk}")
+    if not 1 <= k <= chunk or not min(rest, 1) <= last <= min(rest, k):
+        raise ValueError(f"k must be in [1, {chunk}] and last in [{min(rest, 1)}, {min(rest, k)}], got {k} and {last}")
+
+
+def chosen_in_chunks(count: int, chunk: int, k: int, last: int) -> int:
+    """Return how many elements are chosen at most, ``k`` of each whole chunk and ``last`` of the rest."""
+    return count // chunk * k + last
+
+
+def groups_of(count: int, values: Tensor, block: int) -> int:
+    """Return of how many groups of blocks these are the values."""
+    check_positions(count)
+    if not 1 <= block <= max(count, 1):
+        raise ValueError(f"block must be in [1, {max(count, 1)}], got {block}")
+    blocks, (k, rest) = -(-count // block), divmod(values.numel(), block)
+    if rest or not min(blocks, 1) <= k <= blocks:
+        least = min(blocks, 1) * block
+        raise ValueError(
+            f"values must hold {least} to {blocks * block} elements, {block} for each group, got {values.numel()}"
+        )
+    return k
+
+
+def check_sample_draws(k: int, first: int) -> None:
+    """Refuse draws beyond what a key has numbers for."""
     if first < 0 or first + k > MAX_DRAWS // 2:
         raise ValueError(f"draws must lie in [0, {MAX_DRAWS // 2}), got {first} + {k}")
 

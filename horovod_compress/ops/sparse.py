@@ -19,13 +19,15 @@ from torch import Tensor
 from .dispatch import run
 from .keys import Key
 from .legality import check_factor, check_one_of
-from .sizes import FORMS
+from .sizes import CODE_BITS, FORMS
 
 __all__ = [
     "binary_clear",
     "binary_decode",
     "binary_encode",
     "binary_select",
+    "chunk_select",
+    "codebook_fit",
     "sample_decode",
     "sample_offer",
     "selected",
@@ -86,6 +88,33 @@ def binary_select(
     run.binary_select(grad, residual, positions, mean, numbers, k, whole)
 
 
+def chunk_select(
+    grad: Tensor,
+    residual: Tensor | None,
+    chunk: int,
+    k: int,
+    last: int,
+    positions: Tensor,
+    values: Tensor,
+    numbers: Tensor,
+    *,
+    whole: bool = False,
+) -> None:
+    """Write the ``k`` elements of largest ``|x|`` of each chunk, in ascending order of their positions.
+
+    Ties, zeros and NaN as in :func:`top_select`.
+
+    Args:
+        chunk: how many consecutive elements are one, at most 4096.
+        last: how many are chosen of a last chunk that is shorter, if there is one.
+        positions: int32, as many as are chosen; entries behind those found hold anything.
+        values: likewise, ``x`` there, in the dtype of the arithmetic.
+        numbers: as in :func:`top_select`; no sample is taken.
+        whole: makes no difference.
+    """
+    run.chunk_select(grad, residual, positions, values, numbers, chunk, k, last)
+
+
 def selected(
     select: Callable[..., None], given: Sequence[Sequence[Any]], numbers: Sequence[Tensor]
 ) -> list[tuple[int, int]]:
@@ -94,7 +123,7 @@ def selected(
     Waits once on CUDA; twice if there are such.
 
     Args:
-        select: :func:`top_select` or :func:`binary_select`.
+        select: :func:`top_select`, :func:`chunk_select` or :func:`binary_select`.
         given: what it was given for each tensor, but for the numbers.
         numbers: these.
 
@@ -166,6 +195,17 @@ def _ascended(place: Tensor, elements: int) -> None:
 # ---- positions with values ----------------------------------------------------------------------
 
 
+def codebook_fit(values: Tensor, levels: Tensor, *, bits: int) -> None:
+    """Write the levels that the magnitudes of values are sent as, in codes of so many bits: they rise.
+
+    Args:
+        values: float32 or float64; beyond float32 they count as its largest number.
+        levels: float32, ``2 ** (bits - 1)`` of them. All are 0 if there are no values.
+        bits: 2, 4 or 8.
+    """
+    run.codebook_fit(values, levels, bits)
+
+
 def values_encode(
     positions: Tensor,
     kept: int,
@@ -176,7 +216,7 @@ def values_encode(
     out: Tensor,
     *,
     form: str = "full",
-    mean: Tensor | None = None,
+    head: Tensor | None = None,
 ) -> None:
     """Write the section of the first ``kept`` positions, which must ascend, and values.
 
@@ -187,12 +227,13 @@ def values_encode(
         elements: how many elements the tensor has that the positions are in.
         place: as in :func:`binary_encode`.
         out: uint8, from there on at least :func:`.sizes.values_bound` of them.
-        mean: one element like the values, for "signs" only: what all of them count as.
+        head: for "signs", one element like the values: what all of them count as. For codes the levels, as
+            :func:`codebook_fit` writes them; each value becomes the nearest one, the lower of two that are as near.
     """
     check_one_of("form", form, FORMS)
-    if (form == "signs") != (mean is not None):
-        raise ValueError(f'mean must be given for "signs" and no other form, got {form!r}')
-    run.values_encode(positions, values, mean, place, out, kept, b, elements, form)
+    if (form == "signs" or form in CODE_BITS) != (head is not None):
+        raise ValueError(f'head must be given for "signs" and codes, and for no other form, got {form!r}')
+    run.values_encode(positions, values, head, place, out, kept, b, elements, form)
     _ascended(place, elements)
 
 
@@ -208,42 +249,50 @@ def values_decode(
     momentum: Tensor | None = None,
     factor: float = 0.0,
     masking: bool = True,
+    decay: float = 1.0,
+    by_senders: bool = False,
 ) -> int | Tensor:
     """Turn the sections of all ranks into the result, in place over ``grad``, and update the residual.
 
     ``grad`` becomes the sum of the sections, added in the order of the list, times ``scale``; the
-    residual becomes ``x`` minus what section ``own`` says. With momentum, ``u = factor * momentum +
+    residual becomes ``decay`` times ``x`` minus what section ``own`` says. With momentum, ``u = factor * momentum +
     grad`` is kept, the residual becomes ``x + factor * u``, and both are what is left where a value
     was sent: momentum 0 with masking, and the residual ``factor * u``. All in one pass.
 
     Args:
         sections: uint8; bytes behind the ranges of a section are ignored.
-        form: with momentum "full", since nothing of ``x`` is left where it was sent.
+        form: with momentum, nothing of ``x`` is left where it was sent, however its value was rounded.
+        decay: 1 with momentum.
+        by_senders: divide each sum by how many sections have the element, first.
 
     Returns:
         The number of malformed ranges of all sections, a tensor on CUDA. If it is not 0, what is
         overwritten holds anything.
     """
     check_one_of("form", form, FORMS)
-    if momentum is not None and (residual is None or form != "full"):
-        raise ValueError('momentum needs a residual and the form "full"')
+    if momentum is not None and (residual is None or decay != 1):
+        raise ValueError(f"momentum needs a residual and decay 1, got {decay}")
     check_factor(momentum, factor)
-    arrays, options = (sections, grad, residual, momentum), (own, b, scale, form, factor, masking)
+    arrays, options = (sections, grad, residual, momentum), (own, b, scale, form, factor, masking, decay, by_senders)
     return run.values_decode(*arrays, *options)
 
 
 # ---- samples ------------------------------------------------------------------------------------
 
 
-def sample_offer(grad: Tensor, residual: Tensor | None, values: Tensor, key: Key, *, first: int = 0) -> int | Tensor:
-    """Write ``x`` at one element of each of as many blocks as there are values; return how many of all are not finite.
+def sample_offer(
+    grad: Tensor, residual: Tensor | None, values: Tensor, key: Key, *, first: int = 0, block: int = 1
+) -> int | Tensor:
+    """Write ``x`` in one block of each of as many groups as there are values for; return how many are not finite.
 
     Args:
-        values: in the dtype of the arithmetic; at least one if there are elements.
+        values: in the dtype of the arithmetic, ``block`` for each group; at least one group's if there are elements. A
+            last block that is shorter ends in zeros.
         key: names the random bits; ranks that are to choose alike must use the same one.
-        first: which draw of that stream the first value's is.
+        first: which draw of that stream the first group's is.
+        block: of how many neighbouring elements. Those of all elements, sent or not, are counted.
     """
-    return run.sample_offer(grad, residual, values, key, first)
+    return run.sample_offer(grad, residual, values, key, first, block)
 
 
 def sample_decode(
@@ -255,10 +304,11 @@ def sample_decode(
     *,
     first: int = 0,
     weighted: bool = False,
+    block: int = 1,
 ) -> None:
     """Write ``value * scale`` at the chosen elements of ``grad``, 0 elsewhere; the residual becomes ``x``, and 0 there.
 
     Args:
-        weighted: multiply each value by the size of its block first, which makes the result unbiased.
+        weighted: multiply each value by the number of blocks in its group first, which makes the result unbiased.
     """
-    run.sample_decode(values, grad, residual, key, scale, first, weighted)
+    run.sample_decode(values, grad, residual, key, scale, first, weighted, block)

@@ -119,6 +119,7 @@ PLACE = new("place", I64, "2", disjoint="out")
 RECORDS = "record_bytes(block) * -(-n // block)"
 NUMBERS = new("numbers", I64, "3", disjoint="grad residual positions")
 TABLE_OF = "places = table_places(table, rows)"
+SAMPLED = "groups = groups_of(n, values, block)", "check_sample_draws(groups, first)"
 MATRIX = ("columns, rank = matrix_shape(n, rows, right)",)
 LEFT, RIGHT = ("left", WORK, "rank * rows"), ("right", WORK, "rank * columns")
 
@@ -287,6 +288,15 @@ TABLE = (
                 new("mean", WORK, "1", disjoint="grad residual positions"), NUMBERS),
         options="k whole",
         first=("check_positions(n)", "check_chosen(k, n)")),
+    Operation("chunk_select",
+        "grad_at, residual_at, grad_code, n, chunk, k, last, positions_at, values_at, numbers_at",
+        arrays=(GRAD, RESIDUAL, new("positions", I32, "most", disjoint="grad residual"),
+                new("values", WORK, "most", disjoint="grad residual positions"), NUMBERS),
+        options="chunk k last",
+        first=("check_chunks(n, chunk, k, last)", "most = chosen_in_chunks(n, chunk, k, last)")),
+    Operation("codebook_fit", "values_at, values_code, n, bits, levels_at", of="values",
+        arrays=(Array("values", WIDE), new("levels", F32, "1 << bits - 1", disjoint="values")), options="bits",
+        first=("check_one_of('bits', bits, (2, 4, 8))",)),
     Operation("binary_encode",
         "positions_at, kept, mean_at, mean.element_size(), elements, b, place_at, out_at, out.numel()", of="positions",
         arrays=(Array("positions", I32), Array("mean", WIDE, "1"), PLACE,
@@ -302,29 +312,30 @@ TABLE = (
         arrays=(Array("section", U8, ANY_LENGTH), new("tensor", ANY, disjoint="section")),
         first=("check_coded(n, b)",), counts=True),
     Operation("values_encode",
-        "positions_at, kept, values_at, mean_at, values_code, FORMS[form], elements, b, place_at, out_at, out.numel()",
-        arrays=(Array("positions", I32), Array("values", WIDE), maybe("mean", "values_kind", "1"), PLACE,
-                new("out", U8, ANY_LENGTH, disjoint="positions values mean")),
+        "positions_at, kept, values_at, head_at, values_code, FORMS[form], elements, b, place_at, out_at, out.numel()",
+        arrays=(Array("positions", I32), Array("values", WIDE),
+                maybe("head", "torch.float32 if form in CODE_BITS else values_kind", "levels_of(form) or 1"), PLACE,
+                new("out", U8, ANY_LENGTH, disjoint="positions values head")),
         options="kept b elements form", of="positions",
         first=("check_kept(n, kept, b, elements)",
                "least = begin_of(place) + values_bound(kept, elements, b, values.element_size(), form=form)",
                "check_room('out', out, least)")),
     Operation("values_decode",
         "sections_at, len(sections), own, FORMS[form], b, grad_code, n, float(scale), grad_at, residual_at, "
-        "momentum_at, float(factor), bool(masking)",
+        "momentum_at, float(factor), bool(masking), float(decay), bool(by_senders)",
         arrays=(SECTIONS, new("grad", ANY), new("residual", WORK, optional=True, disjoint="grad"),
                 new("momentum", WORK, optional=True, disjoint="grad residual")),
-        options="own b scale form factor masking", first=("check_coded(n, b)", "check_own(own, sections)"), counts=True,
-    ),
-    Operation("sample_offer", "grad_at, residual_at, grad_code, n, values.numel(), key.words(), first, values_at",
-        arrays=(GRAD, RESIDUAL, new("values", WORK, ANY_LENGTH, disjoint="grad residual")), options="key first",
-        first=("check_sample(n, values, first)",), counts=True),
+        options="own b scale form factor masking decay by_senders",
+        first=("check_coded(n, b)", "check_own(own, sections)"), counts=True),
+    Operation("sample_offer", "grad_at, residual_at, grad_code, n, block, groups, key.words(), first, values_at",
+        arrays=(GRAD, RESIDUAL, new("values", WORK, ANY_LENGTH, disjoint="grad residual")), options="key first block",
+        first=SAMPLED, counts=True),
     Operation("sample_decode",
-        "values_at, grad_code, n, values.numel(), key.words(), first, float(scale), bool(weighted), grad_at, "
+        "values_at, grad_code, n, block, groups, key.words(), first, float(scale), bool(weighted), grad_at, "
         "residual_at",
         arrays=(Array("values", WORK, ANY_LENGTH), new("grad", ANY, disjoint="values"),
                 new("residual", WORK, optional=True, disjoint="values grad")),
-        options="key scale first weighted", first=("check_sample(n, values, first)",)),
+        options="key scale first weighted block", first=SAMPLED),
     # ---- factors of low rank
     Operation(
         "lowrank_start", "kept_at, kept_code, columns, rank, key.words(), offset, right_at", options="rank key offset",

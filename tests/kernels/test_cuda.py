@@ -26,9 +26,18 @@ from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops import legality, loader
 from horovod_compress.ops.dispatch import as_tensor, by_reference
-from horovod_compress.ops.sizes import ternary_states
+from horovod_compress.ops.sizes import FORMS, ternary_states
 from tests.support.marks import slow
-from tests.support.sections import begins, binary_encode, binary_select, elias_encode, top_select, values_encode
+from tests.support.sections import (
+    begins,
+    binary_encode,
+    binary_select,
+    chunk_select,
+    elias_encode,
+    head_of,
+    top_select,
+    values_encode,
+)
 
 from . import emulator
 from .parity import Target
@@ -296,6 +305,24 @@ class TestNumbers:
                     same("binary_select", *given, poison(1, kind), numbers_found, whole=True)
             same("count_nonfinite", grad)
 
+    def test_selection_in_chunks(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        kind = work(dtype)
+        for count in lengths:
+            chunk = (1 if count < 50 else 1000, 700, 300, 4096)[count % 4]
+            k, rest = -(-chunk // (1, 3, 50)[count % 3]), count % chunk
+            last = min(rest, k)
+            room = count // chunk * k + last
+            grad, residual = numbers(count, dtype, count), tame(count, kind, count + 1)
+            for x, left in ((grad, residual), (tame(count, dtype, 1).round(), None), (grad * 0, None)):
+                same(chunk_select, x, left, chunk, k, last, poison(room, torch.int32), poison(room, kind))
+
+    def test_codebooks(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        kind = work(dtype)
+        for count in lengths:
+            for values in (numbers(count, kind, 1), tame(count, kind, 2) ** 5, torch.full((count,), 0.1, dtype=kind)):
+                for width in (2, 4, 8):
+                    same("codebook_fit", values, poison(1 << width - 1, torch.float32), bits=width)
+
     def test_selection_by_sample(self, dtype: torch.dtype, target: Target, same: Same) -> None:
         """A sample that does, two that mislead, and candidates without room; all the same it is exact."""
         count, sample = (20_479, 4096) if target.name == "emulated" else (300_001, 1 << 16)
@@ -378,21 +405,23 @@ class TestNumbers:
     def test_values(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
         for count in lengths:
-            for form in ("full", "float16", "bfloat16", "signs"):
-                b, mean = (0, 3, 7, 20)[count % 4], torch.full((1,), 0.3, dtype=kind) if form == "signs" else None
+            for form in FORMS:
+                b, head = (0, 3, 7, 20)[count % 4], head_of(form, kind)
                 sections = []
                 for rank, step in enumerate((1 + count % 7, 1, 97)):
                     positions = torch.arange(min(rank, count), count, step, dtype=torch.int32)
                     kept, values = positions.numel(), numbers(positions.numel(), kind, rank)
                     room = ops.values_bound(kept, count, b, kind.itemsize, form=form)
                     given = (positions, max(kept - rank, 0), values, b, count)
-                    same("values_encode", *given, begins(), poison(room, torch.uint8), form=form, mean=mean)
+                    same("values_encode", *given, begins(), poison(room, torch.uint8), form=form, head=head)
                     section = poison(room, torch.uint8)
-                    used = values_encode(*given, section, form=form, mean=mean)
+                    used = values_encode(*given, section, form=form, head=head)
                     sections.append(section[: used + rank])
                 given = (sections, count % 3, b, tame(count, dtype, 1))
                 same("values_decode", *given, tame(count, kind, 2), 0.3, form=form)
                 same("values_decode", *given, None, 0.3, form=form)
+                more = {"decay": 0.9, "by_senders": True}
+                same("values_decode", *given, tame(count, kind, 2), 0.3, form=form, **more)
 
     def test_values_with_momentum(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
@@ -414,6 +443,12 @@ class TestNumbers:
                 for kept in (None, residual):
                     same("sample_offer", grad, kept, poison(k, kind), KEY, first=count % 5)
                     same("sample_decode", values, grad, kept, KEY, 0.3, first=count % 5, weighted=bool(k % 2))
+            block = min((2, 31, 64)[count % 3], count)
+            if block:
+                blocks = tame(max(1, -(-count // block) // 3) * block, kind, 4)
+                given = {"first": count % 5, "block": block}
+                same("sample_offer", grad, residual, poison(blocks.numel(), kind), KEY, **given)
+                same("sample_decode", blocks, grad, residual, KEY, 0.3, weighted=bool(count % 2), **given)
 
     def test_short_and_misaligned(self, dtype: torch.dtype, same: Same, every_length: tuple[int, ...]) -> None:
         """The kernels of every step at every length around a word, a warp and a block; each call shifts memory."""
@@ -712,18 +747,18 @@ class TestMalformed:
         for broken in breakages(section[:used]):
             assert_counts_agree(same, "binary_decode", [broken], 0, b, count, None, 1.0)
 
-    @pytest.mark.parametrize("form", ["full", "float16", "bfloat16", "signs"])
+    @pytest.mark.parametrize("form", FORMS)
     def test_values(self, same: Same, form: str) -> None:
         count, b = 20_000, 1
         positions = torch.arange(0, count, 3, dtype=torch.int32)
-        values, mean = tame(positions.numel(), torch.float32, 1), torch.ones(1) if form == "signs" else None
+        values, head = tame(positions.numel(), torch.float32, 1), head_of(form, torch.float32)
         section = poison(ops.values_bound(positions.numel(), count, b, 4, form=form), torch.uint8)
-        used = values_encode(positions, positions.numel(), values, b, count, section, form=form, mean=mean)
+        used = values_encode(positions, positions.numel(), values, b, count, section, form=form, head=head)
         for broken in breakages(section[:used]):
             assert_counts_agree(same, "values_decode", [broken], 0, b, count, None, 1.0, form=form)
 
     def test_positions_that_do_not_ascend(self, target: Target) -> None:
-        given = {"mean": torch.ones(1, device=target.device), "form": "signs"}
+        given = {"head": torch.ones(1, device=target.device), "form": "signs"}
         out = torch.zeros(1000, dtype=torch.uint8, device=target.device)
         for positions in ([1, 1], [3, 2], [-1, 4], [5, 100]):
             at = torch.tensor(positions, dtype=torch.int32, device=target.device)

@@ -18,7 +18,14 @@ from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops.sizes import ternary_states
 from tests.support.marks import slow
-from tests.support.sections import binary_encode, binary_select, elias_encode, top_select
+from tests.support.sections import (
+    binary_encode,
+    binary_select,
+    chunk_select,
+    elias_encode,
+    top_select,
+    values_encode,
+)
 
 from .support import DTYPES, KEY, bits, compare, count_rows_of, numbers, poison, tame, words, work
 
@@ -171,6 +178,26 @@ def _sparse(dtype: torch.dtype, count: int) -> str:
     return _digest([*chosen, values, mean, *sections, cleared, grad, residual], *top, *binary, *map(int, wrong))
 
 
+def _values(dtype: torch.dtype, count: int) -> str:
+    grad, residual, kind = numbers(count, dtype, 1), numbers(count, work(dtype), 2), work(dtype)
+    k, chunk = 20, 1000
+    last = min(count % chunk, k)
+    room = count // chunk * k + last
+    positions, values, levels = torch.zeros(room, dtype=torch.int32), torch.zeros(room, dtype=kind), torch.zeros(8)
+    found = chunk_select(grad, residual, chunk, k, last, positions, values)
+    finite = values[: found[0]].clamp(-9, 9)
+    ops.codebook_fit(finite, levels, bits=4)
+    section = poison(ops.values_bound(room, count, 5, kind.itemsize, form="codes4"), torch.uint8)
+    rule = {"form": "codes4", "head": levels}
+    used = values_encode(positions, found[0], finite, 5, count, section, **rule)
+    sections = [section[:used], section[:used].clone()]
+    wrong = ops.values_decode(sections, 1, 5, grad, residual, 0.7, form="codes4", decay=0.9, by_senders=True)
+    sample = poison(70 * 32, kind)
+    bad = ops.sample_offer(grad, residual, sample, KEY, block=70)
+    ops.sample_decode(sample.clamp(-9, 9), grad, residual, KEY, 0.3, weighted=True, block=70)
+    return _digest([positions, values, levels, section, sample, grad, residual], *found, used, int(wrong), int(bad))
+
+
 def _low_rank(dtype: torch.dtype, rows: int, columns: int) -> str:
     grad, residual, kind, rank = tame(rows * columns, dtype, 1), tame(rows * columns, work(dtype), 2), work(dtype), 6
     kept = tame(rank * columns, kind, 3)
@@ -203,7 +230,7 @@ def digests(scale: int) -> list[str]:
     rounded = [_quantise(dtype, scale + 7, *rule) for dtype in DTYPES for rule in ((8, 0), (3, 2))]
     wide = ops.sketch_columns(scale // 2)
     sketched = [_sketch(dtype, scale + 9, columns) for dtype in DTYPES for columns in (wide, 1072)]
-    plain = [kernel(dtype, scale + 3) for dtype in DTYPES for kernel in (_dense, _sparse)]
+    plain = [kernel(dtype, scale + 3) for dtype in DTYPES for kernel in (_dense, _sparse, _values)]
     sides = [(scale // 30 + 1, 30), (30, scale // 30 + 1)]
     factors = [_low_rank(dtype, *side) for dtype in DTYPES for side in sides]
     records = [_records(dtype, scale + 11, block) for dtype in DTYPES for block in (64, 2048)]

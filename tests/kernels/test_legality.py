@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
             torch.zeros(2, dtype=torch.int64),
             SHARED.view(torch.uint8),
             form="signs",
-            mean=SHARED[:1],
+            head=SHARED[:1],
         ),
     ),
     "add of itself": ("overlap", lambda: ops.dense_add(SHARED, SHARED)),

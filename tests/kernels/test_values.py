@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from horovod_compress import ops
+from horovod_compress.ops import sizes
 from horovod_compress.ops.reference.sparse import section_values
+from horovod_compress.ops.sizes import levels_of
 from tests.support.marks import each_value
-from tests.support.sections import begins, top_select, values_encode
+from tests.support.sections import begins, head_of, top_select, values_encode
 
 from .support import DTYPES, KEY, LENGTHS, Guarded, compare, numbers, poison, tame, work
 
 I32, U8 = torch.int32, torch.uint8
-FORMS = ("full", "float16", "bfloat16", "signs")
+FORMS = tuple(sizes.FORMS)
 
 
 def mask(count: int, density: float, seed: int) -> Tensor:
@@ -26,15 +28,11 @@ def mask(count: int, density: float, seed: int) -> Tensor:
     return torch.from_numpy(np.flatnonzero(chosen).astype(np.int32))
 
 
-def means(form: str, kind: torch.dtype, mean: float = 0.75) -> Tensor | None:
-    return torch.tensor([mean], dtype=kind) if form == "signs" else None
-
-
 def encoded(positions: Tensor, values: Tensor, b: int, elements: int, form: str) -> Tensor:
     kept = positions.numel()
     out = poison(ops.values_bound(kept, elements, b, values.element_size(), form=form), U8)
-    mean = means(form, values.dtype)
-    used = values_encode(positions, kept, values, b, elements, out, form=form, mean=mean)
+    head = head_of(form, values.dtype)
+    used = values_encode(positions, kept, values, b, elements, out, form=form, head=head)
     assert bool((out[used:] == 0xA5).all())
     return out[:used].clone()
 
@@ -49,7 +47,7 @@ def test_encode(kind: torch.dtype, form: str) -> None:
             kept = positions.numel()
             out = poison(ops.values_bound(kept, count, b, 8, form=form), U8)
             given = (positions, kept, numbers(kept, kind, count), b, count, begins(), out)
-            compare("values_encode", *given, shift=count, form=form, mean=means(form, kind))
+            compare("values_encode", *given, shift=count, form=form, head=head_of(form, kind))
 
 
 def test_the_bound_holds_for_the_worst_positions() -> None:
@@ -83,6 +81,7 @@ def test_decode(dtype: torch.dtype, form: str) -> None:
             compare("values_decode", *given, shift=count, form=form)
         given = (sections, 0, b, numbers(count, dtype, 1), numbers(count, work(dtype), 2), -2.0)
         compare("values_decode", *given, form=form)
+        compare("values_decode", *given, form=form, decay=0.95, by_senders=True)
         compare("values_decode", sections, 0, b, numbers(count, dtype, 1), None, 1.0, shift=count, form=form)
 
 
@@ -149,7 +148,11 @@ def test_random_bytes(form: str) -> None:
         lengths += (generator.random((ranges, 2)) < 0.1) * generator.integers(0, 1 << 32, (ranges, 2), dtype=np.uint32)
         body = generator.integers(0, 256, int(generator.integers(0, 2000)), dtype=np.uint8)
         raw = np.concatenate(
-            [np.zeros(4 * (form == "signs"), dtype=np.uint8), lengths.reshape(-1).view(np.uint8), body]
+            [
+                np.zeros(4 * (levels_of(form) or form == "signs"), dtype=np.uint8),
+                lengths.reshape(-1).view(np.uint8),
+                body,
+            ]
         )
         raw = raw[: int(generator.integers(0, raw.size + 1))] if trial % 5 == 0 else raw
         guarded = [Guarded(torch.from_numpy(raw.copy()), trial % 64)]
@@ -188,6 +191,21 @@ def test_sample(dtype: torch.dtype) -> None:
             given = (numbers(count, dtype, 1), residual, KEY, 0.3)
             compare("sample_decode", sums, *given, shift=count, first=count % 9)
             compare("sample_decode", sums, tame(count, dtype, 1), None, KEY, 2.0, shift=count, weighted=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks(dtype: torch.dtype) -> None:
+    for count in (*LENGTHS[3::15], 9000):
+        for block in sorted({1, 2, 33, 100, count} & set(range(1, count + 1))):
+            blocks = -(-count // block)
+            for k in {1, -(-blocks // 3), blocks}:
+                values, residual = poison(k * block, work(dtype)), numbers(count, work(dtype), 2)
+                for kept in (residual, None):
+                    given = numbers(count, dtype, 1), kept, values, KEY
+                    compare("sample_offer", *given, shift=count, first=count % 9, block=block)
+                given = tame(k * block, work(dtype), 3), numbers(count, dtype, 1)
+                compare("sample_decode", *given, residual, KEY, 0.3, first=count % 9, shift=count, block=block)
+                compare("sample_decode", *given, None, KEY, 2.0, shift=count, weighted=True, block=block)
 
 
 def test_samples_do_not_depend_on_threads() -> None:
@@ -242,15 +260,19 @@ REFUSED: dict[str, Callable[[], object]] = {
     "out must hold at least 13 bytes": lambda: _encode([1], 1, 1, 10, 12),
     r"b must be in \[0, 20\], got 21": lambda: _encode([1], 1, 21, 10, 99),
     "form must be one of": lambda: _encode([1], 1, 1, 10, 99, form="half"),
-    'mean must be given for "signs"': lambda: _encode([1], 1, 1, 10, 99, form="signs"),
-    "and no other form": lambda: _encode([1], 1, 1, 10, 99, mean=torch.ones(1)),
+    'head must be given for "signs" and codes': lambda: _encode([1], 1, 1, 10, 99, form="codes4"),
+    "and for no other form": lambda: _encode([1], 1, 1, 10, 99, head=torch.ones(1)),
+    "head must be": lambda: _encode([1], 1, 1, 10, 999, form="codes4", head=torch.ones(7)),
     r"own must be in \[0, 1\)": lambda: _decode(NOTHING, own=1),
     r"sections\[0\] must be a contiguous torch.uint8": lambda: _decode(torch.ones(9)),
     "residual must be": lambda: _decode(NOTHING, residual=torch.ones(3)),
     "momentum needs a residual": lambda: _decode(NOTHING, momentum=torch.ones(4), factor=0.5),
+    "and decay 1": lambda: _decode(NOTHING, residual=torch.ones(4), momentum=torch.ones(4), factor=0.5, decay=0.9),
     "factor must be finite": lambda: _decode(NOTHING, residual=torch.ones(4), factor=0.5),
     "sections must hold": lambda: ops.values_decode([], 0, 1, torch.ones(4), None, 1.0),
     "values must hold 1 to 4 elements": lambda: ops.sample_offer(torch.ones(4), None, torch.ones(0), KEY),
+    "2 for each group": lambda: ops.sample_offer(torch.ones(4), None, torch.ones(3), KEY, block=2),
+    r"block must be in \[1, 4\]": lambda: ops.sample_offer(torch.ones(4), None, torch.ones(5), KEY, block=5),
     "draws must lie": lambda: ops.sample_offer(torch.ones(4), None, torch.ones(1), KEY, first=-1),
     "values must be a contiguous": lambda: ops.sample_offer(torch.ones(4), None, torch.ones(1).double(), KEY),
 }

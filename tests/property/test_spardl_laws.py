@@ -136,7 +136,7 @@ def test_an_owner_refuses_what_no_rank_has_written(monkeypatch: pytest.MonkeyPat
                 reducer.result(0, step)
 
 
-@pytest.mark.parametrize("options", [{"density": 0}, {"density": 1.5}, {"density": True}, {"value_bits": 8}])
+@pytest.mark.parametrize("options", [{"density": 0}, {"density": 1.5}, {"density": True}, {"value_bits": 3}])
 def test_options_that_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         SparDL(**options)  # type: ignore[arg-type]

@@ -116,11 +116,54 @@ def test_the_places_of_randomk_are_those_of_all_ranks() -> None:
     assert places[0] != places[1] != places[2]
 
 
+def test_blocks_of_randomk_are_neighbours() -> None:
+    """700 elements are 22 blocks of 32, the last of 28; three groups send one each, and what is not sent waits."""
+    given, waits = np.zeros(COUNT), np.zeros(COUNT)
+    with Fleet(WORLD, [spec("w", COUNT), spec("few", 40)], "randomk", density=0.1, block=32) as fleet:
+        for step in range(5):
+            grads = [grad.abs() + 1 for grad in one_tensor(WORLD, COUNT, seed=step)]
+            given = sum(grad.double().numpy() for grad in grads) / WORLD
+            results = fleet.step([{"w": grad, "few": torch.ones(40)} for grad in grads])
+            assert all_same(results)
+            sent = results[0]["w"].numpy() != 0
+            blocks = np.pad(sent, (0, 4)).reshape(22, 32).sum(1)
+            assert [int((part > 0).sum()) for part in np.split(blocks, [7, 14])] == [1, 1, 1]
+            assert set(blocks.tolist()) <= {0, 32, 28} and blocks.sum() in (96, 92)
+            assert int((results[0]["few"] != 0).sum()) == 4  # a block of what is sent
+            waits = np.where(sent, 0, waits + given)
+            kept = np.mean([kept_on(fleet, rank) for rank in range(WORLD)], axis=0)
+            assert np.allclose(kept, waits, rtol=1e-5)
+            assert np.allclose(results[0]["w"].double().numpy()[sent] > 0, True)
+
+
+@pytest.mark.parametrize("block", [1, 16])
+def test_scaled_blocks_are_unbiased(block: int) -> None:
+    """The mean of 400 results is within five standard deviations of the gradient; without scaling it is not."""
+    grad, steps = torch.ones(130), 400
+    found = {}
+    for scaled in (True, False):
+        with Fleet(1, [spec("w", 130)], "randomk", density=0.25, block=block, scaled=scaled) as fleet:
+            total = torch.zeros(130)
+            for _ in range(steps):
+                total += fleet.step([{"w": grad.clone()}])[0]["w"] if scaled else 0
+                if not scaled:  # what waits is put away, so that only this step's part is seen
+                    fleet.reducers[0].buckets[0].memory.state["residual"].zero_()
+                    total += fleet.step([{"w": grad.clone()}])[0]["w"]
+            found[scaled] = float((total / steps - 1).abs().max())
+    assert found[True] < 5 * (4 / steps) ** 0.5 < found[False]
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [(kind, {"density": density}) for kind in (TopK, Stc, Dgc, RandomK) for density in (0, 1.5, True, "1%")]
-    + [(TopK, {"value_bits": 8}), (Dgc, {"momentum": 1.0}), (Dgc, {"masking": 1}), (Dgc, {"ramp_steps": -1})]
-    + [(RandomK, {"scaled": 1})],
+    + [
+        (TopK, {"value_bits": 3}),
+        (Dgc, {"value_bits": 5}),
+        (Dgc, {"momentum": 1.0}),
+        (Dgc, {"masking": 1}),
+        (Dgc, {"ramp_steps": -1}),
+    ]
+    + [(RandomK, {"scaled": 1}), (RandomK, {"block": 0}), (RandomK, {"block": 1.0})],
 )
 def test_options_that_are_refused(kind: type, options: dict[str, object]) -> None:
     with pytest.raises(ConfigError):

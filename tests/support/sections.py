@@ -10,6 +10,7 @@ from torch import Tensor
 
 from horovod_compress import ops
 from horovod_compress.ops.keys import Key
+from horovod_compress.ops.sizes import CODE_BITS, levels_of
 
 
 def begins(at: int = 0, device: torch.device | str = "cpu") -> Tensor:
@@ -23,6 +24,22 @@ def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor,
 
 def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor) -> tuple[int, int]:
     return _selected(ops.binary_select, grad, residual, k, positions, mean)
+
+
+def chunk_select(
+    grad: Tensor, residual: Tensor | None, chunk: int, k: int, last: int, positions: Tensor, values: Tensor
+) -> tuple[int, int]:
+    """Select within chunks; what was not found is 0, as kernels leave there what they like."""
+    kept, nonfinite = _selected(ops.chunk_select, grad, residual, chunk, k, last, positions, values)
+    positions[kept:], values[kept:] = 0, 0
+    return kept, nonfinite
+
+
+def head_of(form: str, kind: torch.dtype, device: torch.device | str = "cpu") -> Tensor | None:
+    """Return what a section says of all values: a mean, or levels."""
+    if form in CODE_BITS:
+        return torch.linspace(0.1, 3.0, levels_of(form), dtype=torch.float64).float().to(device)
+    return torch.full((1,), 0.75, dtype=kind, device=device) if form == "signs" else None
 
 
 def _selected(select: Callable[..., None], *given: Any) -> tuple[int, int]:

@@ -218,3 +218,40 @@ def test_a_resumed_training_may_have_another_length() -> None:
             checkpoint.check(reducer, fleet.methods, state, "restore")
             checkpoint.restore(reducer, state, "restore")
         assert [reducer.next_step() for reducer in fleet.reducers] == [1] * WORLD
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "later"),
+    [
+        ("topk", {"density": 0.1}, {"chunk": 64, "residual_decay": 0.5, "average": "senders"}),
+        ("dgc", {"density": 0.1}, {"value_bits": 4}),
+        ("randomk", {"density": 0.1}, {"block": 16}),
+    ],
+)
+def test_a_state_says_options_that_came_later_only_where_they_do_something(
+    method: str, options: dict[str, Any], later: dict[str, Any]
+) -> None:
+    """So a state of before loads where they have their defaults, and nowhere else."""
+    tensors = [spec("w", 100)]
+    with Fleet(1, tensors, method, **options) as before:
+        state = checkpoint.save(before.reducers[0], before.methods, {})
+        assert not later.keys() & state["config"].keys()
+        checkpoint.load(before.reducers[0], before.methods, state, "restore")
+    for name, value in later.items():
+        with Fleet(1, tensors, method, **options, **{name: value}) as now:
+            with pytest.raises(StateError, match="different configuration"):
+                checkpoint.load(now.reducers[0], now.methods, state, "restore")
+            mine = checkpoint.save(now.reducers[0], now.methods, {})
+            assert mine["config"][name] == value
+            checkpoint.load(now.reducers[0], now.methods, mine, "restore")
+
+
+def test_options_in_words_are_left_out_whole() -> None:
+    """Where a method and its options are one text: block=1, and not the beginning of block=16."""
+    words = {"1: a*": "randomk density=0.1 scaled=False block=1", "2: *": "randomk density=0.1 block=16"}
+    assert list(checkpoint._said(words).values()) == [
+        "randomk density=0.1 scaled=False",
+        "randomk density=0.1 block=16",
+    ]
+    marsit = {"1: *": "marsit residual_decay=1.0 levels=3"}  # had it before
+    assert checkpoint._said(marsit) == marsit

@@ -18,9 +18,11 @@ from torch import Tensor
 from ... import ops
 from ...errors import ConfigError, CorruptFrameError
 from ...ops.keys import Key
+from ...ops.sizes import levels_of
 from ...schedule.plan import Bucket, TensorSpec
 from ..base import Algebra, Codec, Law, Properties
 from ..work import Counts, Layout, Part, Regions, Work, clamped_all, per_element, slices, together, work_dtype
+from .forms import fitted, largest
 
 NUMBERS = 3  # of a selection, as ops.top_select() writes them
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
@@ -57,20 +59,6 @@ def parameter(most: int, count: int) -> int:
     return ops.golomb_parameter(most, count) if count else 0
 
 
-def short_of(value_bits: int, bucket: Bucket) -> torch.dtype | None:
-    """Return the dtype of values of 16 bits, None for that of the arithmetic."""
-    if value_bits == 32:
-        return None
-    # float16 ends at 65504, which values of other dtypes pass.
-    return torch.float16 if bucket.dtype == "float16" else torch.bfloat16
-
-
-def value_form(value_bits: int, bucket: Bucket) -> str:
-    """Return how values are written, one of ``ops.sizes.FORMS``."""
-    short = short_of(value_bits, bucket)
-    return "full" if short is None else str(short).removeprefix("torch.")
-
-
 @dataclass(frozen=True)
 class Sections(Codec):
     """The k elements of largest magnitude of each tensor, by position."""
@@ -79,8 +67,6 @@ class Sections(Codec):
 
     algebra: ClassVar[Algebra] = Algebra.GATHER
     batched: ClassVar[bool] = True
-    #: How elements are chosen.
-    select: ClassVar[Callable[..., None]] = staticmethod(ops.top_select)
     #: What a section says, in words.
     said: ClassVar[str] = "positions and values"
 
@@ -91,8 +77,13 @@ class Sections(Codec):
         law = Law(conserves=True, bound="own: (1 - k/d) |x|^2", zeros=True)
         return Properties(law, feedback="own", divides="before", share_sent=self.share_sent())
 
-    def form(self, bucket: Bucket) -> str:
-        """Return how values are written, one of ``ops.sizes.FORMS``."""
+    @property
+    def select(self) -> Callable[..., None]:
+        """How elements are chosen."""
+        return ops.top_select
+
+    def form(self, bucket: Bucket, tensor: TensorSpec) -> str:
+        """Return how values of a tensor are written, one of ``ops.sizes.FORMS``."""
         return "full"
 
     # ---- layout ----
@@ -114,7 +105,7 @@ class Sections(Codec):
     def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
         """Return the most bytes of a tensor's section."""
         most, count, wide = self.most(tensor), tensor.count, work_dtype(bucket).itemsize
-        return ops.values_bound(most, count, parameter(most, count), wide, form=self.form(bucket))
+        return ops.values_bound(most, count, parameter(most, count), wide, form=self.form(bucket, tensor))
 
     def share_sent(self) -> float:
         """Return of which share of a tensor's elements the positions are sent."""
@@ -126,7 +117,9 @@ class Sections(Codec):
 
     def _scratch(self, bucket: Bucket) -> Regions:
         number = sum(self.most(tensor) for tensor in bucket.tensors)
-        return {"positions": (torch.int32, number), "values": (work_dtype(bucket), number)} | numbers_of(bucket)
+        found = {"positions": (torch.int32, number), "values": (work_dtype(bucket), number)} | numbers_of(bucket)
+        levels = sum(levels_of(self.form(bucket, tensor)) for tensor in bucket.tensors)
+        return found | {"levels": (torch.float32, levels)} if levels else found
 
     def prepare(self, work: Work) -> None:
         tensors = work.bucket.tensors
@@ -135,7 +128,8 @@ class Sections(Codec):
         work.memo["given"] = {}  # by position: what the selection of this step was given, until it is read
         work.memo["kept"] = {}
         work.memo["rest"] = {}  # by position: what a clamp took from the values, for the residual
-        work.memo["form"] = self.form(work.bucket)
+        work.memo["forms"] = forms = [self.form(work.bucket, tensor) for tensor in tensors]
+        work.memo["levels"] = slices([levels_of(form) for form in forms])
 
     # ---- one round ----
 
@@ -147,7 +141,16 @@ class Sections(Codec):
         for position in positions:
             work.memo["given"][position] = given = self.given(work, position)
             self.select(*given, numbers_at(work, position))
-        return nonfinite_of(numbers_at(work, position) for position in positions)
+        nonfinite = nonfinite_of(numbers_at(work, position) for position in positions)
+        if work.bucket.dtype != "float64" or {"full", "signs"}.issuperset(work.memo["forms"]):
+            return nonfinite
+        # Of a value that the form does not have, every step could send only so little that it would wait forever.
+        self.settle(work, positions)
+        mosts = [largest(work.memo["forms"][position]) for position in positions]
+        values = [self.values(work, position) for position in positions]
+        large = together([torch.count_nonzero(one.abs() > most) for one, most in zip(values, mosts, strict=True)])
+        counts = nonfinite.tolist() if isinstance(nonfinite, Tensor) else nonfinite
+        return [count or found for count, found in zip(counts, large, strict=True)]
 
     def given(self, work: Work, position: int) -> tuple[Any, ...]:
         """Return what :attr:`select` takes of a tensor, but for the numbers that it finds."""
@@ -176,9 +179,12 @@ class Sections(Codec):
         """Return what is added to the gradient of a tensor before anything is chosen."""
         return work.residual_of(position)
 
-    def mean(self, work: Work, position: int) -> Tensor | None:
-        """Return what all values of a tensor count as, where only their signs are sent."""
-        return None
+    def head(self, work: Work, position: int) -> Tensor | None:
+        """Return what a section says of all values: the levels of codes; or their mean, where only signs are sent."""
+        form: str = work.memo["forms"][position]
+        if not levels_of(form):
+            return None
+        return fitted(self.values(work, position), form, work.local["levels"][work.memo["levels"][position]])
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         """Write one section per tensor behind a table of the sections' lengths."""
@@ -196,16 +202,16 @@ class Sections(Codec):
             work.bucket.tensors[position].count,
             place,
             work.regions["payload"],
-            form=work.memo["form"],
-            mean=self.mean(work, position),
+            form=work.memo["forms"][position],
+            head=self.head(work, position),
         )
 
     def keeps(self, work: Work, position: int) -> dict[str, Any]:
-        """Return what :func:`ops.values_decode` has to know of momentum that is kept here."""
+        """Return what else :func:`ops.values_decode` has to know, such as momentum that is kept here."""
         return {}
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
-        sections, scale = cut(work.gathered, len(work.bucket.tensors)), result_scale / work.world
+        sections, scale = cut(work.gathered, len(work.bucket.tensors)), self.scale(work, result_scale)
         positions = [part.position for part in parts]
         wrong = [self.read(work, p, [of_rank[p] for of_rank in sections], key.rank, scale) for p in positions]
         check_well_formed(wrong, positions, self.said, work, key)
@@ -214,6 +220,10 @@ class Sections(Codec):
             work.saturate(position, result_scale)
             if momenta := work.momenta.get(position):
                 self._clear(work, position, momenta)
+
+    def scale(self, work: Work, result_scale: float) -> float:
+        """Return what the sums that are decoded are multiplied by."""
+        return result_scale / work.world
 
     def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int | Tensor:
         """Decode the sections of all ranks for one tensor; return how many ranges are malformed.
@@ -229,12 +239,12 @@ class Sections(Codec):
             work.grad(position),
             work.residual_of(position),
             scale,
-            form=work.memo["form"],
+            form=work.memo["forms"][position],
             **self.keeps(work, position),
         )
 
     def _put_back(self, work: Work, position: int) -> None:
-        """Return to the residual what a clamp took, where decoding leaves nothing of a value that was sent."""
+        """Return to the residual what a clamp or rounding took, where decoding leaves nothing of what was sent."""
         rest, residual = work.memo["rest"].get(position), work.residual_of(position)
         if rest is not None and residual is not None and "momentum" in self.keeps(work, position):
             own = work.memo["places"][position]

@@ -6,6 +6,7 @@ they survive another choice of buckets; tables that stand for a whole bucket do 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,7 +43,14 @@ _UNSAID: dict[str, tuple[Any, ...]] = {
     "beta": (None,),
     "reset_every": (None,),
     "residual_bits": (None,),
+    "value_bits": (32,),
+    "chunk": (0,),
+    "residual_decay": (1.0,),
+    "average": ("ranks",),
+    "block": (1,),
 }
+#: Of options that another method had before, one that only the method has to which they came later.
+_BESIDE = {"value_bits": "momentum", "residual_decay": "density"}
 #: Parts that earlier versions did not save, or that are there only if there is something.
 _MAY_LACK = ("carries", "waiting")
 _IDLE_SECONDS = 5.0
@@ -260,8 +268,13 @@ def _known(config: dict[str, Any], saved: object) -> dict[str, Any]:
     if not isinstance(saved, Mapping):
         return config
     later = _LATER | _UNSAID
-    known = {name: v for name, v in config.items() if name in saved or v not in later.get(name, ())}
+    known = {name: v for name, v in config.items() if name in saved or not _is_as_before(name, v, config, later)}
     return {name: _known_in_words(value, saved.get(name), later) for name, value in known.items()}
+
+
+def _is_as_before(name: str, value: Any, config: Mapping[str, Any], later: Mapping[str, tuple[Any, ...]]) -> bool:
+    """Return whether an option came later, and does what was done before."""
+    return value in later.get(name, ()) and _BESIDE.get(name, name) in config
 
 
 def _known_in_words(value: Any, saved: object, later: Mapping[str, tuple[Any, ...]]) -> Any:
@@ -269,14 +282,14 @@ def _known_in_words(value: Any, saved: object, later: Mapping[str, tuple[Any, ..
     if not isinstance(value, str) or not isinstance(saved, str):
         return value
     for name, did in later.items():
-        for before in did if f"{name}=" not in saved else ():
-            value = value.replace(f" {name}={before!r}", "")
+        for before in did if f"{name}=" not in saved and f" {_BESIDE.get(name, name)}=" in value else ():
+            value = re.sub(rf" {name}={re.escape(repr(before))}(?![\w.])", "", value)
     return value
 
 
 def _said(config: dict[str, Any]) -> dict[str, Any]:
     """Return options as states have them."""
-    said = {name: value for name, value in config.items() if value not in _UNSAID.get(name, ())}
+    said = {name: value for name, value in config.items() if not _is_as_before(name, value, config, _UNSAID)}
     return {name: _known_in_words(value, "", _UNSAID) for name, value in said.items()}
 
 

@@ -1,4 +1,4 @@
-"""Selection, sections of positions and values, and samples."""
+"""Selection, and sections of positions and values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..keys import Key
-from .numbers import bounded, load, offered, philox4x32, quiet, row_sums, store
+from .codebook import CODE_BITS, codes_of
+from .numbers import bounded, load, offered, quiet, row_sums, store
 
 # ---- selection --------------------------------------------------------------------------------
 
@@ -31,6 +31,27 @@ def top_select(
 ) -> None:
     x = offered(grad, residual)
     kept = _largest(np.abs(x), k)
+    positions.numpy()[: kept.size] = kept
+    values.numpy()[: kept.size] = x[kept]
+    numbers.numpy()[:] = kept.size, _not_finite(x), 0
+
+
+@quiet
+def chunk_select(
+    grad: Tensor,
+    residual: Tensor | None,
+    chunk: int,
+    k: int,
+    last: int,
+    positions: Tensor,
+    values: Tensor,
+    numbers: Tensor,
+) -> None:
+    x = offered(grad, residual)
+    kept = np.zeros(0, dtype=np.int64)
+    for start in range(0, x.size, chunk):
+        sizes = np.abs(x[start : start + chunk])
+        kept = np.concatenate([kept, start + _largest(sizes, k if sizes.size == chunk else last)])
     positions.numpy()[: kept.size] = kept
     values.numpy()[: kept.size] = x[kept]
     numbers.numpy()[:] = kept.size, _not_finite(x), 0
@@ -76,7 +97,13 @@ def _stream(gaps: np.ndarray, b: int) -> bytes:
 
 
 def _section(
-    positions: Tensor, kept: int, b: int, elements: int, head: bytes, values: np.ndarray | None, form: str
+    positions: Tensor,
+    kept: int,
+    b: int,
+    elements: int,
+    head: bytes,
+    values: np.ndarray | None,
+    form: str,
 ) -> bytes | None:
     """Return a head, what the ranges' parts take, and these: a stream, and values if there are some."""
     at, length = positions.numpy()[:kept].astype(np.int64), 1 << b + 11
@@ -87,7 +114,7 @@ def _section(
         inside = (at >= start) & (at < start + length)
         stream = _stream(np.diff(at[inside], prepend=start - 1) - 1, b)
         lengths += [len(stream)] if values is None else [len(stream), int(inside.sum())]
-        ranges += [stream] if values is None else [stream, _coded(values[inside], form)]
+        ranges += [stream] if values is None else [stream, _coded(values[inside], form, head)]
     return head + np.array(lengths, dtype="<u4").tobytes() + b"".join(ranges)
 
 
@@ -192,8 +219,13 @@ def _rounded(x: np.ndarray, dtype: torch.dtype) -> Tensor:
     return torch.where(narrow.isfinite(), narrow, torch.where(torch.from_numpy(x < 0), -most, most))
 
 
-def _coded(x: np.ndarray, form: str) -> bytes:
+def _coded(x: np.ndarray, form: str, head: bytes) -> bytes:
     """Return the bytes of the values of one range."""
+    if form in CODE_BITS:
+        width = CODE_BITS[form]
+        codes = codes_of(x, np.frombuffer(head, dtype=np.float32), width)
+        bits = codes[:, None] >> np.arange(width) & 1
+        return np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little").tobytes()
     if form == "full":
         return x.tobytes()
     if form == "signs":
@@ -201,18 +233,27 @@ def _coded(x: np.ndarray, form: str) -> bytes:
     return _rounded(x, _NARROW[form]).view(torch.uint8).numpy().tobytes()
 
 
-def _values(raw: bytes, number: int, form: str, dtype: np.dtype, mean: float) -> np.ndarray:
+def _values(raw: bytes, number: int, form: str, dtype: np.dtype, head: bytes) -> np.ndarray:
     """Return the values of one range."""
     if form == "full":
         return np.frombuffer(raw, dtype=dtype)
+    if form in CODE_BITS:
+        width, levels = CODE_BITS[form], np.frombuffer(head, dtype=np.float32).astype(dtype)
+        bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), bitorder="little")[: width * number]
+        codes = (bits.reshape(-1, width).astype(np.int64) << np.arange(width)).sum(1)
+        found = levels[codes & levels.size - 1]
+        return np.where(codes >= levels.size, -found, found)
     if form == "signs":
         bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), bitorder="little")[:number]
+        mean = np.frombuffer(head, dtype=dtype)[0]
         return np.where(bits == 1, -mean, mean).astype(dtype)
     narrow = torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy()).view(_NARROW[form])
     return load(narrow).astype(dtype)
 
 
 def _value_bytes(number: int, form: str, dtype: np.dtype) -> int:
+    if form in CODE_BITS:
+        return -(-CODE_BITS[form] * number // 8)
     return {"full": number * dtype.itemsize, "signs": -(-number // 8)}.get(form, 2 * number)
 
 
@@ -226,10 +267,10 @@ def values_encode(
     out: Tensor,
     *,
     form: str = "full",
-    mean: Tensor | None = None,
+    head: Tensor | None = None,
 ) -> None:
-    head = b"" if mean is None else mean.numpy().tobytes()
-    _put(_section(positions, kept, b, elements, head, values.numpy()[:kept], form), place, out)
+    said = b"" if head is None else head.numpy().tobytes()
+    _put(_section(positions, kept, b, elements, said, values.numpy()[:kept], form), place, out)
 
 
 def section_values(
@@ -237,11 +278,13 @@ def section_values(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the positions and the values of a section, and how many of its ranges are malformed."""
     raw, length = section.numpy().tobytes(), 1 << b + 11
-    number, head = -(-elements // length), dtype.itemsize if form == "signs" else 0
+    number, head = (
+        -(-elements // length),
+        {"signs": dtype.itemsize}.get(form, 2 << CODE_BITS[form] if form in CODE_BITS else 0),
+    )
     at = head + 8 * number
     if len(raw) < at:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=dtype), max(1, number)
-    mean = np.frombuffer(raw[:head], dtype=dtype)[0] if head else 0.0
     places, found, wrong = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=dtype)], 0
     for index, (size, values) in enumerate(np.frombuffer(raw[head:at], dtype="<u4").reshape(-1, 2).tolist()):
         stream, at = at, at + size + _value_bytes(values, form, dtype)
@@ -254,7 +297,7 @@ def section_values(
             wrong += 1
             continue
         places.append(np.array(inside, dtype=np.int64))
-        found.append(_values(raw[stream + size : at], values, form, dtype, mean))
+        found.append(_values(raw[stream + size : at], values, form, dtype, raw[:head]))
     return np.concatenate(places), np.concatenate(found), wrong
 
 
@@ -271,13 +314,16 @@ def values_decode(
     momentum: Tensor | None = None,
     factor: float = 0.0,
     masking: bool = True,
+    decay: float = 1.0,
+    by_senders: bool = False,
 ) -> int:
     g, x = load(grad), offered(grad, residual)
-    total, wrong = np.zeros_like(x), 0
+    total, senders, wrong = np.zeros_like(x), np.zeros_like(x), 0
     for rank, section in enumerate(sections):
         positions, values, malformed = section_values(section, b, x.size, form, x.dtype)
         wrong += malformed
         total[positions] += values
+        senders[positions] += 1
         if rank == own:
             sent, taken = positions, values
     if momentum is not None:
@@ -289,51 +335,11 @@ def values_decode(
         x[sent] = m * u[sent]
         momentum.numpy()[:] = u
     else:
-        x[sent] -= taken
+        x *= x.dtype.type(decay)
+        x[sent] -= x.dtype.type(decay) * taken
     if residual is not None:
         residual.numpy()[:] = x
+    if by_senders:
+        total /= np.maximum(senders, 1)
     store(grad, total * x.dtype.type(scale))
     return wrong
-
-
-# ---- samples ----------------------------------------------------------------------------------
-
-
-def _chosen(count: int, k: int, key: Key, first: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the chosen element of each block, and the sizes of the blocks."""
-    begins = np.array([count * i // k for i in range(k + 1)], dtype=np.int64)
-    sizes, numbers = np.diff(begins), np.arange(first, first + k, dtype=np.uint64)
-    k0, k1, *constants, _ = key.words()
-    words = np.stack(np.broadcast_arrays(*philox4x32((numbers // 4, *constants), (k0, k1)))).astype(np.uint64)
-    draws = words[(numbers % 4).astype(np.int64), np.arange(k)]
-    return begins[:-1] + (draws * sizes.astype(np.uint64) >> np.uint64(32)).astype(np.int64), sizes
-
-
-@quiet
-def sample_offer(grad: Tensor, residual: Tensor | None, values: Tensor, key: Key, *, first: int = 0) -> int:
-    x = offered(grad, residual)
-    if values.numel():
-        values.numpy()[:] = x[_chosen(x.size, values.numel(), key, first)[0]]
-    return int(np.count_nonzero(~np.isfinite(x)))
-
-
-@quiet
-def sample_decode(
-    values: Tensor,
-    grad: Tensor,
-    residual: Tensor | None,
-    key: Key,
-    scale: float,
-    *,
-    first: int = 0,
-    weighted: bool = False,
-) -> None:
-    x, result = offered(grad, residual), np.zeros_like(load(grad))
-    if values.numel():
-        places, sizes = _chosen(x.size, values.numel(), key, first)
-        sums = values.numpy() * sizes.astype(x.dtype) if weighted else values.numpy()
-        result[places] = sums * x.dtype.type(scale)
-        x[places] = 0
-    if residual is not None:
-        residual.numpy()[:] = x
-    store(grad, result)
