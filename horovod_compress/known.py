@@ -34,6 +34,7 @@ MethodName = Literal[
     "scalecom",
     "sbc",
     "diloco",
+    "sparse_loco",
     "cd_sgd",
 ]
 

@@ -175,6 +175,11 @@ PRESETS: dict[str, Preset] = {
     "scalecom": Preset("topk", {"positions": "leader"}),
     "sbc": Preset("sparse_binary", {}),
     "diloco": Preset("none", {}, {"communication_delay": 30, "outer_optimizer": _NESTEROV}),
+    "sparse_loco": Preset(
+        "topk",
+        {"density": 1 / 64, "value_bits": 2, "chunk": 4096, "residual_decay": 0.95, "average": "senders"},
+        {"communication_delay": 30, "outer_optimizer": {"lr": 0.4}, "clip": "median"},
+    ),
     "cd_sgd": Preset("marsit", {"full_precision_every": 5}, {"communication_delay": 1, "overlap": 1}),
 }
 

@@ -168,7 +168,11 @@ def text(found: list[dict[str, Any]]) -> str:
     """Return the same for people."""
     methods = table(_COLUMNS, [_line(one) for one in found], left=len(_COLUMNS))
     width = max(len(_label(one)) for one in found)
-    names = [f"{name.ljust(width)}  {call(name)}" for name in PRESETS]
+    wide = max(map(len, PRESETS)) + 2
+    names = [
+        textwrap.fill(call(name), _WIDTH, initial_indent=name.ljust(wide), subsequent_indent=" " * wide)
+        for name in PRESETS
+    ]
     return "\n".join([methods, "", _PRESETS, *names, "", _NOTES, "", _BOUNDS, *_bounds(found, width), "", _MORE])
 
 

@@ -183,6 +183,8 @@ class Codec(NoCompression):
     batched: ClassVar[bool] = False
     #: Its kernels divide and multiply by ``Work.divisors``, so that the engine need not.
     divides_itself: ClassVar[bool] = False
+    #: The option by which it has momentum of its own, if it has one of this name.
+    momentum_option: ClassVar[str] = "momentum"
     #: Values that are not finite are counted in ``before``, not in ``submit``.
     counts_late: ClassVar[bool] = False
     #: What waits in the residual of any element is sent in time, whoever left it there.

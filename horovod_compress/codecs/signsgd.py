@@ -86,6 +86,7 @@ class Signum(Votes):
     merge: Literal["majority", "shaped"] = "majority"  # see Votes
 
     name: ClassVar[str] = "signum"
+    momentum_option: ClassVar[str] = "beta"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit: the sign that the momentum of most ranks has"
     source: ClassVar[str] = "Bernstein et al., ICLR 2019, arXiv:1810.05291"

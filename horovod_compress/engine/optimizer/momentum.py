@@ -41,15 +41,13 @@ def refuse_twice(optimizer: Any, methods: Methods, named: Named, updates: bool =
         ConfigError: says which of them to leave out.
     """
     for group, codec in _pairs(optimizer, methods, named):
-        kept = _kept(group, updates)
-        for option in ("momentum", "beta"):
-            value = float(getattr(codec, option, 0.0))
-            if kept and value:
-                raise ConfigError(
-                    f"{type(optimizer).__name__} has {kept[0]}, and {codec.name} applies its own momentum, "
-                    f"{option}={value:g}: together they diverge; give the optimizer {kept[1]}, or {codec.name} "
-                    f"{option}=0"
-                )
+        kept, option = _kept(group, updates), codec.momentum_option
+        value = float(getattr(codec, option, 0.0))
+        if kept and value:
+            raise ConfigError(
+                f"{type(optimizer).__name__} has {kept[0]}, and {codec.name} applies its own momentum, "
+                f"{option}={value:g}: together they diverge; give the optimizer {kept[1]}, or {codec.name} {option}=0"
+            )
 
 
 def _kept(group: Mapping[str, Any], updates: bool) -> tuple[str, str] | None:

@@ -87,6 +87,10 @@ class Factories:
     @classmethod
     def diloco(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForNone]) -> Self: ...
     @classmethod
+    def sparse_loco(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForTopk]
+    ) -> Self: ...
+    @classmethod
     def cd_sgd(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForMarsit]) -> Self: ...
     @classmethod
     def create(

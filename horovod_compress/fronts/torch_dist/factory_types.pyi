@@ -117,6 +117,10 @@ class Factories:
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForNone]
     ) -> Self: ...
     @classmethod
+    def sparse_loco(
+        cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForTopk]
+    ) -> Self: ...
+    @classmethod
     def cd_sgd(
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForMarsit]
     ) -> Self: ...
