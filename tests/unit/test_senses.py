@@ -26,6 +26,7 @@ TWINS = {
     "signs": "signs: likewise",
     "linear": "sums and products of rows: the operations, and their reference",
     "quantise": "numbers in few bits: likewise",
+    "records": "those in blocks, with a scale for each: likewise",
     "sparse": "values and their positions: likewise",
 }
 
