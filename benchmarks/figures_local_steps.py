@@ -73,7 +73,14 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
     delays = sorted({run["delay"] for run in runs})
     handles = [Line2D([], [], color=COLOURS[n % len(COLOURS)], label=name) for n, name in enumerate(methods)]
     handles += [
-        Line2D([], [], color="#444444", linestyle="", marker=MARKERS.get(delay, "D"), label=f"{delay} local steps")
+        Line2D(
+            [],
+            [],
+            color="#444444",
+            linestyle="",
+            marker=MARKERS.get(delay, "D"),
+            label=f"{delay} local steps" if delay > 1 else "every step",
+        )
         for delay in delays
     ]
     panel.legend(handles=handles, frameon=False, fontsize=8, loc="upper left")

@@ -19,9 +19,9 @@ def bernoulli(key: object) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("word", [(1 << 32) + 1, -1, 1 << 64, -(1 << 64)])
-@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("place", range(6))
 def test_a_word_of_a_key_that_does_not_fit(place: int, word: int) -> None:
-    key = [1, 2, 3 << 8, 4, 5]
+    key = [1, 2, 3 << 8, 4, 5, 6]
     assert bool(bernoulli(key).any())  # the control
     key[place] = word
     with pytest.raises(TypeError):
@@ -30,7 +30,7 @@ def test_a_word_of_a_key_that_does_not_fit(place: int, word: int) -> None:
 
 def test_words_of_a_key_up_to_the_largest() -> None:
     most = (1 << 32) - 1
-    assert not torch.equal(bernoulli([most] * 5), bernoulli([most, most, most, most, 0]))
+    assert not torch.equal(bernoulli([most] * 6), bernoulli([most, most, most, most, 0, most]))
 
 
 @pytest.mark.parametrize("row", [(1, 2), (1, 1 << 63), (1, "2"), 3])

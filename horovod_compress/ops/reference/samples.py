@@ -13,7 +13,7 @@ def _chosen(count: int, k: int, key: Key, first: int) -> tuple[np.ndarray, np.nd
     """Return the chosen block of each group, and how many blocks the groups have."""
     begins = np.array([count * i // k for i in range(k + 1)], dtype=np.int64)
     sizes, numbers = np.diff(begins), np.arange(first, first + k, dtype=np.uint64)
-    k0, k1, *constants = key.words()
+    k0, k1, *constants, _ = key.words()
     words = np.stack(np.broadcast_arrays(*philox4x32((numbers // 4, *constants), (k0, k1)))).astype(np.uint64)
     draws = words[(numbers % 4).astype(np.int64), np.arange(k)]
     return begins[:-1] + (draws * sizes.astype(np.uint64) >> np.uint64(32)).astype(np.int64), sizes
