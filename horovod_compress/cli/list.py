@@ -113,7 +113,7 @@ def rows_of(kind: Any) -> list[dict[str, Any]]:
 def choices(kind: Any) -> Iterator[dict[str, Any]]:
     """Yield no options, then each value of each option whose values can be counted, if it may be chosen alone.
 
-    Then those of presets, which may be several.
+    Then those of presets that exchange gradients, which may be several.
     """
     from horovod_compress.errors import ConfigError
     from horovod_compress.known import OPTIONS
@@ -124,7 +124,7 @@ def choices(kind: Any) -> Iterator[dict[str, Any]]:
             with contextlib.suppress(ConfigError):
                 kind(**{name: value})
                 yield {name: value}
-    yield from (dict(preset.options) for preset in PRESETS.values() if preset.method == kind.name)
+    yield from (dict(p.options) for p in PRESETS.values() if p.method == kind.name and not p.updates)
 
 
 def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +195,9 @@ def _bounds(found: list[dict[str, Any]], width: int) -> Iterator[str]:
 
 
 def _label(one: dict[str, Any]) -> str:
-    """Return a method's name, or a choice, which stands below its method."""
+    """Return a method's name, or a choice, which stands below its method; several options go by their preset's name."""
+    if len(one["options"]) > 1:
+        return f"  {next(name for name, preset in PRESETS.items() if preset.options == one['options'])}"
     options = " ".join(f"{name}={value}" for name, value in one["options"].items())
     return f"  {options}" if options else str(one["method"])
 

@@ -259,12 +259,15 @@ def test_list_has_every_method(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_shows_choices_of_a_user_in_a_hundred_columns(capsys: pytest.CaptureFixture[str]) -> None:
     from horovod_compress.codecs import registry
     from horovod_compress.known import OPTIONS
+    from horovod_compress.options import PRESETS
 
     assert cli.main(["list"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
     assert cli.main(["list", "--json"]) == 0
     rows = [one for one in json.loads(capsys.readouterr().out)["methods"] if one["options"]]
-    for one in rows:  # one word or flag, that stands alone and changes what is shown
+    several = [one["options"] for one in rows if len(one["options"]) > 1]
+    assert several == [dict(preset.options) for preset in PRESETS.values() if preset.options in several]
+    for one in (one for one in rows if len(one["options"]) == 1):  # one word or flag, that changes what is shown
         ((name, value),) = one["options"].items()
         values = OPTIONS[one["method"]][name]
         assert values is not None and value in values
