@@ -214,8 +214,9 @@ void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, 
 void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
                  Launch launch);
 
-// loco.cpp, loco.cu: such records of gradients, and of means, with what was kept of earlier errors; what is kept of them
-// now goes to `left`, in records of kept_bits, see rules/loco.h. Without `kept` those are zeros; `out` may be a part.
+// loco.cpp, loco.cu: such records of gradients, and of means, with what was kept of earlier errors; what is kept of
+// them now goes to `left`, in records of kept_bits, see rules/loco.h. Without `kept` those are zeros; `out` may be a
+// part.
 struct LocoEncoded {
   const void* grad;
   const uint8_t* kept;

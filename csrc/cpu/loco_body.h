@@ -22,8 +22,8 @@ template <class W> class Errors {
   W norm_, weight_;
 };
 
-// Writes the record of the `count` values of a block, and what is left of them, over the values first. Norms are written
-// as mean_norm() has them.
+// Writes the record of the `count` values of a block, and what is left of them, over the values first. Norms are
+// written as mean_norm() has them.
 template <class W> HVC_INLINE void put_both(const QsgdShape& shape, const ErrorRule& rule, const Errors<W>& errors,
                                             uint8_t* record, uint8_t* left, float norm, float power, int64_t ranks,
                                             W* values, int64_t count, Draws& halves) {
@@ -46,8 +46,7 @@ template <class W> HVC_INLINE void put_both(const QsgdShape& shape, const ErrorR
              count, halves, 0);
 }
 
-template <class T>
-int64_t encode(const LocoEncoded& e, QsgdShape shape, ErrorRule rule, int64_t first, int64_t last) {
+template <class T> int64_t encode(const LocoEncoded& e, QsgdShape shape, ErrorRule rule, int64_t first, int64_t last) {
   using W = Work<T>;
   Draws halves(hvc::halves());
   alignas(64) W values[kMostBlock];
@@ -69,7 +68,8 @@ int64_t encode(const LocoEncoded& e, QsgdShape shape, ErrorRule rule, int64_t fi
 void fold(const LocoFold& f, int64_t first, int64_t last) {
   Draws halves(hvc::halves());
   alignas(64) float sums[kMostBlock];
-  const int64_t block = f.shape.block, bytes = record_bytes(block, f.shape.bits), kept = record_bytes(block, f.rule.bits);
+  const int64_t block = f.shape.block, bytes = record_bytes(block, f.shape.bits),
+                kept = record_bytes(block, f.rule.bits);
   int64_t ignored = 0;
   for (int64_t i = first; i < last; ++i) {
     const uint8_t* before = f.kept ? f.kept + i * kept : nullptr;

@@ -64,7 +64,8 @@ template <class W> __global__ void fit_kernel(const W* values, int64_t count, in
 void codebook_fit(const void* values, Dtype dtype, int64_t count, int bits, float* levels, Launch launch) {
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
-    start_blocks(fit_kernel<W>, 1, kThreads, launch, static_cast<const W*>(values), count, codebook_levels(bits), levels);
+    start_blocks(fit_kernel<W>, 1, kThreads, launch, static_cast<const W*>(values), count, codebook_levels(bits),
+                 levels);
   });
 }
 

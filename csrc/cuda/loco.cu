@@ -71,9 +71,9 @@ template <class W, class Fetch> __device__ void put_nearest(int bits, int block,
 
 // Writes what is left of the `count` values of a block, and then their record, which may be where they came from. Norms
 // are written as mean_norm() has them.
-template <class W, class Fetch>
-__device__ void put_both(const Rule& rule, const Errors<W>& errors, int count, float norm, float power, int64_t ranks,
-                         uint8_t* record, uint8_t* left, const Fetch& fetch, Kept<W>& kept) {
+template <class W, class Fetch> __device__ void put_both(const Rule& rule, const Errors<W>& errors, int count,
+                                                         float norm, float power, int64_t ranks, uint8_t* record,
+                                                         uint8_t* left, const Fetch& fetch, Kept<W>& kept) {
   const int bits = rule.shape.bits, block = int(rule.shape.block);
   const float limit = level_limit(levels_of(bits));
   const Scaling<W> scaling = scaling_for(W(norm), W(limit));

@@ -25,7 +25,7 @@ HVC_RULE int64_t kept_of_chunk(const ChunkShape& s, int64_t index) {
 
 // Where the cut is: keys above it are kept, and the first `ties` of those that equal it.
 // `at_least(key)` says how many keys reach one; none is above `largest`.
-template <class K, class AtLeast> HVC_RULE Cut<K> cut_of_chunk(K largest, int64_t k, AtLeast at_least) {
+template <class K, class Reach> HVC_RULE Cut<K> cut_of_chunk(K largest, int64_t k, Reach at_least) {
   K key = 0;
   for (K bit = K(1) << (8 * sizeof(K) - 2); bit != 0; bit >>= 1) {
     const K trial = key | bit;

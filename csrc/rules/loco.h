@@ -3,8 +3,8 @@
 //   p     gradient + kept; of an owner, the mean of what all ranks sent + kept
 //   code  p / norm * s to the nearest level, in records as rules/qsgd.h describes them
 //   left  beta * kept + (1 - beta) * (p - what the code stands for), in such records of their own: as many bits as one
-//         says, the norm is the largest magnitude, to the nearest level too. What p has beyond the norm, as only float64
-//         may, is lost.
+//         says, the norm is the largest magnitude, to the nearest level too. What p has beyond the norm, as only
+//         float64 may, is lost.
 #pragma once
 #include "rules/qsgd.h"
 

@@ -20,7 +20,6 @@ TWINS = {
     "ranks": "the ranks of a job as commands see them: likewise",
     "updates": "update mode: in the engine, and as users see it",
     "reports": "what is counted, in words: of a compression, and in files",
-    "records": "packed integers of quantising methods: the operations, and their references",
     "checksums": "sums that show a change: of saved states, and the operations",
     "dense": "plain numbers: as a method, as operations, and their reference",
     "signs": "signs: likewise",
