@@ -82,10 +82,13 @@ class TableMoves:
         read: returns what the tables of a bucket hold for each of its tensors, in order.
         write: lets tables that are zero hold what ``read`` found for each tensor, if anything, elsewhere. Only one
             kind of rounds of a method may have a table of that name, unless writing twice does no harm.
+        scale: multiplies all that tables and carries hold, where these are no plain numbers; such tables are each
+            rank's own, where those of other methods are equal on all.
     """
 
     read: Callable[[Work, Key], list[Held]]
     write: Callable[[Work, Sequence[Held], Key], None]
+    scale: Callable[[Work, float], None] | None = None
 
 
 @dataclass(frozen=True)

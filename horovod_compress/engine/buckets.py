@@ -209,6 +209,21 @@ class Rounds:
         for moves, work in self._moves():
             moves.write(work, mine, key)
 
+    @property
+    def own_tables(self) -> bool:
+        """Whether what tables hold is this rank's own; else it is equal on all."""
+        return any(moves.scale for moves, _ in self._moves())
+
+    def scale_tables(self, factor: float) -> None:
+        """Multiply what the tables of the bucket hold."""
+        own = [(moves.scale, work) for moves, work in self._moves() if moves.scale]
+        if own:  # kinds of rounds share their tables
+            scale, work = own[0]
+            scale(work, factor)
+            return
+        for table in self._memory.tables.values():
+            table.mul_(factor)
+
     def _moves(self) -> Iterator[tuple[TableMoves, Work]]:
         for round_ in self.kinds.values():
             if moves := round_.properties.moves_tables:

@@ -194,7 +194,8 @@ class Kept:
     def show_tables(self) -> None:
         """Show them what tables hold, if anything but a round has changed it: rounds do so by consensus bytes."""
         if self.tables_touched:
-            held = [table for _, table in sorted(self.tables().items())]
+            common = {str(s.bucket.index) for s in self._buckets if not s.rounds.own_tables}
+            held = [table for name, table in sorted(self.tables().items()) if name.partition(" ")[0] in common]
             if self._context.host:
                 held = []  # ranks of one host own different shares, and have tables of their own
             self._context.operands.show(TABLES, f"{hash_of(held):016x}" if held else None)
@@ -248,9 +249,11 @@ class Kept:
                 "way"
             )
         with torch.no_grad():
-            for kept in (*self.states().values(), self.tables()):
+            for kept in self.states().values():
                 for tensor in kept.values():
                     tensor.mul_(factor)
+            for state in self._buckets:
+                state.rounds.scale_tables(factor)
             self.withholding.scale(factor)
         self.tables_touched = True
         self._context.devices.synchronize()

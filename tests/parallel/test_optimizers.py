@@ -44,11 +44,20 @@ def test_each_is_held_or_named(front: str) -> None:
 @BOTH
 def test_several_are_one_with_groups(front: str) -> None:
     first, second = values(front, "several")
-    assert first == second and first["groups"] == first["apart"] != first["one"]
+    assert first == second and first["groups"] == first["apart"] == first["backwards"] != first["one"]
 
 
 def test_one_of_several_that_steps_less_often_is_refused_by_horovod() -> None:
     assert all("backward_passes_per_step" in text for text in values("horovod", "less often"))
+
+
+def test_others_that_step_at_another_pace_are_refused() -> None:
+    assert all("one backward_passes_per_step=" in text for text in values("horovod", "other passes"))
+
+
+def test_results_that_are_handed_over_again_are_left_as_they_are() -> None:
+    first, _ = values("horovod", "several")
+    assert first["repeated"] == first["apart"]
 
 
 def test_fronts_hold_the_same() -> None:

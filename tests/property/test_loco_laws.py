@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from horovod_compress import ops
 from horovod_compress.codecs import registry
 from horovod_compress.engine.reducer import Reducer
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError
 from tests.battery.kept import empty, kept, same
 from tests.support.local import Fleet, all_same, random_grads, spec
@@ -20,6 +22,17 @@ LOCO: dict[str, Any] = {"bits": 4, "block": BLOCK, "rounding": "nearest", "feedb
 COUNT = 640
 #: Two levels apart by one: codes and errors are rounded to 2^-17 of a level, norms to 2^-23.
 HALF = 0.5 * (1 + 2.0**-14)
+
+
+METHODS = pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("qsgd", LOCO),
+        ("qsgd", LOCO | {"residual_bits": 4, "bits": 8}),
+        ("global_qsgd", {"bits": 8, "rounding": "nearest", "feedback": "average"}),
+    ],
+    ids=["qsgd", "8 bits", "global_qsgd"],
+)
 
 
 def decoded(records: Tensor, block: int = BLOCK) -> Tensor:
@@ -184,6 +197,54 @@ def test_every_tensor_is_reset_in_the_same_step() -> None:
         for fleet in (whole, late):
             assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
         assert same(kept(whole), kept(late))
+
+
+def run(fleet: Fleet, steps: range, scale: float = 1.0) -> list[dict[str, Tensor]]:
+    """Step as a front does, which shows what it decodes with; return the last results."""
+    found: list[dict[str, Tensor]] = []
+    for step in steps:
+        for reducer in fleet.reducers:
+            assert reducer.wait_idle(5.0)
+            reducer.kept.show(reducer.next_step(), {})
+        grads = random_grads(fleet.world, fleet.tensors, seed=step)
+        found = fleet.step([{name: grad * scale for name, grad in mine.items()} for mine in grads])
+    return found
+
+
+@METHODS
+def test_a_state_that_was_loaded_goes_on_with_the_same_bits(method: str, options: dict[str, Any]) -> None:
+    """Errors are each rank's own: ranks do not expect the same of the others."""
+    tensors = [spec("a", COUNT), spec("b", 70)]
+    with Fleet(2, tensors, method, **options) as whole:
+        run(whole, range(3))
+        assert all(reducer.wait_idle(5.0) for reducer in whole.reducers)
+        states = [copy.deepcopy(checkpoint.save(reducer, whole.methods)) for reducer in whole.reducers]
+        expected = run(whole, range(3, 6))
+    for reset in (False, True):
+        with Fleet(2, tensors, method, **options) as again:
+            for reducer, state in zip(again.reducers, states, strict=True):
+                checkpoint.load(reducer, again.methods, state, "reset" if reset else "restore")
+            found = run(again, range(3, 6))
+        equal = all(_equal(*both) for both in zip(found, expected, strict=True))
+        assert equal is not reset  # the control: errors matter
+
+
+@METHODS
+def test_errors_follow_a_gradient_scaler(method: str, options: dict[str, Any]) -> None:
+    """Gradients twice as large, and what is kept: results are twice as large, to the bit."""
+    tensors = [spec("a", COUNT), spec("b", 70)]
+    ends = []
+    for factor, scaled in ((1.0, True), (2.0, True), (2.0, False)):
+        with Fleet(2, tensors, method, **options) as fleet:
+            run(fleet, range(3))
+            for reducer in fleet.reducers if scaled else ():
+                reducer.kept.scale(factor)
+            ends.append(run(fleet, range(3, 6), factor))
+    same_bits = [
+        all(torch.equal(mine[name] * 2, other[name]) for mine, other in zip(ends[0], end, strict=True) for name in mine)
+        for end in ends[1:]
+    ]
+    assert same_bits == [True, False]
 
 
 def _equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ... import ops
 from ...ops.keys import Key
+from ...ops.sizes import NORM_BYTES
 from ...schedule.plan import Bucket
 from ..base import Codec, Divides, Held, Law, Properties, TableMoves
 from ..work import Layout, Part, Work, slices, work_dtype
@@ -44,7 +45,7 @@ class Remembering(Codec):
             Law(bound="what waits of an element is at most half of its largest level so far"),
             divides=divides,
             has_private_state=True,
-            moves_tables=TableMoves(self._read_tables, self._write_tables),
+            moves_tables=TableMoves(self._read_tables, self._write_tables, self._scale_tables),
             stands_for_mean=True,
         )
 
@@ -72,6 +73,14 @@ class Remembering(Codec):
             errors[place] = left[place]
         for position in work.absent() if self.average.forgets(key) else ():
             errors[work.memo["errors"][position]] = 0
+
+    def _scale_tables(self, work: Work, factor: float) -> None:
+        """Let errors have another unit: of a record, the norm is multiplied, which stays finite."""
+        for kept in (work.tables["errors"], *(carry.kept for carry in work.carry.values())):
+            whole = kept.numel() // self.errors_size * self.errors_size
+            norms = kept.view(-1)[:whole].view(-1, self.errors_size)[:, :NORM_BYTES]
+            scaled = norms.contiguous().view(torch.float32) * factor
+            norms.copy_(scaled.clamp_(max=torch.finfo(torch.float32).max).view(torch.uint8))
 
     # ---- other buckets ----
 

@@ -127,7 +127,8 @@ class Compression(BaseCompression, Factories):
 
     def attach(
         self,
-        *optimizers: Any,
+        optimizer: Any,
+        *others: Any,
         second_moment: str = "auto",
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
@@ -143,8 +144,8 @@ class Compression(BaseCompression, Factories):
         Call it on every rank or on none, before the first backward pass: the ranks compare this at the first gradient.
 
         Args:
-            optimizers: what ``hvd.DistributedOptimizer(..., compression=compression)`` returned. Of several, each has
-                parameters of its own, and all make a step for each exchange.
+            optimizer: what ``hvd.DistributedOptimizer(..., compression=compression)`` returned.
+            others: likewise; each has parameters of its own, and all make a step for each exchange.
             second_moment: "shared" updates that of Adam and its kin in exact rounds only and holds it in between;
                 docs/second_moment.md has the optimizers. "own" leaves it to the optimizer. "auto" is "shared" for
                 these with methods that need it, else "own", with a warning if the optimizer keeps one that cannot be
@@ -165,7 +166,8 @@ class Compression(BaseCompression, Factories):
             ConfigError: an optimizer was created with another compression, process set or operation, or has parameters
                 of another one, or gradients were exchanged before.
         """
-        session, given = self._session, optimizers[0] if len(optimizers) == 1 else optimizers
+        optimizers = (optimizer, *others)
+        session, given = self._session, optimizers if others else optimizer
         if session and session.exchanges == "updates":
             raise ConfigError(TAKEN)
         if session and session.compared:
@@ -174,8 +176,8 @@ class Compression(BaseCompression, Factories):
                 "hvd.DistributedOptimizer(...); this compression has already exchanged gradients"
             )
         refuse_foreign(optimizers, self)
-        for optimizer in optimizers:
-            self._check_same_ranks(optimizer)
+        for each in optimizers:
+            self._check_same_ranks(each)
         if not session:
             return given
         self._meet(session, optimizers, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
@@ -183,8 +185,8 @@ class Compression(BaseCompression, Factories):
             _log.warning("Horovod %s is unknown to attach(); using the stock path instead", horovod.__version__)
             return given
         session.reducer.result_scale = result_scale_of(optimizers[0].op, session.reducer.world)
-        for optimizer in optimizers:
-            _attach(optimizer, self, session)
+        for each in optimizers:
+            _attach(each, self, session)
         self._attached, session.attached = optimizers, True
         return given
 
@@ -250,7 +252,8 @@ class Compression(BaseCompression, Factories):
         once more. All ranks hold the same results then, so they are their own mean; reducing them
         again would corrupt the residuals. Horovod marks the optimizer in between.
         """
-        if in_backward() or session.under_way:
+        waits = session.under_way and len(self._attached) < 2  # of several, others' results may not be fetched yet
+        if in_backward() or waits:
             return False
         if optimizer is None or not optimizer._synchronized or has_begun(optimizer):
             return False

@@ -162,8 +162,6 @@ def refuse_foreign(optimizers: Sequence[Any], compression: object) -> None:
     Raises:
         ConfigError: says what to do.
     """
-    if not optimizers:
-        raise ConfigError("attach() takes what hvd.DistributedOptimizer(...) returned, or several of these, got none")
     for optimizer in optimizers:
         if getattr(optimizer, "_compression", None) is not compression:
             wrapped = hasattr(optimizer, "_compression")
@@ -176,6 +174,10 @@ def refuse_foreign(optimizers: Sequence[Any], compression: object) -> None:
             raise ConfigError(NO_ADASUM)
     if len({optimizer.op for optimizer in optimizers}) > 1:
         raise ConfigError("attach() takes optimizers with one op=, as they share an exchange; these have several")
+    if len(passes := {optimizer.backward_passes_per_step for optimizer in optimizers}) > 1:
+        raise ConfigError(
+            f"attach() takes optimizers with one backward_passes_per_step=, as they share one, got {sorted(passes)}"
+        )
 
 
 def watch_steps(optimizer: Any, names: Mapping[int, str] | None) -> None:

@@ -124,6 +124,8 @@ class Compression(BaseCompression, Factories):
         session = self._session
         if not session:
             return model
+        if isinstance(optimizer, (list, tuple)) and not optimizer:
+            raise ConfigError("register() takes an optimizer of torch.optim, or a list of several, got an empty list")
         self._prepare(session, model)
         if optimizer is not None:
             self.attach(
@@ -188,7 +190,8 @@ class Compression(BaseCompression, Factories):
 
     def attach(
         self,
-        *optimizers: Any,
+        optimizer: Any,
+        *others: Any,
         second_moment: str = "auto",
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
@@ -202,8 +205,8 @@ class Compression(BaseCompression, Factories):
         left to the optimizer.
 
         Args:
-            optimizers: of ``torch.optim``, of the parameters that this compression was given. Of several, each has
-                parameters of its own, and all make a step for each exchange.
+            optimizer: of ``torch.optim``, of the parameters that this compression was given.
+            others: likewise; each has parameters of its own, and all make a step for each exchange.
             second_moment: "shared" updates that of Adam and its kin in exact rounds only and holds it in between;
                 docs/second_moment.md has the optimizers. "own" leaves it to the optimizer. "auto" is "shared" for
                 these with methods that need it, else "own", with a warning if the optimizer keeps one that cannot be
@@ -224,7 +227,8 @@ class Compression(BaseCompression, Factories):
             ConfigError: one has other parameters, or those of another, or divides its state among the ranks, or
                 gradients were exchanged before.
         """
-        session, given = self._session, optimizers[0] if len(optimizers) == 1 else optimizers
+        optimizers = (optimizer, *others)
+        session, given = self._session, optimizers if others else optimizer
         if not session:
             return given
         if session.exchanges == "updates":
@@ -235,15 +239,13 @@ class Compression(BaseCompression, Factories):
                 "this compression has already exchanged gradients"
             )
         steps = session.steps
-        if not optimizers:
-            raise ConfigError("attach() takes an optimizer of torch.optim, or several, got none")
-        for optimizer in optimizers:
-            checks.refuse_sharded(optimizer, own=second_moment == "own" or not _needs_held(session))
-            checks.check_optimizer(optimizer, [*steps.named, *session.others])
+        for each in optimizers:
+            checks.refuse_sharded(each, own=second_moment == "own" or not _needs_held(session))
+            checks.check_optimizer(each, [*steps.named, *session.others])
         known = steps.met
         steps.meet(optimizers, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
-        for optimizer in () if known else optimizers:
-            optimizer.register_step_pre_hook(uncompiled(weakly(self._refuse_open)))
+        for each in () if known else optimizers:
+            each.register_step_pre_hook(uncompiled(weakly(self._refuse_open)))
         return given
 
     def _refuse_open(self, *given: object) -> None:

@@ -71,19 +71,19 @@ def several(way: str) -> str:
     model = net()
     body, rest = list(model[1].parameters()), list(model[3].parameters())
     options: Any = [{"lr": LR}, {"lr": LR / 4}]
-    if way == "apart":
+    if way in ("apart", "backwards", "repeated"):
         made = [torch.optim.AdamW(mine, **own) for mine, own in zip((body, rest), options, strict=True)]
     else:
         groups = [{"params": mine, **own} for mine, own in zip((body, rest), options, strict=True)]
         made = [torch.optim.AdamW(groups if way == "groups" else [*body, *rest], lr=LR)]
-    compression = hvc.Compression.marsit(model.named_parameters(), verify_every=1, timeout=20.0, min_elements=0)
+    compression = hvc.Compression.marsit(model.named_parameters(), verify_every=1, timeout=20.0, schedule="layerwise")
     if DDP:
         called = compression.register(model, made, warmup_steps=2)
     else:
         import horovod.torch as hvd
 
         named = [[(n, p) for n, p in model.named_parameters() if any(p is q for q in mine)] for mine in (body, rest)]
-        each = named if way == "apart" else [[*named[0], *named[1]]]
+        each = named if len(made) > 1 else [[*named[0], *named[1]]]
         made = [
             hvd.DistributedOptimizer(one, named_parameters=own, compression=compression)
             for one, own in zip(made, each, strict=True)
@@ -94,13 +94,37 @@ def several(way: str) -> str:
         for optimizer in made:
             optimizer.zero_grad()
         hidden = called[2](called[1](called[0](batch(step, rank()))))
-        # The second layer is left out on one rank, whose optimizer then hands over zeros.
+        # Either layer is left out on one rank, whose optimizer then hands over zeros.
+        hidden = hidden.detach() if step == 4 and rank() else hidden
         (hidden if step == 3 and rank() else called[3](hidden)).square().mean().backward()
-        for optimizer in made:
+        for optimizer in reversed(made) if way == "backwards" else made:
+            if way == "repeated":  # and no skip_synchronize(): results are left as they are
+                optimizer.synchronize()
             optimizer.step()
     assert compression.stats()["steps"] == 6
     compression.close()
     return digest(model.parameters())
+
+
+def other_passes() -> str:
+    """Attach two optimizers of which one adds up two passes."""
+    import horovod.torch as hvd
+
+    model = net()
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=20.0)
+    made = []
+    for number in (1, 3):
+        named = [(f"{number}.{name}", parameter) for name, parameter in model[number].named_parameters()]
+        optimizer = torch.optim.AdamW(model[number].parameters(), lr=LR)
+        passes = {"backward_passes_per_step": number // 2 + 1}
+        made.append(hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression, **passes))
+    try:
+        compression.attach(*made)
+    except hvc.ConfigError as error:
+        return str(error)
+    finally:
+        compression.close()
+    return ""
 
 
 def less_often() -> str:
@@ -128,7 +152,9 @@ def less_often() -> str:
 
 if not DDP:
     check("less often", less_often)
-check("several", lambda: {way: several(way) for way in ("groups", "apart", "one")})
+    check("other passes", other_passes)
+WAYS = ("groups", "apart", "backwards", "one", *(() if DDP else ("repeated",)))
+check("several", lambda: {way: several(way) for way in WAYS})
 check("own", lambda: kept("Adafactor", second_moment="own"))
 check("needs none", lambda: kept("Adafactor", "fp16"))
 
