@@ -158,8 +158,11 @@ class Dgc(Sections):
         if form != "full" and work.state_of("momentum", position) is not None:
             # Decoding leaves nothing of v where a value was sent: what rounding takes is put back.
             values, rest = self.values(work, position), work.memo["rest"].get(position)
-            lost = values - rounded(values, form, levels)
+            found = rounded(values, form, levels)
+            lost = values - found
             work.memo["rest"][position] = lost if rest is None else rest + lost
+            if levels is None:
+                values.copy_(found)  # float64 would be rounded once, here it was by way of float32
         return levels
 
     # ---- momentum ----

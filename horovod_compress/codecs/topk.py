@@ -90,6 +90,7 @@ class TopK(Sections):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 < value <= 1:
                 raise ConfigError(f"{name} should be a number above 0, at most 1, got {value!r}")
+            object.__setattr__(self, name, float(value))  # 1 and 1.0 are the same option in saved states
         if not whole(self.chunk) or not (self.chunk == 0 or 64 <= self.chunk <= MOST_CHUNK):
             raise ConfigError(f"chunk should be 0, for whole tensors, or in [64, {MOST_CHUNK}], got {self.chunk!r}")
         if self.positions == "leader":
