@@ -357,7 +357,7 @@ class BaseCompression(metaclass=_Listed):
 
     def _warn_of_rest(self, session: Session) -> None:
         """Say what the end of a training that went well loses; once, on rank 0."""
-        ended = self not in _open or self._job.forked() or session.failure.failed() or session.job.rank
+        ended = self not in _open or self._job.forked() or session.failure.failed() or session.reducer.rank
         if not ended and (text := session.unfinished()):
             _log.warning("%s", text)
 
