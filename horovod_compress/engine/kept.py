@@ -194,10 +194,9 @@ class Kept:
     def show_tables(self) -> None:
         """Show them what tables hold, if anything but a round has changed it: rounds do so by consensus bytes."""
         if self.tables_touched:
-            common = {str(s.bucket.index) for s in self._buckets if not s.rounds.own_tables}
-            held = [table for name, table in sorted(self.tables().items()) if name.partition(" ")[0] in common]
-            if self._context.host:
-                held = []  # ranks of one host own different shares, and have tables of their own
+            self._follow()  # ranks of one host own different shares, and have tables of their own
+            common = [] if self._context.host else [s for s in self._buckets if not s.rounds.own_tables]
+            held = [table for state in common for _, table in sorted(state.memory.tables.items())]
             self._context.operands.show(TABLES, f"{hash_of(held):016x}" if held else None)
             self.tables_touched = False
 
@@ -249,9 +248,8 @@ class Kept:
                 "way"
             )
         with torch.no_grad():
-            for kept in self.states().values():
-                for tensor in kept.values():
-                    tensor.mul_(factor)
+            for tensor in (tensor for kept in self.states().values() for tensor in kept.values()):
+                tensor.mul_(factor)
             for state in self._buckets:
                 state.rounds.scale_tables(factor)
             self.withholding.scale(factor)

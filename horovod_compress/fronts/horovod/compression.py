@@ -73,8 +73,7 @@ class Compression(BaseCompression, Factories):
     _job: HorovodJob
     _how_to_use = "an optimizer; write hvd.DistributedOptimizer(..., compression=compression)"
     _what_copies_lack = (
-        "a copy of an optimizer of Horovod's has no compression, and cannot be used: create compression and optimizer "
-        "for the copied model"
+        "a copy of an optimizer of Horovod's has no compression: create compression and optimizer for the copied model"
     )
     _ranks_in_words = "process set"
     _warned = _logged = False
@@ -253,9 +252,7 @@ class Compression(BaseCompression, Factories):
         again would corrupt the residuals. Horovod marks the optimizer in between.
         """
         waits = session.under_way and len(self._attached) < 2  # of several, others' results may not be fetched yet
-        if in_backward() or waits:
-            return False
-        if optimizer is None or not optimizer._synchronized or has_begun(optimizer):
+        if in_backward() or waits or optimizer is None or not optimizer._synchronized or has_begun(optimizer):
             return False
         if not self._warned:
             self._warned = True
