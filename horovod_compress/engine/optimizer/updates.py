@@ -73,6 +73,7 @@ class UpdateExchange:
         self.base = [torch.empty_like(parameter, requires_grad=False) for parameter in parameters]
         self.remember(range(len(parameters)))  # an optimizer that is made of them may look
         self._updates = [torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
+        self._before: dict[int, Tensor] = {}  # weights when their updates were taken, where local steps go on
         self.outer: Outer | None = None
         self._dense = 0.0
         self._resting: set[int] = set()  # frozen in all local steps since the last exchange
@@ -136,7 +137,7 @@ class UpdateExchange:
         self._verification.take_weights(reducer.next_step(), self.base)
         pending = InFlight(indices, self._resting & set(indices), None)
         if goes_on:
-            pending.weights = {index: self.parameters[index].detach().clone() for index in indices}
+            pending.weights = {index: self._noted(index) for index in indices}
         pending.sent = self._masks(indices, state, goes_on) if self._masking else {}
         try:
             if self._norms:
@@ -153,6 +154,12 @@ class UpdateExchange:
             self._return()
             raise
         return pending
+
+    def _noted(self, index: int) -> Tensor:
+        """Return a copy of a parameter, in memory that is kept: one exchange is under way at a time."""
+        if index not in self._before:
+            self._before[index] = torch.empty_like(self.base[index])
+        return self._before[index].copy_(self.parameters[index])
 
     def _subtract(self, index: int) -> Tensor:
         return torch.sub(self.parameters[index], self.base[index], out=self._updates[index])
