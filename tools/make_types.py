@@ -26,10 +26,15 @@ from horovod_compress.options import PRESETS, Options  # noqa: E402
 PACKAGE = ROOT / "horovod_compress"
 WRITTEN = "Written by tools/make_types.py from the methods' options."
 #: By the folder of a front: the option that says which ranks take part, and its type.
-FRONTS = {"horovod": ("process_set", "Ranks"), "torch_dist": ("process_group", "Ranks | None")}
+FRONTS = {
+    "horovod": ("process_set", "Ranks"),
+    "torch_dist": ("process_group", "Ranks | None"),
+    "fsdp": ("replicate", "Ranks | None"),
+}
 IMPORTED = {
     "horovod": "from horovod.common.process_sets import ProcessSet as Ranks",
     "torch_dist": "from torch.distributed import ProcessGroup as Ranks",
+    "fsdp": "from torch.distributed.device_mesh import DeviceMesh as Ranks",
 }
 
 

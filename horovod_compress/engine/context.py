@@ -226,11 +226,13 @@ class Hooks:
         on_unseen: called with a failure that the training thread has not come for, twice a second, on the exchange
             thread.
         in_join: returns whether this rank is in ``hvd.join()``; asked once a second where there is nothing to exchange.
+        ranks_in_words: what the numbers of ranks in an error mean, where that is not their place in the whole job.
     """
 
     check_usable: Callable[[], None] = lambda: None
     on_unseen: Callable[[str], None] = lambda text: None
     in_join: Callable[[], bool] = lambda: False
+    ranks_in_words: str = ""
 
 
 class Context:

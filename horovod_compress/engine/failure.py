@@ -32,7 +32,7 @@ from .agreement.notes import (
     verdict,
     with_words,
 )
-from .context import EXCHANGED, Context, Position, Worker
+from .context import EXCHANGED, Context, Hooks, Position, Worker
 
 #: How long a rank waits for the others' notes. Frozen ones leave none, so an error comes this long after the timeout:
 #: within a second. Longer than _FLOOD_SECONDS, after which a rank that is stuck leaves its own.
@@ -53,11 +53,11 @@ class Failure:
     """The failure of one rank, if there is one, and its way to the other ranks and threads.
 
     Args:
-        on_unseen: see :class:`.context.Hooks`.
+        hooks: where somebody is to hear of the failure.
     """
 
-    def __init__(self, context: Context, on_unseen: Callable[[str], None]) -> None:
-        self._context, self._on_unseen = context, on_unseen
+    def __init__(self, context: Context, hooks: Hooks) -> None:
+        self._context, self._hooks = context, hooks
         self._workers: list[Worker] = []
         #: What this rank has failed with; nothing more will come of it then.
         self.error: HorovodCompressError | None = None
@@ -241,6 +241,8 @@ class Failure:
 
     def _fail(self, failure: HorovodCompressError) -> None:
         context = self._context
+        if words := self._hooks.ranks_in_words:
+            failure.args = (f"{failure} {words}",)
         for worker in self._workers:
             worker.leave_out()
         host = socket.gethostname()
@@ -255,7 +257,7 @@ class Failure:
         while not (self._seen or self.closing):
             time.sleep(_TELL_SECONDS / 50)
             if time.monotonic() > look and not (self._seen or self.closing):
-                self._on_unseen(str(failure))
+                self._hooks.on_unseen(str(failure))
                 look = time.monotonic() + _TELL_SECONDS
 
 

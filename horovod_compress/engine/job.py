@@ -40,6 +40,10 @@ class Job(Protocol):
         """Return how many ranks take part."""
 
     @property
+    def row(self) -> Job | None:
+        """Return the ranks that have the other parts of what this rank has a part of; None where it has the whole."""
+
+    @property
     def number(self) -> int:
         """Return the number of this rank in the whole job, as people know it."""
 

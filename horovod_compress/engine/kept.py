@@ -1,22 +1,22 @@
 """What a reducer keeps from step to step, and what changes it between two steps.
 
 :class:`Kept` shows all of it: by tensor, by bucket, and by place of a payload. :class:`Withholding` has what waits for
-elements that rounds leave out, :class:`Masks` finds the weights that are masked, and :func:`replan` goes on with other
-buckets. All of this is done between two steps, and on every rank alike.
+elements that rounds leave out, and :func:`replan` goes on with other buckets. All of this is done between two steps,
+and on every rank alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..codecs.base import Held
-from ..codecs.work import LAST, MOMENTA, together
-from ..errors import ConfigError, StateError
-from ..ops.checksums import hash_of, signed
+from ..codecs.work import LAST, MOMENTA
+from ..errors import ConfigError
+from ..ops.checksums import hash_of
 from ..schedule.plan import Plan
 from .agreement.differences import TABLES
 from .bucket.shares import HostBucket, share_of
@@ -308,93 +308,3 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
             state.resume(step)
         context.devices.synchronize()
         context.changed.notify_all()
-
-
-# ---- masks ---------------------------------------------------------------------------------------
-
-#: What an element is: something else than 0, 0 without ever having been pruned, masked.
-_LIVE, _FIRST, _MASKED = 0, 1, 2
-
-
-class Masks:
-    """Looks at the weights of some parameters before each step, and lets rounds leave out those that are masked.
-
-    Masks are read from the weights: a weight that is 0 in the first step, or becomes 0 later, has been pruned, and is
-    masked as long as it is 0. A tensor that is wholly 0 at first, as biases often are, has not been pruned: its
-    elements are masked once they become 0 again. Weights are equal on all ranks, and so are masks; whenever one
-    changes, the next exchange begins with a comparison.
-
-    Args:
-        compare: lets ranks compare hashes of masks, by tensor, see :meth:`.comparison.Start.mask`.
-        named: the parameters whose methods are masked.
-    """
-
-    def __init__(
-        self, kept: Kept, compare: Callable[[Mapping[str, int]], None], named: Mapping[str, nn.Parameter]
-    ) -> None:
-        self._kept, self._compare, self._named = kept, compare, named
-        self._kinds: dict[str, Tensor] = {}  # of every element, flat
-        self._masked: dict[str, Tensor] = {}  # the indices of those that are masked
-        self._hashes = dict.fromkeys(sorted(named), 0)
-        self._agree()
-
-    def _agree(self) -> None:
-        self._kept.withholding.mask(dict(self._masked))
-        self._compare(self._hashes)
-
-    @torch.no_grad()
-    def begin(self) -> None:
-        """Look at the weights, before a step."""
-        zeros = {name: (parameter == 0).reshape(-1) for name, parameter in self._named.items()}
-        differ = together([self._differs(name, zero) for name, zero in zeros.items()])  # one wait on a GPU
-        changed = [name for name, differs in zip(zeros, differ, strict=True) if differs]
-        for name in changed:
-            self._take(name, zeros[name])
-        if changed:
-            self._agree()
-
-    def _differs(self, name: str, zero: Tensor) -> Tensor | bool:
-        known = self._kinds.get(name)
-        return True if known is None else zero.ne(known != _LIVE).any()
-
-    def _take(self, name: str, zero: Tensor) -> None:
-        known = self._kinds.get(name)
-        first = zero.all() & zero if known is None else known == _FIRST
-        kinds = torch.where(first, _FIRST, _MASKED).where(zero, _LIVE).to(torch.uint8)
-        self._kinds[name] = kinds
-        self._masked.pop(name, None)
-        if (index := (kinds == _MASKED).nonzero().view(-1)).numel():
-            self._masked[name] = index
-        self._hashes[name] = signed(hash_of([kinds]))
-
-    # ---- state ----
-
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed job has to know of earlier weights."""
-        return {"masks": {name: kinds.clone() for name, kinds in self._kinds.items()}} if self._kinds else {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that :func:`check_masks` has found good; the next step looks at the weights."""
-        saved = state.get("masks", {})
-        self._kinds = {n: saved[n].to(p.device, copy=True) for n, p in self._named.items() if n in saved}
-        self._masked.clear()
-        for name, kinds in self._kinds.items():
-            self._take(name, kinds != _LIVE)
-        self._agree()
-
-
-def check_masks(state: Mapping[str, Any], named: Mapping[str, nn.Parameter]) -> None:
-    """Refuse saved masks that are not of these parameters.
-
-    Raises:
-        StateError: names the parameter.
-    """
-    saved = state.get("masks", {})
-    for name, kinds in saved.items() if isinstance(saved, Mapping) else [("all parameters", saved)]:
-        count = named[name].numel() if name in named else -1
-        fits = isinstance(kinds, Tensor) and kinds.dtype is torch.uint8 and kinds.shape == (count,)
-        if not fits or bool((kinds > _MASKED).any()):
-            raise StateError(
-                f"the saved mask of {name!r:.100} should be {max(count, 0)} bytes of 0 to {_MASKED}, got "
-                f"{kinds!r:.100}; load the state of the same model"
-            )

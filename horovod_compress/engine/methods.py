@@ -27,7 +27,7 @@ class Methods:
 
     Args:
         warmup: number of initial uncompressed rounds.
-        masked: the patterns whose parameters are masked, see :class:`.kept.Masks`.
+        masked: the patterns whose parameters are masked, see :class:`.masks.Masks`.
         given: the longer names that parameters were given with, by their own; patterns may fit either.
         shown: patterns as they are written into handshakes and saved states, where that is not as they are.
     """

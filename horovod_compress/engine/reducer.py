@@ -80,7 +80,7 @@ class Reducer:
         self._hooks, self.result_scale = (hooks := hooks or Hooks()), 1.0
         self.context = context = Context(transport, options, Devices((b.device for b in plan.buckets), devices), host)
         self.buckets = buckets = Buckets(context, plan, codecs, collective)
-        self.failure = failure = Failure(context, hooks.on_unseen)
+        self.failure = failure = Failure(context, hooks)
         self.norms = norms = Norms(context, buckets)
         self.start, self.verification = Start(context, buckets, norms.settings), Verification(context, buckets)
         self._uneven = Uneven(transport, hooks.in_join)

@@ -106,10 +106,14 @@ class BaseCompression(metaclass=_Listed):
             )
         self.method = str(getattr(method, "name", method))
         self._job = job
-        if not job.included():
-            return
+        if job.included():
+            self._start(method, listed(named_parameters), options, wrap)
+
+    def _start(self, method: Any, named: Any, options: Mapping[str, Any], wrap: Wrap) -> None:
+        """Meet the other ranks; from then on there is a session."""
+        job = self._job
         with before_handshake(job):
-            given, method, options, said = names.in_arguments(listed(named_parameters), method, options)
+            given, method, options, said = names.in_arguments(named, method, options)
         methods, reducer = start(method, given, options, job, self._hooks(job), wrap)
         self._closing = Closing(self, job)
         self._closing.add(reducer.close)
@@ -163,12 +167,16 @@ class BaseCompression(metaclass=_Listed):
 
     def _for_updates(self) -> Session | None:
         """Return the session for :func:`DistributedUpdateOptimizer`; None on a rank that takes no part."""
-        return self._session
+        return self._joined()
 
     def _check_update_step(self) -> None:
         """Refuse a step in update mode that is none of the program's."""
 
     # ---- a step ----
+
+    def _joined(self) -> Session | None:
+        """Return the session of this rank, None where it takes no part."""
+        return self._session
 
     def _here(self) -> Session:
         """Return the session of this rank.
@@ -216,7 +224,7 @@ class BaseCompression(metaclass=_Listed):
             ConfigError: in update mode, where nothing is scaled; or this compression already follows a scaler; or this
             is none.
         """
-        session = self._session
+        session = self._joined()
         if session and (session.exchanges == "updates" or session.steps.scale.scaler is not None):
             raise ConfigError(
                 "follow() takes the gradient scaler of one optimizer, once; in update mode nothing is scaled, so "
@@ -335,7 +343,7 @@ class BaseCompression(metaclass=_Listed):
         Raises:
             ConfigError: one of these cannot work; then nothing is reported.
         """
-        if self._session:
+        if self._joined():
             self._counters.publish(tensorboard, prometheus, every, labels)
 
     @property

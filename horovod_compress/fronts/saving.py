@@ -6,7 +6,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,32 @@ _KINDS = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, HorovodCompressError)
 }
+
+
+@dataclass(frozen=True)
+class Saver:
+    """One of the ranks that save together.
+
+    Attributes:
+        rank, world: among those that exchange.
+        shard, shards: of what it has a part of, where these ranks have one of several.
+    """
+
+    rank: int
+    world: int
+    shard: int = 0
+    shards: int = 1
+
+    @property
+    def number(self) -> int:
+        """Return the number of this rank's file."""
+        return self.rank * self.shards + self.shard
+
+    @property
+    def count(self) -> int:
+        """Return the number of all files."""
+        return self.world * self.shards
+
 
 #: Returns every rank's value.
 Gather = Callable[[Any], list[Any]]
@@ -94,7 +120,7 @@ def _discarding(folder: Path, entry: Entry | None) -> Iterator[None]:
 def load(
     folder: str | os.PathLike[str],
     residuals: str,
-    place: tuple[int, int],
+    saver: Saver,
     owned: set[str],
     check: Callable[[Mapping[str, Any], str], None],
     gather: Gather,
@@ -105,7 +131,7 @@ def load(
     Where a job saves into the folder meanwhile, ranks may find different checkpoints: all look again.
 
     Args:
-        place: this rank, and the number of ranks.
+        saver: this rank.
         owned: see :func:`~horovod_compress.engine.saved.redistribute.redistributed`.
         check: refuses a state that could not be taken; changes nothing.
         known: by this process, of its job's folders.
@@ -119,7 +145,7 @@ def load(
         try:
             if residuals not in WAYS:
                 raise ConfigError(f"residuals should be one of {', '.join(WAYS)}, got {residuals!r}")
-            state, way, seen = state_folder.of_one_look(path, lambda seen: _read(path, seen, residuals, place, owned))
+            state, way, seen = state_folder.of_one_look(path, lambda seen: _read(path, seen, residuals, saver, owned))
             check(state, way)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
             problem = _said(error)
@@ -139,21 +165,27 @@ def load(
 
 
 def _read(
-    folder: Path, manifest: Manifest, residuals: str, place: tuple[int, int], owned: set[str]
+    folder: Path, manifest: Manifest, residuals: str, saver: Saver, owned: set[str]
 ) -> tuple[dict[str, Any], str, Manifest]:
-    rank, world = place
-    if residuals == "reset":
-        return state_folder.read(folder, manifest.files[rank % manifest.world]), "reset", manifest
-    if world == manifest.world:
-        return state_folder.read(folder, manifest.files[rank]), "restore", manifest
+    mine = manifest.files[saver.shard :: saver.shards]  # of the ranks that had what this one has
+    if residuals == "reset" and mine:
+        return state_folder.read(folder, mine[saver.rank % len(mine)]), "reset", manifest
+    if saver.count == manifest.world:
+        return state_folder.read(folder, manifest.files[saver.number]), "restore", manifest
+    if manifest.world % saver.shards:
+        raise StateError(
+            f"the checkpoint in {folder} is of {manifest.world} ranks, which cannot have had {saver.shards} shards "
+            "each, as this job has; resume with as many shards, or save with torch.distributed.checkpoint, which "
+            "divides anew"
+        )
     if residuals == "refuse":
         raise StateError(
-            f"the checkpoint in {folder} is of {manifest.world} ranks, but this job has {world}; pass "
+            f"the checkpoint in {folder} is of {manifest.world} ranks, but this job has {saver.count}; pass "
             'residuals="redistribute" to divide the unsent residual among them, or "reset" to begin with empty '
             "residuals"
         )
-    states = (state_folder.read(folder, entry) for entry in manifest.files)  # one at a time: a model may be large
-    return redistributed(states, rank, world, owned), "restore", manifest
+    states = (state_folder.read(folder, entry) for entry in mine)  # one at a time: a model may be large
+    return redistributed(states, saver.rank, saver.world, owned), "restore", manifest
 
 
 def _said(error: Exception) -> list[str]:
@@ -185,9 +217,19 @@ class Saved:
         """
         session = self._session
         self._check_between_steps()
-        return checkpoint.save(
-            session.reducer, session.methods, session.steps.state() | {"exchanged": session.exchanges}
-        )
+        more = session.steps.state() | {"exchanged": session.exchanges} | self._shown()
+        return checkpoint.save(session.reducer, session.methods, more)
+
+    def _shown(self) -> dict[str, Any]:
+        """Return what is saved of the parts that ranks have."""
+        mine = self._saver()
+        return {"shard": [mine.shard, mine.shards]} if mine.shards > 1 else {}
+
+    def _saver(self) -> Saver:
+        session, reducer = self._session, self._session.reducer
+        others = session.job.row
+        row = [others.rank, others.size] if others else []
+        return Saver(reducer.rank, reducer.world, *row)
 
     def load(self, state: Mapping[str, Any], residuals: str) -> None:
         """Restore a state, completely or not at all.
@@ -211,15 +253,15 @@ class Saved:
                 )
             return self.state()
 
-        save(folder, state, session.reducer.rank, lambda value: session.gather(value, "hvc.save"), _known)
+        save(folder, state, self._saver().number, lambda value: session.gather_all(value, "hvc.save"), _known)
         _savers[path] = session
 
     def load_folder(self, folder: str | os.PathLike[str], residuals: str) -> None:
         """Restore this rank's part, once every rank has found its own good."""
-        session, reducer = self._session, self._session.reducer
+        session = self._session
         state, how = load(
-            folder, residuals, (reducer.rank, reducer.world), session.methods.folded(), self._check,
-            lambda value: session.gather(value, "hvc.load"), _known,
+            folder, residuals, self._saver(), session.methods.folded(), self._check,
+            lambda value: session.gather_all(value, "hvc.load"), _known,
         )  # fmt: skip
         self._take(state, how)
 
@@ -228,6 +270,7 @@ class Saved:
         session = self._session
         self._check_between_steps()
         state = names.in_state(state, session.reducer.plan.names())
+        checkpoint.check_shard(self._shown(), state)
         session.steps.check(state, residuals)
         if residuals == "restore":
             checkpoint.check_exchanged(session.exchanges, state)

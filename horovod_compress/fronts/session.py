@@ -23,6 +23,7 @@ from ..engine.job import Gathering, Job
 from ..engine.methods import Methods
 from ..engine.optimizer.family import uncompiled
 from ..engine.reducer import Reducer
+from ..engine.shards import local
 from ..errors import ConfigError, ExchangeError, HorovodCompressError
 from ..exchange.device import Deadline
 from .steps import Named, Steps
@@ -89,6 +90,19 @@ class Session:
             self.reducer.wait_idle(0.0)  # raises what this rank has failed with, which says more
             raise
 
+    def gather_all(self, value: Any, name: str) -> list[Any]:
+        """Return every rank's value; where there are rows, by those, which are in the order of the session's ranks.
+
+        Raises:
+            ExchangeError: see :meth:`gather`.
+        """
+        column = self.gather(value, name)
+        if (row := self.job.row) is None:
+            return column
+        asked = Gathering(name, self.reducer.options.longest_seconds, by_name=True, failed=self.failure.failed)
+        columns = row.gather(column, asked)
+        return [column[rank] for rank in range(len(column)) for column in columns]
+
     def _gather_times(self, value: Any) -> list[Any]:
         """Return every rank's measured times; where that fails, no rank goes on."""
         try:
@@ -150,7 +164,7 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
     """Return a parameter's gradient; zeros where no backward pass has brought one, as all ranks hand over the same."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
+    return local(parameter.grad)
 
 
 def in_backward() -> bool:
@@ -180,7 +194,7 @@ def look_for_steps(parameters: Iterable[nn.Parameter], unused: Callable[[bool], 
             return
         mine = (p for group in optimizer.param_groups for p in group["params"] if id(p) in ours)
         # Horovod's broadcast of an optimizer's state makes a step with gradients of zeros.
-        if any(p.grad is not None and (p.grad.is_sparse or bool(p.grad.any())) for p in mine):
+        if any(p.grad is not None and (p.grad.is_sparse or bool(local(p.grad).any())) for p in mine):
             _looks.pop(number, None)
             _log.warning("%s", unused(True))
 

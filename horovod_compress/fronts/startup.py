@@ -18,6 +18,7 @@ from ..engine.job import Job
 from ..engine.methods import Methods, numbered, parse
 from ..engine.names import pairs
 from ..engine.reducer import Hooks, Reducer
+from ..engine.shards import local
 from ..errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
 from ..exchange import device, on_device
 from ..exchange.choose import Choose
@@ -159,7 +160,8 @@ def specs(named: object) -> list[TensorSpec]:
     """
     given, tensors = pairs(named), []
     found = [(name, parameter) for name, parameter in given if parameter.requires_grad]
-    for name, parameter in reversed(found):
+    for name, given_one in reversed(found):
+        parameter = local(given_one)
         dtype = str(parameter.dtype).removeprefix("torch.")
         if dtype not in DTYPES:
             raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(DTYPES)}")

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from ..engine.agreement import differences
-from ..engine.kept import Masks, check_masks
+from ..engine.masks import Masks, check_masks
 from ..engine.methods import Methods
 from ..engine.optimizer import held, momentum
 from ..engine.optimizer.family import prepare_last
@@ -26,6 +26,7 @@ from ..engine.optimizer.second_moment import check_state as check_moments
 from ..engine.optimizer.taker import Takers
 from ..engine.reducer import Next, Reducer
 from ..engine.saved import checkpoint
+from ..engine.shards import local
 from ..engine.tuning import Share, Tuner
 from ..errors import ConfigError
 from ..schedule.by_name import is_adaptive
@@ -222,7 +223,7 @@ class Steps:
     def _take_weights(self) -> None:
         """Look at the weights of the next step, if they are compared there."""
         if self._verification.weights and self._reducer.idle():
-            self._verification.take_weights(self._reducer.next_step(), self.parameters)
+            self._verification.take_weights(self._reducer.next_step(), [*map(local, self.parameters)])
 
     # ---- state ----
 
@@ -247,7 +248,7 @@ class Steps:
         """
         go_on = self.tuner.check if self.tuner else None
         checkpoint.check(self._reducer, self._methods, state, residuals, go_on)
-        shapes = {name: parameter.shape for name, parameter in self.named}
+        shapes = {name: local(parameter).shape for name, parameter in self.named}
         check_moments(state.get("second_moment", {}), shapes)
         check_masks(state, dict(self.named))
 

@@ -18,7 +18,7 @@ NAME = PACKAGE.name
 
 #: From the top down. A room may import what lies below its layer; rooms of one layer do not know each other.
 LAYERS = [
-    {"torch", "ddp", "timeline", "cli"},
+    {"torch", "ddp", "fsdp", "timeline", "cli"},
     {"fronts"},
     {"engine"},
     {"codecs", "exchange", "observe"},
@@ -45,11 +45,13 @@ INNER = {
         "engine.norms",
         "engine.reducer",
         "engine.saved",
+        "engine.shards",
     },
     "engine.saved": {"engine.bucket", "engine.methods", "engine.norms", "engine.reducer"},
     "exchange.transports": {"exchange.device"},
     "fronts.horovod": FRONTS,
     "fronts.torch_dist": FRONTS,
+    "fronts.fsdp": FRONTS | {"fronts.torch_dist"},
     "ops.reference": {"ops.keys"},
 }
 #: These import nothing else of their room: all of it may use them.
@@ -66,7 +68,7 @@ FOR_CODECS = {
 HOROVOD = "fronts.horovod"
 ALSO_HOROVOD = {"errors"}  # for the class of its error, which needs no framework
 EXTENSIONS = {f"{NAME}._cpu", f"{NAME}._cuda"}
-MOST_AT_THE_TOP = 7
+MOST_AT_THE_TOP = 8
 #: Rooms that offer something themselves, beside saying what belongs there.
 OFFER = {"cli", "codecs", "ops", "ops.reference", "cli.plan"}
 

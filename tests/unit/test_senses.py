@@ -12,10 +12,10 @@ import horovod_compress
 PACKAGE = Path(horovod_compress.__file__).parent
 
 #: Public names that two frameworks share, and what they are.
-SHARED = {"Compression": "what users create, with Horovod and with torch.distributed"}
+SHARED = {"Compression": "what users create, with Horovod, with torch.distributed and of divided models"}
 #: Modules that stand for each other in several rooms.
 TWINS = {
-    "compression": "the two public classes, and what they share",
+    "compression": "the public classes, and what they share",
     "job": "the ranks of a job: the interface, and what it is with each framework",
     "ranks": "the ranks of a job as commands see them: likewise",
     "updates": "update mode: in the engine, and as users see it",

@@ -77,7 +77,7 @@ class Team:
             state, way = saving.load(
                 folder,
                 residuals,
-                (rank, fleet.world),
+                saving.Saver(rank, fleet.world),
                 owned,
                 lambda state, way: checkpoint.check(reducer, fleet.methods, state, way),
                 lambda value: self._share(rank, value),

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
+from ..shards import local
 from .second_moment import ADAM, BOUND, Form, Group, Moment, State, wide
 
 # ---- options, in words: ranks whose optimizers differ would train different models ---------------
@@ -166,7 +167,7 @@ class Largest(Form):
         first = wide(state[self.first]).lerp(grad, 1 - beta1)
         least = first.div_((1 - beta1**now) * BOUND).abs_()
         wanted = held.moment if exact else held.squares()
-        state[self.second].copy_(torch.maximum(wanted.sqrt(), least).div_(beta2))
+        local(state[self.second]).copy_(torch.maximum(wanted.sqrt(), least).div_(beta2))
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class Total(Form):
     def write(self, group: Group, state: State, grad: Tensor, held: Moment, now: float, *, exact: bool = False) -> None:
         coming = grad.square()
         wanted = held.moment if exact else held.squares()
-        state[self.second].copy_(torch.maximum(wanted, coming).sub_(coming))
+        local(state[self.second]).copy_(torch.maximum(wanted, coming).sub_(coming))
 
 
 def _is_mean(group: Group) -> bool:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ...codecs.work import together
 from ..norms import some
 from ..reducer import Reducer
+from ..shards import local
 from . import second_moment as moments
 from .family import ready
 
@@ -82,7 +83,7 @@ class Matching:
     def _are_kept(self) -> bool:
         """Return whether most parameters have gradients already, as the step begins: nobody has cleared them."""
         trained = [p for _, p, _ in self._places() if p.requires_grad]
-        grads = [p.grad for p in trained if p.grad is not None]
+        grads = [local(p.grad) for p in trained if p.grad is not None]
         filled = together([True if grad.is_sparse else grad.any() for grad in grads])  # one wait on a GPU
         return 2 * sum(filled) > len(trained)
 
@@ -111,7 +112,7 @@ class Matching:
         self._taken = step
         if given.step != step or given.factor == 1.0:
             return {}
-        grads = {n: p.grad for _, p, n in self._places() if n in given.names and p.grad is not None}
+        grads = {n: local(p.grad) for _, p, n in self._places() if n in given.names and p.grad is not None}
         dense = {name: grad for name, grad in grads.items() if not grad.is_sparse}
         if self._norms.samples:
             self._look(dense, self._norms.samples)

@@ -23,6 +23,7 @@ from ... import ops
 from ...errors import ConfigError, StateError
 from ...ops.checksums import on_its_device
 from ..saved.checksums import is_number
+from ..shards import local
 
 # ---- exact rounds: the first ones, and some after that -------------------------------------------
 #
@@ -322,7 +323,7 @@ class Form:
         # Groups say themselves which decay it is from torch 2.7 on.
         decoupled = self.decoupled or group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
         if group["weight_decay"] and not decoupled:
-            grad = grad.add(parameter, alpha=float(group["weight_decay"]))
+            grad = grad.add(local(parameter), alpha=float(group["weight_decay"]))
         return grad
 
     def taken_over(self, group: Group, state: State) -> tuple[Tensor, float]:
@@ -349,7 +350,7 @@ class Form:
         Args:
             exact: divide by V as it is, without :data:`FLOOR`.
         """
-        second, first = state[self.second], (wide(state[self.first]) if self.first else grad).contiguous()
+        second, first = local(state[self.second]), (wide(state[self.first]) if self.first else grad).contiguous()
         out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)
         beta1, beta2 = self.betas(group)
         with on_its_device(out):
@@ -373,5 +374,5 @@ ADAM = Form()
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor as numbers of at least 32 bits."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    """Return this rank's part of a tensor as numbers of at least 32 bits."""
+    return (tensor := local(tensor)).to(torch.promote_types(tensor.dtype, torch.float32))

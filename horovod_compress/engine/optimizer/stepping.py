@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ... import ops
 from ...errors import ConfigError
 from ...ops.checksums import on_its_device
+from ..shards import local
 from .family import is_exactly, uncompiled
 from .second_moment import ADAM, BOUND, Group, Moment, Slot, wide
 
@@ -64,7 +65,7 @@ class _Owed:
             return
         least = (wide(self.state[ADAM.first]) / ((1 - beta1**now) * BOUND)).square_()
         wanted = self.held.moment if self.exact else self.held.squares()
-        self.state[ADAM.second].copy_(torch.maximum(wanted, least).mul_(1 - beta2**now))
+        local(self.state[ADAM.second]).copy_(torch.maximum(wanted, least).mul_(1 - beta2**now))
 
 
 @dataclass
@@ -81,7 +82,7 @@ class _Batch:
     now: float
     exact: bool
     by: float
-    weights: list[nn.Parameter] = field(default_factory=list)
+    parameters: list[nn.Parameter] = field(default_factory=list)
     firsts: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
     held: list[Moment] = field(default_factory=list)
@@ -89,12 +90,12 @@ class _Batch:
 
     def move(self, *, decoupled: bool) -> None:
         """Do the step."""
-        group = self.group
-        with on_its_device(self.weights[0]):
+        group, weights = self.group, [*map(local, self.parameters)]
+        with on_its_device(weights[0]):
             ops.adam_step_all(
-                self.weights,
+                weights,
                 self.firsts,
-                self.grads,
+                [*map(local, self.grads)],
                 [held.moment for held in self.held],
                 None if self.exact else [held.floor for held in self.held],
                 betas=ADAM.betas(group),
@@ -107,7 +108,7 @@ class _Batch:
                 decoupled=bool(group.get("decoupled_weight_decay", decoupled)),  # groups have it from torch 2.7 on
             )
         torch._foreach_add_(self.counts, 1)
-        for weight in self.weights:
+        for weight in weights:
             torch.autograd.graph.increment_version(weight)
 
 
@@ -159,7 +160,8 @@ class Stepping:
         for group, parameter, name in slots if scaled == [None, None] else ():
             if name in names and _fits(group, parameter, self._optimizer.state[parameter]):
                 fit.add(name)
-                spans.append((parameter.data_ptr(), parameter.nbytes))
+                weights = local(parameter)
+                spans.append((weights.data_ptr(), weights.nbytes))
         if not self._are_apart(spans):
             fit.clear()
         self.pay([name for _, _, name in slots if name not in fit])
@@ -178,8 +180,8 @@ class Stepping:
         assert grad is not None
         state, key = self._optimizer.state[parameter], (id(group), now, exact, by, grad.dtype, grad.device)
         batch = self._batches.get(key) or self._batches.setdefault(key, _Batch(group, now, exact, by))
-        batch.weights.append(parameter)
-        batch.firsts.append(state[ADAM.first])
+        batch.parameters.append(parameter)
+        batch.firsts.append(local(state[ADAM.first]))
         batch.grads.append(grad)
         batch.held.append(held)
         batch.counts.append(state["step"])
@@ -195,7 +197,7 @@ class Stepping:
         self._hidden_in = number
         for batch in batches.values():
             batch.move(decoupled=isinstance(self._optimizer, torch.optim.AdamW))
-            for parameter, grad in zip(batch.weights, batch.grads, strict=True):
+            for parameter, grad in zip(batch.parameters, batch.grads, strict=True):
                 self._hidden.append((parameter, grad, batch.by))
                 parameter.grad = None
 
@@ -244,23 +246,26 @@ _Version = tuple["weakref.ref[Tensor]", int]
 
 
 def _version_of(grad: Tensor) -> _Version:
-    return weakref.ref(grad), grad._version
+    return weakref.ref(mine := local(grad)), mine._version
 
 
 def _fits(group: Group, parameter: nn.Parameter, state: Mapping[str, Any]) -> bool:
     """Return whether the kernel does with a parameter what torch's step does."""
-    grad, first = parameter.grad, state.get(ADAM.first)
-    kind, device = parameter.dtype, parameter.device
+    first = state.get(ADAM.first)
+    if parameter.grad is None or not isinstance(first, Tensor):
+        return False
+    weights, grad, first = map(local, (parameter, parameter.grad, first))
+    kind, device = weights.dtype, weights.device
     return (
         type(grad) is type(first) is Tensor
-        and type(parameter) in (nn.Parameter, Tensor)
+        and type(weights) in (nn.Parameter, Tensor)
         and kind in _TYPES
         and device.type in ("cpu", "cuda")
         and grad.layout is torch.strided
         and grad.dtype is first.dtype is kind
         and grad.device == first.device == device
-        and grad.shape == first.shape == parameter.shape
-        and parameter.is_contiguous()
+        and grad.shape == first.shape == weights.shape
+        and weights.is_contiguous()
         and grad.is_contiguous()
         and first.is_contiguous()
         and not (group.get("amsgrad") or group.get("capturable") or group.get("differentiable"))

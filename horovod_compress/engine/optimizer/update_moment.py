@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...errors import StateError
 from ...ops.checksums import hash_of
 from ..saved import checksums
+from ..shards import local
 from . import second_moment as moments
 from .second_moment import Moment
 
@@ -40,7 +41,7 @@ class SharedSecondMoment:
 
     def __init__(self, optimizer: Any, named: Mapping[str, nn.Parameter]) -> None:
         self._optimizer, self._places = optimizer, partial(moments.places, optimizer, moments.names_of(named.items()))
-        self._shapes = {name: parameter.shape for name, parameter in named.items()}
+        self._shapes = {name: local(parameter).shape for name, parameter in named.items()}
         self._moments: dict[str, Moment] = {}
         self._moved = -1  # after so many local steps it moved last; -1: it is not held yet
         self._shown = ""  # see shown(); empty where that has changed
@@ -94,7 +95,7 @@ class SharedSecondMoment:
         """Return what is equal on every rank: what is held, before that the optimizer's whole state."""
         if not self.holds:
             states = [self._optimizer.state.get(parameter, {}) for _, parameter, _ in self._places()]
-            return [state[kind] for state in states for kind in sorted(state) if isinstance(state[kind], Tensor)]
+            return [local(state[kind]) for state in states for kind in sorted(state) if isinstance(state[kind], Tensor)]
         held = self._moments.items()
         mine = {name: [moment.moment, torch.tensor([moment.steps, self._moved])] for name, moment in held}
         return [tensor for _, _, name in self._places() for tensor in mine.get(name, ())]

@@ -182,6 +182,18 @@ def check_exchanged(exchanged: str, state: Mapping[str, Any]) -> None:
     _expect("mode", exchanged, state.get("exchanged", exchanged), again)  # earlier versions saved none
 
 
+def check_shard(mine: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuse the state of another part of a model than this rank has.
+
+    Raises:
+        StateError: says which part it is of.
+    """
+    again = "resume with as many shards, or save with torch.distributed.checkpoint, which divides anew"
+    whole = [0, 1]
+    saved = state.get("shard", whole) if isinstance(state, Mapping) else whole
+    _expect("shard, and number of shards,", mine.get("shard", whole), saved, again)
+
+
 def _check_form(state: object) -> None:
     """Refuse what does not have the parts of a state, or has others in them."""
     if not isinstance(state, Mapping) or "format" not in state:

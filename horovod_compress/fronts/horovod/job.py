@@ -64,6 +64,10 @@ class HorovodJob:
         return int(self.process_set.size())
 
     @property
+    def row(self) -> None:
+        return None
+
+    @property
     def number(self) -> int:
         return int(hvd.rank())
 

@@ -54,7 +54,7 @@ def check_model(model: DistributedDataParallel, group: object, named: Named, oth
         )
     if getattr(model, "_use_python_reducer", False):
         raise ConfigError(PYTHON_REDUCER)
-    _check_parameters(_reduced(model), model.module, named, others)
+    check_parameters(_reduced(model), model.module, named, others)
 
 
 #: Modules whose parameters, or gradients, are not whole or not this rank's own, with where torch or others have them.
@@ -92,7 +92,7 @@ def check_unwrapped(model: object, named: Named, others: Named) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, _known(_SHARDED)):
             raise ConfigError(f"{name} is divided among ranks, a DTensor; only parameters that are whole are exchanged")
-    _check_parameters(model.named_parameters(), model, named, others)
+    check_parameters(model.named_parameters(), model, named, others)
 
 
 def _known(kinds: Sequence[tuple[str, str]]) -> tuple[type, ...]:
@@ -101,9 +101,19 @@ def _known(kinds: Sequence[tuple[str, str]]) -> tuple[type, ...]:
     return tuple(kind for kind in found if isinstance(kind, type))
 
 
-def _check_parameters(
+def check_parameters(
     trained: Iterable[tuple[str, nn.Parameter]], module: nn.Module, named: Named, others: Named
 ) -> None:
+    """Refuse a list of parameters that is not what a module trains.
+
+    Args:
+        trained: the parameters that are to be exchanged, by name.
+        module: has these.
+        named, others: see :func:`check_model`.
+
+    Raises:
+        ConfigError: says which parameters are missing, or of another model.
+    """
     ours, frozen = ({id(parameter): name for name, parameter in mine} for mine in (named, others))
     theirs = {id(p): name for name, p in trained if p.requires_grad}
     if thawed := [name for key, name in theirs.items() if key in frozen]:
@@ -151,6 +161,16 @@ def not_exchanged(model: nn.Module, named: Named) -> list[tuple[str, nn.Paramete
     ours = {id(parameter) for _, parameter in named}
     reduced = _reduced(model) if isinstance(model, DistributedDataParallel) else model.named_parameters()
     return [(name, parameter) for name, parameter in reduced if id(parameter) not in ours]
+
+
+def refuse_no_optimizer(given: object) -> None:
+    """Refuse an empty list where optimizers may be given.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if isinstance(given, (list, tuple)) and not given:
+        raise ConfigError("register() takes an optimizer of torch.optim, or a list of several, got an empty list")
 
 
 def check_optimizer(optimizer: object, named: Named) -> None:

@@ -6,10 +6,8 @@ Annotations are no texts here: torch looks at those of the hook.
 """
 
 import contextlib
-import logging
 import os
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,18 +15,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...engine.job import Job
-from ...engine.optimizer.family import uncompiled
-from ...engine.reducer import Hooks
 from ...errors import ConfigError
 from ...observe.trace import MAX_EVENTS, Trace
-from ..compression import BaseCompression, begin_trace
+from ..compression import begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Unexchanged
-from ..session import Session, in_backward, weakly
+from ..session import Session, in_backward
 from ..update_options import TAKEN
 from . import checks
 from .job import TorchJob
+from .of_group import TorchCompression
 from .unwrapped import Unwrapped, begin_alike, leave_other
 from .wrapped import Wrapped
 
@@ -39,10 +35,8 @@ if TYPE_CHECKING:
 else:
     Factories = object  # the functions are added below
 
-_log = logging.getLogger("horovod_compress")
 
-
-class Compression(BaseCompression, Factories):
+class Compression(TorchCompression, Factories):
     """A compression for jobs that torchrun starts.
 
         compression = hvc.Compression.marsit(model.named_parameters())
@@ -61,9 +55,7 @@ class Compression(BaseCompression, Factories):
         ExchangeError: not every rank arrived in time.
     """
 
-    _job: TorchJob
     _wrapped: Wrapped
-    _unwrapped: Callable[[], Unwrapped | None] = staticmethod(lambda: None)  # the module keeps it
     _what_copies_lack = (
         "a copy of a DistributedDataParallel model has no compression; if it is trained, it exchanges gradients "
         "uncompressed: create one, and write compression.register(ddp_model, optimizer)"
@@ -74,21 +66,11 @@ class Compression(BaseCompression, Factories):
     )
     _ranks_in_words = "process group"
 
-    def _hooks(self, job: Job) -> Hooks:
-        self._told = False
-        return Hooks(job.check, weakly(self._tell))
-
     def _begin(self, session: Session) -> None:
         self._wrapped = Wrapped(session, self._begin_step, self._look, self._job.group)
         self._closing.add(self._wrapped.fetching.close)
         planned = "the compression, or DistributedDataParallel,"
         self._unexchanged = Unexchanged(lambda: session.others, planned, "both")
-
-    def _tell(self, failure: str) -> None:
-        """Tell of a failure that the training thread has not come for: it may wait in a collective of torch's."""
-        if not self._told:
-            self._told = True
-            _log.error("%s", failure)
 
     # ---- the model and the optimizer ----
 
@@ -124,18 +106,16 @@ class Compression(BaseCompression, Factories):
         session = self._session
         if not session:
             return model
-        if isinstance(optimizer, (list, tuple)) and not optimizer:
-            raise ConfigError("register() takes an optimizer of torch.optim, or a list of several, got an empty list")
+        checks.refuse_no_optimizer(optimizer)
         self._prepare(session, model)
-        if optimizer is not None:
-            self.attach(
-                *(optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]),
-                second_moment=second_moment,
-                warmup_steps=warmup_steps,
-                rebuild_every=rebuild_every,
-                match_norm=match_norm,
-                step=step,
-            )
+        self._attach_all(
+            optimizer,
+            second_moment=second_moment,
+            warmup_steps=warmup_steps,
+            rebuild_every=rebuild_every,
+            match_norm=match_norm,
+            step=step,
+        )
         session.others = checks.not_exchanged(model, session.steps.named)
         if isinstance(model, DistributedDataParallel):
             self._wrapped.follow(model)
@@ -158,12 +138,6 @@ class Compression(BaseCompression, Factories):
             checks.check_unwrapped(model, session.steps.named, session.others)
             leave_other(model)
             begin_alike(model, session, self._job.group)
-
-    def _look(self) -> None:
-        """Look for gradients that are not exchanged, when all of a pass are there."""
-        session = self._here()
-        if session.others and not session.job.rank and session.job.size > 1:
-            self._unexchanged.look()
 
     @of_an_object
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -188,82 +162,6 @@ class Compression(BaseCompression, Factories):
             return ddp_model.no_sync()
         raise ConfigError("no_sync() is for a model that was registered: write compression.register(model, optimizer)")
 
-    def attach(
-        self,
-        optimizer: Any,
-        *others: Any,
-        second_moment: str = "auto",
-        warmup_steps: int | None = None,
-        rebuild_every: int | None = None,
-        match_norm: bool = True,
-        step: str = "auto",
-    ) -> Any:
-        """Register the optimizer that applies the results, or several; return it, or a tuple of them.
-
-        Some methods need to know it: they share Adam's second moment between the ranks, make the first steps exact if
-        the optimizer has momentum, or refuse momentum on top of their own. Without this call, the second moment is
-        left to the optimizer.
-
-        Args:
-            optimizer: of ``torch.optim``, of the parameters that this compression was given.
-            others: likewise; each has parameters of its own, and all make a step for each exchange.
-            second_moment: "shared" updates that of Adam and its kin in exact rounds only and holds it in between;
-                docs/second_moment.md has the optimizers. "own" leaves it to the optimizer. "auto" is "shared" for
-                these with methods that need it, else "own", with a warning if the optimizer keeps one that cannot be
-                held.
-            warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1. None for 30, or
-                20 with ``marsit`` and three values.
-            rebuild_every: with a shared second moment, one round in this many is exact after that. None for the
-                method's ``full_precision_every``, else 50; with ``marsit`` and three values, and no smaller
-                ``full_precision_every``, for intervals that grow up to 100.
-            match_norm: hand back compressed gradients with the norm of the exact mean, for clipping and for logs, and
-                take that factor out again before the optimizer's step; see docs/clipping.md. False hands back what
-                the method makes.
-            step: who moves the weights. "auto": with a shared second moment, and where the optimizer is Adam or AdamW
-                itself, one kernel does in one pass what torch's step does, whose hooks run all the same; see
-                docs/second_moment.md. "torch" leaves it to torch.
-
-        Raises:
-            ConfigError: one has other parameters, or those of another, or divides its state among the ranks, or
-                gradients were exchanged before.
-        """
-        optimizers = (optimizer, *others)
-        session, given = self._session, optimizers if others else optimizer
-        if not session:
-            return given
-        if session.exchanges == "updates":
-            raise ConfigError(TAKEN)
-        if session.compared:
-            raise ConfigError(
-                "call attach() before the first backward pass, on every rank, right after the optimizer is created; "
-                "this compression has already exchanged gradients"
-            )
-        steps = session.steps
-        for each in optimizers:
-            checks.refuse_sharded(each, own=second_moment == "own" or not _needs_held(session))
-            checks.check_optimizer(each, [*steps.named, *session.others])
-        known = steps.met
-        steps.meet(optimizers, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
-        for each in () if known else optimizers:
-            each.register_step_pre_hook(uncompiled(weakly(self._refuse_open)))
-        return given
-
-    def _refuse_open(self, *given: object) -> None:
-        """Before the optimizer's step, refuse gradients that are still being exchanged."""
-        if unwrapped := self._unwrapped():
-            unwrapped.refuse_open()
-
-    def _is_attached(self) -> bool:
-        session = self._here()
-        if _needs_held(session) and not session.steps.met and session.reducer.rank == 0:
-            _log.warning(
-                "%s was given no optimizer: write compression.register(model, optimizer), or "
-                "compression.attach(optimizer). Without it, Adam's second moment is computed from compressed "
-                "gradients, and the exact first steps that momentum needs are left out",
-                self.method,
-            )
-        return True
-
     # ---- gradients ----
 
     def exchange(self, bucket: dist.GradBucket) -> Any:
@@ -282,16 +180,6 @@ class Compression(BaseCompression, Factories):
         """Exchange the gradient of a model with one parameter outside a backward pass; for measurements."""
         session = self._begin_step()
         return session.result(0, session.offer(0, grad))
-
-    def close(self) -> None:
-        if not self._job.forked() and (text := self._why_unused(True)):  # no optimizer has made a step
-            _log.warning("%s", text)
-        super().close()
-
-
-def _needs_held(session: Session) -> bool:
-    """Return whether some method learns better with a second moment that is held."""
-    return any(divides != "never" for divides in session.reducer.buckets.divides().values())
 
 
 def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, events: int = MAX_EVENTS) -> Trace:

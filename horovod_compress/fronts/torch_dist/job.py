@@ -67,6 +67,10 @@ class TorchJob:
         return dist.get_world_size(self.group)
 
     @property
+    def row(self) -> TorchJob | None:
+        return None
+
+    @property
     def number(self) -> int:
         return self._number
 

@@ -19,13 +19,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...engine.shards import local
 from ...errors import ConfigError, ExchangeError, MismatchError, NonFiniteError
 from ..session import Session, gradient_of
 from . import checks
 from .backward import at_the_end, raising
 
 _NAMED = 5  # at most, in messages
+
+#: Lets ranks that exchange different gradients raise the same error.
+Agree = Callable[["NonFiniteError | None"], "NonFiniteError | None"]
 _BROADCAST_BYTES = 250 << 20  # at once, as DistributedDataParallel does it
+
+
+def as_found(mine: NonFiniteError | None) -> NonFiniteError | None:
+    """Return this rank's error: all ranks that exchange have the same gradients, and so the same one."""
+    return mine
 
 
 class _End:
@@ -80,6 +89,8 @@ class Unwrapped:
         begin_step: begins a step of the compression, before its first gradient is handed over.
         look: called at the end of each pass.
         group: the process group, in which torch reduces sparse gradients.
+        agree: called when all results are there, with the error that training can go on after, if there is one; returns
+            that of any rank.
     """
 
     def __init__(
@@ -89,8 +100,10 @@ class Unwrapped:
         begin_step: Callable[[], object],
         look: Callable[[], None],
         group: Any,
+        agree: Agree = as_found,
     ) -> None:
         self._session, self._begin_step, self._look, self._group = session, begin_step, look, group
+        self._agree = agree
         self._pass: Pass | None = None
         self._paused = False
         kinds = (nn.Embedding, nn.EmbeddingBag)
@@ -129,7 +142,7 @@ class Unwrapped:
             return
         session = self._session
         with session.lock:
-            under_way, grad = self._under_way(), parameter.grad
+            under_way, grad = self._under_way(), None if parameter.grad is None else local(parameter.grad)
             index = session.steps.index[id(parameter)]
             if index in under_way.skipped or grad is None:
                 return
@@ -220,17 +233,24 @@ class Unwrapped:
         Raises:
             HorovodCompressError: see :meth:`~horovod_compress.engine.reducer.Reducer.result`.
         """
+        try:
+            if error := self._agree(self._await(ended)):
+                at_the_end(raising(error))  # training may go on: let other modules end this pass
+        finally:
+            self._pass = None
+        self._look()
+
+    def _await(self, ended: Pass) -> NonFiniteError | None:
+        """Wait for all results; return the error that training can go on after."""
         session = self._session
         try:
             for index, step in ended.steps.items():
                 session.result(index, step)
             if ended.skipped:  # a bucket that is skipped whole is awaited by nobody else
                 session.reducer.settled()
-        except NonFiniteError as error:  # training may go on: let other modules end this pass
-            at_the_end(raising(error))
-        finally:
-            self._pass = None
-        self._look()
+        except NonFiniteError as error:
+            return error
+        return None
 
     def _reduce_sparse(self, ended: Pass) -> None:
         """Let torch reduce sparse gradients, in an order that all ranks have."""
@@ -320,7 +340,7 @@ def begin_alike(module: nn.Module, session: Session, group: Any) -> None:
         MismatchError: the modules of ranks differ.
         ExchangeError: not every rank came in time.
     """
-    named = [*module.named_parameters(), *module.named_buffers()]
+    named = [(name, local(one)) for name, one in [*module.named_parameters(), *module.named_buffers()]]
     mine = [[name, f"{tensor.dtype}".removeprefix("torch."), list(tensor.shape)] for name, tensor in named]
     for rank, theirs in enumerate(session.gather(mine, "hvc.register", by_name=True)):
         if theirs == mine:

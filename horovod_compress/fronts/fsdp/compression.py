@@ -1,0 +1,212 @@
+"""The compression object for models that ``fully_shard`` divides, of which there are several replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...engine.job import Job
+from ...engine.names import in_arguments, pairs
+from ...engine.reducer import Hooks
+from ...errors import ConfigError, HorovodCompressError
+from ..factories import RanksOption, add_factories, of_an_object
+from ..reports import Unexchanged
+from ..session import Session, look_for_steps, weakly
+from ..startup import Wrap, check_alone
+from ..torch_dist.checks import not_exchanged, refuse_no_optimizer
+from ..torch_dist.of_group import TorchCompression
+from ..torch_dist.unwrapped import Unwrapped, as_found, begin_alike, leave_other
+from . import divided
+from .grid import Column, Unmet
+
+Model = TypeVar("Model", bound=nn.Module)
+
+if TYPE_CHECKING:
+    from .factory_types import Factories
+else:
+    Factories = object  # the functions are added below
+
+
+class Compression(TorchCompression, Factories):
+    """A compression between the replicas of a model, each of which ``fully_shard`` divides among ranks.
+
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh["shard"])
+        fully_shard(model, mesh=mesh["shard"])
+        compression = hvc.Compression.marsit(model.named_parameters())
+        compression.register(model, optimizer, replicate=mesh["replicate"])
+
+    Create one by the name of a method on every rank, when the model is divided and on its device. Its options are
+    checked then; the ranks meet in :meth:`register`. Torch itself exchanges what the ranks of one replica have to, in
+    full precision; each rank then exchanges the gradient of its shard with the ranks that have the same one.
+
+    ``hvc.available()`` lists the methods; ``help(hvc.Compression.marsit)`` shows a method's options, and those of
+    all methods, with their defaults.
+
+    Raises:
+        ConfigError: an option or the parameter list cannot work.
+    """
+
+    _what_copies_lack = (
+        "a copy of a divided model has no compression; if it is trained, each replica trains its own: create one, and "
+        'write compression.register(model, optimizer, replicate=mesh["replicate"])'
+    )
+    _how_to_use = (
+        'a model; write compression.register(model, optimizer, replicate=mesh["replicate"]) before the first backward '
+        "pass, or each replica trains its own"
+    )
+    _ranks_in_words = "mesh"
+    _job: Column
+    _arguments: tuple[Any, ...] | None = None  # of a compression that no model was registered with yet
+    _end_look: Callable[[], object] = staticmethod(lambda: None)
+
+    def _start(self, method: Any, named: Any, options: Mapping[str, Any], wrap: Wrap) -> None:
+        """Check what needs no other ranks, which meet in :meth:`register`."""
+        given, own, others, _ = in_arguments(named, method, options)
+        check_alone(own, given, others)
+        self._given = pairs(given)
+        divided.shard_mesh(self._given)
+        self._arguments = (method, named, options, wrap)
+        trained = [parameter for _, parameter in self._given if parameter.requires_grad]
+        self._end_look = look_for_steps(trained, weakly(self._why_unregistered))
+
+    def _why_unregistered(self, tells: bool) -> str | None:
+        """Return how to use this, if training goes on without it, until somebody is told."""
+        if self._arguments is None or self._told or self._job.number:
+            return None
+        self._told = tells
+        return f"{self.method} has compressed nothing: it was created, but never given to {self._how_to_use}"
+
+    def _hooks(self, job: Job) -> Hooks:
+        return replace(super()._hooks(job), ranks_in_words=self._job.in_words)
+
+    def _begin(self, session: Session) -> None:
+        self._unexchanged = Unexchanged(lambda: session.others, "the compression", "it")
+
+    def _joined(self) -> Session | None:
+        return self._here()
+
+    def _here(self) -> Session:
+        if self._session is None:
+            raise ConfigError(
+                'the ranks do not know each other yet: write compression.register(model, optimizer, replicate=mesh["'
+                'replicate"]) first, on every rank'
+            )
+        return self._session
+
+    # ---- the model and the optimizer ----
+
+    def register(
+        self,
+        model: Model,
+        optimizer: Any = None,
+        *,
+        replicate: DeviceMesh | None = None,
+        second_moment: str = "auto",
+        warmup_steps: int | None = None,
+        rebuild_every: int | None = None,
+        match_norm: bool = True,
+        step: str = "auto",
+    ) -> Model:
+        """Meet the other ranks, and exchange the gradients of a model from now on; return the model.
+
+        Gradients are those of all ranks when ``backward()`` returns: torch has averaged them over the ranks of a
+        replica, and this over replicas. Call it on every rank, before the first backward pass. All replicas begin with
+        the weights and buffers of replica 0.
+
+        Args:
+            model: the module whose parameters this compression was given, which ``fully_shard`` has divided.
+            optimizer: the one that applies the results, or a list of several; other options than ``replicate`` are
+                those of :meth:`attach`.
+            replicate: the dimension of the mesh along which the model is replicated; it may be given to the
+                compression instead.
+
+        Raises:
+            ConfigError: the model has other parameters, is not divided or along several dimensions, already has a
+                compression, or uses something that is not supported; or some rank cannot start.
+            MismatchError: ranks were given different options, parameters or versions.
+            ExchangeError: not every rank arrived in time.
+        """
+        if self._arguments is None:
+            raise ConfigError("this compression has a module already; a compression serves one, and is registered once")
+        refuse_no_optimizer(optimizer)
+        leave_other(model)
+        trained = [(name, one) for name, one in self._given if one.requires_grad]
+        divided.check_model(model, trained, [one for one in self._given if not one[1].requires_grad])
+        job: Any = self._job
+        given = job.replicate if replicate is None else replicate
+        self._job = Column(given, divided.shard_mesh(self._given))
+        with self._explained():
+            super()._start(*self._arguments)
+            session = self._here()
+            self._job.check_grid(session.gather_all(self._job.place_in_grid(), "hvc.grid"))
+            begin_alike(model, session, self._job.group)
+        self._arguments = None
+        self._end_look()
+        self._attach_all(
+            optimizer,
+            second_moment=second_moment,
+            warmup_steps=warmup_steps,
+            rebuild_every=rebuild_every,
+            match_norm=match_norm,
+            step=step,
+        )
+        self._follow(model, session)
+        return model
+
+    def _follow(self, model: nn.Module, session: Session) -> None:
+        """Take the gradients of a model from now on."""
+        session.others = not_exchanged(model, session.steps.named)
+        for module in divided.modules(model):
+            if set_unused := getattr(module, "set_reduce_scatter_unused_params", None):  # from torch 2.12 on
+                set_unused(True, recurse=False)  # ranks of a replica may use other parameters
+        agree = self._job.agree if session.reducer.options.nonfinite == "raise" else as_found
+        found = Unwrapped(model, session, self._begin_step, self._look, self._job.group, agree)
+        self._unwrapped = weakref.ref(found)
+        session.unused = False
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Let an error of the start say which ranks its numbers mean."""
+        try:
+            yield
+        except HorovodCompressError as error:
+            raise type(error)(f"{error} {self._job.in_words}") from error
+
+    @of_an_object
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Within this, backward passes only add up gradients; the first one behind it exchanges the sum.
+
+            for number, batch in enumerate(batches):
+                with compression.no_sync() if number + 1 < len(batches) else contextlib.nullcontext():
+                    loss(model(batch)).backward()
+            optimizer.step()
+
+        Torch still averages each pass over the ranks of a replica, so that nothing but this rank's shard is kept.
+        ``model.set_requires_gradient_sync(False)`` leaves that out, too, and keeps whole gradients on every rank.
+
+        Raises:
+            ConfigError: no model was registered.
+        """
+        self._here()
+        unwrapped = self._unwrapped()
+        assert unwrapped is not None
+        return unwrapped.paused()
+
+    def close(self) -> None:
+        self._end_look()
+        super().close()
+
+
+_REPLICATE = "the dimension of the mesh along which the model is replicated. Default: that given to register()."
+add_factories(
+    Compression,
+    RanksOption("replicate", None, _REPLICATE, Unmet),
+    refused=("register", "attach", "follow"),
+)

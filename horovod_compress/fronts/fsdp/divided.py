@@ -1,0 +1,100 @@
+"""What is refused of models that ``fully_shard`` has divided, and of those that it has not, by name and in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ...errors import ConfigError
+from ..torch_dist.checks import check_parameters
+from .grid import RECIPE
+
+Named = Sequence[tuple[str, nn.Parameter]]
+
+#: By torch's `replicate()`, which makes modules that are not divided of the same kind.
+_REPLICATED = "ReplicateModule"
+
+
+def modules(model: nn.Module) -> Iterator[Any]:
+    """Yield the modules that ``fully_shard`` was called with."""
+    yield from (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def check_model(model: object, named: Named, others: Named) -> None:
+    """Refuse a model that does not fit a compression.
+
+    Args:
+        named: the parameters that are exchanged.
+        others: those that were frozen when the compression was created.
+
+    Raises:
+        ConfigError: says what to do.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"register() takes a module that fully_shard() divides, got a {type(model).__name__}")
+    for name, module in model.named_modules():
+        if isinstance(module, (FullyShardedDataParallel, DistributedDataParallel)):
+            raise ConfigError(
+                f"{name or 'this module'} is a {type(module).__name__}, which exchanges gradients itself; give "
+                f"register() a module that was divided by fully_shard(). Write {RECIPE}"
+            )
+        if _REPLICATED in (kind.__name__ for kind in type(module).__mro__):
+            raise ConfigError(
+                f"{name or 'this module'} was given to replicate(), which averages gradients uncompressed before "
+                f"anybody sees them; call fully_shard() with a mesh of one rank instead. Write {RECIPE}"
+            )
+    if not any(modules(model)):
+        raise ConfigError(
+            "fully_shard() was not called with this module, or with any in it: call it first, and then create the "
+            "compression; for a model that is whole on every rank, use horovod_compress.ddp"
+        )
+    check_parameters(model.named_parameters(), model, named, others)
+    for name, parameter in named:
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            raise ConfigError(
+                f"{name} has a hook that is called when its gradient is there, {hook!r:.100}, such as an optimizer's "
+                "step in the backward pass; gradients are those of all replicas only when backward() returns: let the "
+                "optimizer make its step after that"
+            )
+
+
+def shard_mesh(named: Named) -> DeviceMesh:
+    """Return the dimension of the mesh along which parameters are divided.
+
+    Raises:
+        ConfigError: some are not divided, or otherwise, or along another one.
+    """
+    meshes: dict[DeviceMesh, str] = {}
+    for name, parameter in named:
+        if not parameter.requires_grad:
+            continue
+        if not isinstance(parameter, DTensor):
+            raise ConfigError(
+                f"{name} is not divided among ranks: call fully_shard() with the whole model, after its blocks, and "
+                "then create the compression, with the parameters that the model has by then"
+            )
+        mesh, kinds = parameter.device_mesh, parameter.placements
+        if mesh.ndim > 1 and any(kind.is_replicate() for kind in kinds):
+            raise ConfigError(
+                f"{name} is divided by a mesh of {mesh.ndim} dimensions, along one of which it is replicated: torch "
+                "would average gradients over it, uncompressed, before anybody sees them. Give fully_shard() the "
+                f"dimension that divides, and register() the other one. Write {RECIPE}"
+            )
+        if mesh.ndim > 1 or not kinds[0].is_shard():
+            raise ConfigError(
+                f"{name} is divided as {kinds} by a mesh of {mesh.ndim} dimension(s); only fully_shard() with a mesh "
+                f"of one dimension is supported, without tensor parallelism. Write {RECIPE}"
+            )
+        meshes.setdefault(mesh, name)
+    if len(meshes) > 1:
+        raise ConfigError(
+            f"{' and '.join(list(meshes.values())[:2])} are divided along different dimensions, {[*meshes]!r:.200}; "
+            "create a compression for the parameters of each"
+        )
+    return next(iter(meshes))

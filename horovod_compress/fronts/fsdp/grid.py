@@ -1,0 +1,103 @@
+"""The two dimensions of ranks: those of one column have the same shard, those of one row make up one replica.
+
+Each column has an engine of its own, whose ranks are numbered by replica.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...errors import ConfigError, NonFiniteError
+from ..torch_dist.job import TorchJob
+
+RECIPE = (
+    'mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard")); '
+    'fully_shard(model, mesh=mesh["shard"]); compression.register(model, optimizer, replicate=mesh["replicate"])'
+)
+
+
+class Unmet(TorchJob):
+    """The ranks of a compression that is not registered yet, which has not met any of them.
+
+    Attributes:
+        replicate: the dimension along which the model is replicated, where it was given already.
+    """
+
+    def __init__(self, replicate: DeviceMesh | None) -> None:
+        super().__init__(None)
+        self.replicate = replicate
+
+
+class Column(TorchJob):
+    """The ranks that have the same shard as this one: a rank's number among them is that of its replica.
+
+    Args:
+        replicate: the dimension of the mesh along which the model is replicated.
+        shard: the one along which it is divided.
+
+    Raises:
+        ConfigError: these are not two dimensions of one mesh.
+    """
+
+    def __init__(self, replicate: object, shard: DeviceMesh) -> None:
+        if not isinstance(replicate, DeviceMesh) or replicate.ndim != 1:
+            raise ConfigError(
+                "replicate= should be the dimension of a mesh along which the model is replicated, such as "
+                f'mesh["replicate"], got {replicate!r:.200}. Write {RECIPE}'
+            )
+        super().__init__(replicate.get_group())
+        self.replicate, self._device = replicate, shard.device_type
+        self._row = row = TorchJob(shard.get_group())
+        mine, theirs = (dist.get_process_group_ranks(job.group) for job in (self, row))
+        if {*mine} & {*theirs} != {self.number}:
+            raise ConfigError(
+                f"replicate= has ranks {mine}, and the model is divided among ranks {theirs}; these should be two "
+                f"dimensions of one mesh, with no rank in both but this one, {self.number}. Write {RECIPE}"
+            )
+        which = ", ".join(f"replica {replica} is rank {rank} of the job" for replica, rank in enumerate(mine))
+        #: What an error's numbers of ranks mean.
+        self.in_words = f"(Ranks are numbered among the {self.size} replicas of shard {row.rank} here: {which}.)"
+
+    @property
+    def row(self) -> TorchJob:
+        return self._row
+
+    def check(self) -> None:
+        super().check()
+        self.row.check()
+
+    def place_in_grid(self) -> list[int]:
+        """Return the replica and the shard of this rank."""
+        return [self.rank, self.row.rank]
+
+    def check_grid(self, found: list[list[int]]) -> None:
+        """Refuse ranks that do not make up a grid.
+
+        Args:
+            found: the place of every rank, replica by replica.
+
+        Raises:
+            ConfigError: some rank is at another place than its groups say.
+        """
+        expected = [[replica, shard] for replica in range(self.size) for shard in range(self.row.size)]
+        if found != expected:
+            raise ConfigError(
+                f"the ranks that have one shard are not those that replicate= joins: by replica and shard they are "
+                f"{found}, and should be {expected}. Write {RECIPE}"
+            )
+
+    def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
+        """Return the error that training can go on after, of this rank or of any other one of its replica."""
+        flag = torch.tensor(float(mine is not None), device=self._device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, self.row.group)
+        if mine is None and bool(flag):
+            mine = NonFiniteError(
+                f"rank {self.number}: gradients of another shard than that of this rank, {self.row.rank}, are not "
+                "finite; the ranks that have that shard say where. All ranks raise this: skip the step, or restart "
+                "from a checkpoint"
+            )
+        elif mine is not None:
+            mine = NonFiniteError(f"{mine} {self.in_words}")
+        return mine
