@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..engine.agreement import differences
 from ..engine.masks import Masks, check_masks
@@ -149,6 +149,10 @@ class Steps:
             )
         if self._exact_first and self.tuner:
             self.tuner.wait_for(self._exact_first)
+
+    def divisors(self) -> dict[str, Tensor]:
+        """Return what gradients are divided by before they are encoded, and what waits with them, flat and by name."""
+        return {name: divisor for one in self._takers.held for name, divisor in one.divisors().items()}
 
     def second_moment(self) -> str:
         """Return whose the second moment is, in words that have to be equal on every rank."""

@@ -23,6 +23,7 @@ from ..torch_dist.checks import not_exchanged, refuse_no_optimizer
 from ..torch_dist.of_group import TorchCompression
 from ..torch_dist.unwrapped import Unwrapped, as_found, begin_alike, leave_other
 from . import divided
+from .checkpoints import Resharded, Sharded
 from .grid import Column, Unmet
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -63,6 +64,7 @@ class Compression(TorchCompression, Factories):
     )
     _ranks_in_words = "mesh"
     _job: Column
+    _sharded: Sharded
     _arguments: tuple[Any, ...] | None = None  # of a compression that no model was registered with yet
     _end_look: Callable[[], object] = staticmethod(lambda: None)
 
@@ -145,8 +147,9 @@ class Compression(TorchCompression, Factories):
         with self._explained():
             super()._start(*self._arguments)
             session = self._here()
-            self._job.check_grid(session.gather_all(self._job.place_in_grid(), "hvc.grid"))
+            mesh = self._job.mesh(session.gather_all(self._job.place_in_grid(), "hvc.grid"))
             begin_alike(model, session, self._job.group)
+        self._sharded = Sharded(session, self._saved, mesh)
         self._arguments = None
         self._end_look()
         self._attach_all(
@@ -198,6 +201,50 @@ class Compression(TorchCompression, Factories):
         unwrapped = self._unwrapped()
         assert unwrapped is not None
         return unwrapped.paused()
+
+    # ---- state ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's part of a state that ``torch.distributed.checkpoint`` saves, between two steps.
+
+            state = {"model": model_state, "optimizer": optimizer_state, "compression": compression}
+            torch.distributed.checkpoint.save(state, checkpoint_id=folder)
+
+        What waits is in it twice: once for the same grid of ranks, and once so that it can be divided anew.
+        """
+        self._here()
+        return self._sharded.state()
+
+    def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
+        """Restore a state on the same grid of ranks, completely or not at all; on every rank, between two steps.
+
+        Args:
+            residuals: "restore", or "reset" to continue with empty residuals.
+
+        Raises:
+            ConfigError: a step is under way.
+            StateError: the state is malformed, or belongs to another method, grid of ranks, model or plan.
+            CorruptFrameError: its checksums show that it has changed since it was saved.
+        """
+        self._here()
+        self._sharded.load(state, residuals)
+
+    def resharded(self, replicas: int) -> Resharded:
+        """Return what stands for this compression where a checkpoint of another grid of ranks is loaded.
+
+            state = {"model": ..., "optimizer": ..., "compression": compression.resharded(replicas=2)}
+            torch.distributed.checkpoint.load(state, checkpoint_id=folder)
+
+        What waits is divided anew, and every replica gets the mean over those that there were: the sum that waits is
+        the same, and the steps that follow are not those of the same grid, bit by bit.
+
+        Args:
+            replicas: how many there were when the checkpoint was saved.
+        """
+        self._here()
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+            raise ConfigError(f"replicas should be a whole number, at least 1, got {replicas!r}")
+        return Resharded(self._sharded, replicas)
 
     def close(self) -> None:
         self._end_look()

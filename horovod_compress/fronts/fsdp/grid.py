@@ -17,6 +17,8 @@ RECIPE = (
     'fully_shard(model, mesh=mesh["shard"]); compression.register(model, optimizer, replicate=mesh["replicate"])'
 )
 
+_NAMES = ("replicate", "shard")  # of dimensions that have none
+
 
 class Unmet(TorchJob):
     """The ranks of a compression that is not registered yet, which has not met any of them.
@@ -48,7 +50,7 @@ class Column(TorchJob):
                 f'mesh["replicate"], got {replicate!r:.200}. Write {RECIPE}'
             )
         super().__init__(replicate.get_group())
-        self.replicate, self._device = replicate, shard.device_type
+        self.replicate, self._divides = replicate, shard
         self._row = row = TorchJob(shard.get_group())
         mine, theirs = (dist.get_process_group_ranks(job.group) for job in (self, row))
         if {*mine} & {*theirs} != {self.number}:
@@ -69,28 +71,33 @@ class Column(TorchJob):
         self.row.check()
 
     def place_in_grid(self) -> list[int]:
-        """Return the replica and the shard of this rank."""
-        return [self.rank, self.row.rank]
+        """Return the replica, the shard and the number of this rank."""
+        return [self.rank, self.row.rank, self.number]
 
-    def check_grid(self, found: list[list[int]]) -> None:
-        """Refuse ranks that do not make up a grid.
+    def mesh(self, places: list[list[int]]) -> DeviceMesh:
+        """Return the mesh of all ranks, replicas first.
 
         Args:
-            found: the place of every rank, replica by replica.
+            places: of every rank, replica by replica.
 
         Raises:
             ConfigError: some rank is at another place than its groups say.
         """
+        found, numbers = [place[:2] for place in places], torch.tensor([number for _, _, number in places])
         expected = [[replica, shard] for replica in range(self.size) for shard in range(self.row.size)]
         if found != expected:
             raise ConfigError(
                 f"the ranks that have one shard are not those that replicate= joins: by replica and shard they are "
                 f"{found}, and should be {expected}. Write {RECIPE}"
             )
+        dimensions, groups = (self.replicate, self._divides), [self.group, self.row.group]
+        names = [(mesh.mesh_dim_names or (name,))[0] for mesh, name in zip(dimensions, _NAMES, strict=True)]
+        by_replica = numbers.view(self.size, self.row.size)
+        return DeviceMesh.from_group(groups, self._divides.device_type, by_replica, mesh_dim_names=tuple(names))
 
     def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
         """Return the error that training can go on after, of this rank or of any other one of its replica."""
-        flag = torch.tensor(float(mine is not None), device=self._device)
+        flag = torch.tensor(float(mine is not None), device=self._divides.device_type)
         dist.all_reduce(flag, dist.ReduceOp.MAX, self.row.group)
         if mine is None and bool(flag):
             mine = NonFiniteError(

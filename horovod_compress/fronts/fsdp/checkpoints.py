@@ -1,0 +1,173 @@
+"""What torch.distributed.checkpoint saves of a compression, beside model and optimizer.
+
+There is one part for each rank, with which the same grid of ranks resumes bit by bit, and all residuals as tensors that
+are divided like the parameters, with replicas as another dimension: these can be divided anew, for other grids. They
+are in units of gradients there, as what a second moment makes of these belongs to the shards that there were.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from ...engine.saved import checksums
+from ...errors import StateError
+from ..saving import Saved
+from ..session import Session
+
+_RESIDUALS, _ABOUT, _RANKS = "residuals", "about", "ranks"
+#: What is equal on all ranks, and goes with what waits.
+_COMMON = ("method", "config", "seed", "step", "exchanged", "rates", "last_rates", "scale")
+#: That which has to be as it was.
+_FIXED = ("method", "config", "seed", "exchanged")
+
+
+class Sharded:
+    """The state of one compression, for a checkpoint of all ranks.
+
+    Args:
+        mesh: of all ranks, replicas first.
+    """
+
+    def __init__(self, session: Session, saved: Saved, mesh: DeviceMesh) -> None:
+        self._session, self._saved, self._mesh = session, saved, mesh
+        self._parameters: dict[str, DTensor] = dict(session.steps.named)  # type: ignore[arg-type]
+
+    @property
+    def _part(self) -> str:
+        """The name of this rank's part."""
+        (replica, shard), (replicas, shards) = self._mesh.get_coordinate() or (0, 0), self._mesh.shape
+        return f"replica {replica} of {replicas}, shard {shard} of {shards}"
+
+    def state(self) -> dict[str, Any]:
+        """Return all that this rank has to save.
+
+        Raises:
+            ConfigError: a step is under way.
+        """
+        state = self._saved.state()
+        whole = io.BytesIO()
+        torch.save(state, whole)
+        about = {name: state[name] for name in _COMMON if name in state}
+        return {
+            _RESIDUALS: self._residuals(state),
+            _ABOUT: json.dumps(about),
+            _RANKS: {self._part: whole.getvalue()},
+        }
+
+    def load(self, state: Mapping[str, Any], residuals: str) -> None:
+        """Restore what :meth:`state` returned on the same grid, completely or not at all.
+
+        Raises:
+            ConfigError, StateError, CorruptFrameError: see :meth:`~..compression.BaseCompression.load_state_dict`.
+        """
+        parts = state.get(_RANKS) if isinstance(state, Mapping) else None
+        part = parts.get(self._part) if isinstance(parts, Mapping) else None
+        if not isinstance(part, bytes):
+            raise StateError(
+                f"this is not what state_dict() returned for {self._part}; for a checkpoint of another grid of ranks, "
+                "load compression.resharded(replicas=) in its place"
+            )
+        self._saved.load(torch.load(io.BytesIO(part), weights_only=True), residuals)
+
+    # ---- residuals that can be divided anew ----
+
+    def _residuals(self, state: Mapping[str, Any]) -> dict[str, dict[str, DTensor]]:
+        """Return what this rank keeps for elements, by kind and tensor, as its part of what all ranks keep."""
+        divisors, waiting = self._session.steps.divisors(), state.get("waiting", {})
+        found: dict[str, dict[str, DTensor]] = {}
+        for kind, kept in state["state"].items():
+            for name, tensor in kept.items():
+                local = tensor * divisors[name] if name in divisors else tensor
+                if kind == "residual" and name in waiting:
+                    local = local + waiting[name]
+                found.setdefault(kind, {})[name] = self._divided(name, local)
+        return found
+
+    def _divided(self, name: str, local: Tensor) -> DTensor:
+        parameter = self._parameters[name]
+        shape = torch.Size([self._mesh.shape[0], *parameter.shape])
+        dim = _dimension_of(parameter)
+        mine = local.view(1, *parameter.to_local().shape)
+        stride = torch.empty(shape, device="meta").stride()
+        placements = [Shard(0), Shard(dim + 1)]
+        return DTensor.from_local(mine, self._mesh, placements, run_check=False, shape=shape, stride=stride)
+
+    def empty(self, replicas: int) -> dict[str, Any]:
+        """Return what is to be filled from a checkpoint of so many replicas, with whatever number of shards."""
+        found: dict[str, dict[str, DTensor]] = {}
+        for kind, kept in self._session.reducer.kept.states().items():
+            for name, tensor in kept.items():
+                parameter = self._parameters[name]
+                shape = torch.Size([replicas, *parameter.shape])
+                mine = torch.zeros(replicas, *parameter.to_local().shape, dtype=tensor.dtype, device=tensor.device)
+                stride = torch.empty(shape, device="meta").stride()
+                placements = [Replicate(), Shard(_dimension_of(parameter) + 1)]
+                found.setdefault(kind, {})[name] = DTensor.from_local(
+                    mine, self._mesh, placements, run_check=False, shape=shape, stride=stride
+                )
+        return {_RESIDUALS: found, _ABOUT: ""}
+
+    def fill(self, state: Mapping[str, Any]) -> None:
+        """Take what waits on all replicas of the checkpoint that :meth:`empty` was filled from.
+
+        Every replica gets the mean of it, as a step applies the mean; what a rank keeps as an owner is added up, and
+        replica 0 has it.
+
+        Raises:
+            StateError: the checkpoint is of another method or seed.
+        """
+        about = json.loads(state[_ABOUT])
+        mine, owned = self._saved.state(), self._session.methods.folded()
+        for name in _FIXED:
+            if about.get(name) != json.loads(json.dumps(mine.get(name))):
+                raise StateError(
+                    f"the checkpoint has a different {name}: expected {mine.get(name)!r}, got {about.get(name)!r}; "
+                    "resume with the same options"
+                )
+        kept: dict[str, dict[str, Tensor]] = {}
+        for kind, tensors in state[_RESIDUALS].items():
+            for name, tensor in tensors.items():
+                of_all = tensor.to_local().double()
+                dealt = of_all.sum(0) * (not self._session.reducer.rank) if kind in owned else of_all.mean(0)
+                kept.setdefault(kind, {})[name] = dealt.view(-1).to(tensor.dtype)
+        rest = {name: part for name, part in mine.items() if name not in (checksums.KEY, "second_moment", "waiting")}
+        more = {name: about[name] for name in _COMMON if name in about and name not in _FIXED}
+        self._saved.load(checksums.sealed(rest | more | {"state": kept, "carries": {}}), "restore")
+
+
+class Resharded:
+    """Stands for a compression in ``torch.distributed.checkpoint.load()``, for a checkpoint of another grid of ranks.
+
+    Args:
+        replicas: how many there were when it was saved.
+    """
+
+    def __init__(self, sharded: Sharded, replicas: int) -> None:
+        self._sharded, self._replicas = sharded, replicas
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is to be filled from the checkpoint."""
+        return self._sharded.empty(self._replicas)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let what waits be dealt out to the ranks that there are now.
+
+        Raises:
+            StateError: the checkpoint is of another method or seed.
+        """
+        self._sharded.fill(state)
+
+
+def _dimension_of(parameter: DTensor) -> int:
+    """Return the dimension along which a parameter is divided."""
+    (placement,) = parameter.placements
+    assert isinstance(placement, Shard)
+    return placement.dim
