@@ -159,8 +159,8 @@ def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known
     """
     known, files = known or Known(), list(files)
     _check_there(folder, files)
-    same = {name: state[name] for name in ("step", "world", "method", "config", "seed", "plan")}
-    made = Manifest(format=_FORMAT, package=__version__, wire=WIRE_VERSION, files=files, **same)
+    same = {name: state[name] for name in ("step", "method", "config", "seed", "plan")}
+    made = Manifest(format=_FORMAT, package=__version__, wire=WIRE_VERSION, world=len(files), files=files, **same)
     before, spare = found(folder), None
     foreign = before if known.is_foreign(folder, before) else None
     try:

@@ -166,9 +166,6 @@ class Compression(TorchCompression, Factories):
     def _follow(self, model: nn.Module, session: Session) -> None:
         """Take the gradients of a model from now on."""
         session.others = not_exchanged(model, session.steps.named)
-        for module in divided.modules(model):
-            if set_unused := getattr(module, "set_reduce_scatter_unused_params", None):  # from torch 2.12 on
-                set_unused(True, recurse=False)  # ranks of a replica may use other parameters
         agree = self._job.agree if session.reducer.options.nonfinite == "raise" else as_found
         found = Unwrapped(model, session, self._begin_step, self._look, self._job.group, agree)
         self._unwrapped = weakref.ref(found)

@@ -176,7 +176,10 @@ class Unwrapped:
         return found
 
     def _end_with(self, under_way: Pass) -> None:
-        under_way.end_with(torch._C._current_graph_task_id(), partial(self._complete, under_way))
+        # Behind what others end the pass with, which was asked for meanwhile: fully_shard() reduces gradients there of
+        # modules whose inputs need none.
+        last = partial(under_way.end_with, torch._C._current_graph_task_id(), partial(self._complete, under_way))
+        under_way.end_with(torch._C._current_graph_task_id(), last)
 
     def _skip(self, begun: Pass) -> None:
         """Let no bucket wait for what is not exchanged: frozen parameters, and those that torch reduces."""

@@ -1,0 +1,378 @@
+"""Models that ``fully_shard`` divides, in replicas: beside torch's own hybrid sharding, and by laws of residuals."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import horovod_compress.fsdp as hvc
+from horovod_compress.fsdp import HorovodCompressError
+from tests.support.nets import digest
+from tests.support.rank import arguments, check, folder, rank
+
+dist.init_process_group("gloo")
+ASKED = arguments()
+LONG = 30.0
+WIDE, ROWS, THIN = 12, 7, 2
+BF16 = torch.bfloat16
+
+
+MESHES: dict[tuple[int, int], DeviceMesh] = {}
+
+
+def grid(replicas: int, shards: int) -> DeviceMesh:
+    """Return a mesh of all ranks; they make each one once."""
+    if (replicas, shards) not in MESHES:
+        MESHES[replicas, shards] = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard"))
+    return MESHES[replicas, shards]
+
+
+REPLICAS, SHARDS = ASKED["grid"]
+MESH = grid(REPLICAS, SHARDS)
+
+
+class Net(nn.Module):
+    """Blocks with rows that shards do not divide evenly, or that not every shard has one of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1 + rank() // SHARDS)  # each replica another one: they begin with that of replica 0
+        self.first = nn.Sequential(nn.Linear(WIDE, 30), nn.Tanh())
+        self.second = nn.Sequential(nn.Linear(30, ROWS), nn.Tanh())
+        self.last = nn.Linear(ROWS, THIN)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, given: Tensor) -> Tensor:
+        return self.last(self.second(self.first(given)))  # type: ignore[no-any-return]
+
+
+def batch(step: int, part: int = 0) -> Tensor:
+    return torch.randn(16, WIDE, generator=torch.Generator().manual_seed(1000 * step + 100 * part + rank()))
+
+
+def loss_of(model: nn.Module, step: int, part: int = 0) -> Tensor:
+    given = batch(step, part)
+    return (model(given).float() - given[:, :THIN].sin()).square().mean()
+
+
+def divided(model: Any, mesh: DeviceMesh, case: dict[str, Any]) -> Any:
+    """Return a model whose blocks, and itself, were given to fully_shard()."""
+    options: dict[str, Any] = {"mesh": mesh}
+    if precision := case.get("precision"):
+        options["mp_policy"] = MixedPrecisionPolicy(*precision)
+    if case.get("offload"):
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+    if "reshards" in case:
+        options["reshard_after_forward"] = case["reshards"]
+    if not case.get("unused"):
+        del model.unused
+    if case.get("frozen"):
+        model.first.requires_grad_(False)
+    if case.get("checkpoints"):
+        model.first, model.second = checkpoint_wrapper(model.first), checkpoint_wrapper(model.second)
+    if case.get("compiled"):
+        model.first.compile()
+        model.second.compile()
+    for block in model.children():
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def made(method: str | None, case: dict[str, Any], mesh: DeviceMesh = MESH) -> tuple[Any, Any, Any]:
+    """Return model, optimizer and compression; without a method, torch's own hybrid sharding and None."""
+    if method is None:
+        torch.manual_seed(1)
+    model = Net()
+    if method is None:
+        theirs = [parameter.detach() for parameter in model.parameters()]
+        for tensor in theirs:
+            dist.broadcast(tensor, 0)
+    divided(model, mesh if method is None else mesh["shard"], case)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer: Any = (
+        torch.optim.SGD(trained, lr=case["lr"])
+        if "lr" in case
+        else torch.optim.AdamW(trained, lr=case.get("adam", 0.01))
+    )
+    if method is None:
+        return model, optimizer, None
+    options = {"verify_every": 1, "timeout": LONG} | case.get("options", {})
+    compression = hvc.Compression.create(method, model.named_parameters(), **options)
+    compression.register(model, optimizer, replicate=mesh["replicate"], **case.get("register", {}))
+    return model, optimizer, compression
+
+
+def whole(model: nn.Module) -> list[Tensor]:
+    """Return the whole of each parameter, which all ranks put together."""
+    return [parameter.full_tensor().detach() for parameter in model.parameters()]  # type: ignore[attr-defined]
+
+
+def of_all(value: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def norm_of(found: Any) -> float:
+    return float(found.full_tensor() if hasattr(found, "full_tensor") else found)
+
+
+def train(method: str | None, case: dict[str, Any]) -> tuple[list[Tensor], list[float], Any]:
+    """Train; return the weights, the norms that clipping has seen, and what refused steps said."""
+    model, optimizer, compression = made(method, case)
+    passes, norms, told = case.get("passes", 1), [], []
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if case.get("scaler") else None
+    if scaler and compression:
+        compression.follow(scaler)
+    for step in range(case.get("steps", 6)):
+        optimizer.zero_grad()
+        for part in range(passes):
+            if compression is None or case.get("sync"):
+                model.set_requires_gradient_sync(part + 1 == passes)
+            last = compression is None or case.get("sync") or part + 1 == passes
+            with contextlib.nullcontext() if last else compression.no_sync():
+                loss = loss_of(model, step, part) * (float("inf") if case.get("bad") == [step, rank()] else 1.0)
+                try:
+                    (scaler.scale(loss) if scaler else loss).backward()
+                except hvc.NonFiniteError as error:
+                    told.append(str(error))
+                    optimizer.zero_grad()
+        if scaler:
+            scaler.unscale_(optimizer)
+        norms.append(norm_of(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        (scaler.step if scaler else lambda one: one.step())(optimizer)
+        if scaler:
+            scaler.update()
+        if compression:
+            assert len({digest(weights) for weights in of_all(whole(model))}) == 1, step
+    found = whole(model)
+    if compression:
+        assert compression.stats()["verified"] >= case.get("steps", 6) - len(told)
+        compression.close()
+    return found, norms, told or (scaler and scaler.get_scale())
+
+
+#: What torch's own hybrid sharding does, and ours with `none` has to.
+WAYS: dict[str, dict[str, Any]] = {
+    "as it is": {"steps": 20},
+    "kept whole after the forward pass": {"reshards": False},
+    "bfloat16 weights": {"precision": (BF16, torch.float32)},
+    "accumulation by no_sync": {"passes": 3},
+    "accumulation of whole gradients": {"passes": 3, "sync": True},
+    "frozen": {"frozen": True},
+    "checkpoints": {"checkpoints": True},
+    "offload": {"offload": True},
+    "a scaler, and an infinity in one shard": {"scaler": True, "bad": [3, 3]},
+    "bfloat16 reduction": {"precision": (BF16, BF16)},
+}
+
+
+def beside(case: dict[str, Any]) -> dict[str, Any]:
+    (stock, theirs, scale), (ours, norms, other) = train(None, case), train("none", case)
+    far = max(float((a - b).abs().max()) for a, b in zip(stock, ours, strict=True))
+    far_norms = [abs(a / b - 1) for a, b in zip(theirs, norms, strict=True) if b < float("inf")]
+    moved = train("topk", case)[0]
+    control = max(float((a - b).abs().max()) for a, b in zip(moved, ours, strict=True))
+    return {"far": far, "norms": max(far_norms), "scales": [scale, other], "control": control}
+
+
+def exact_means(model: Any, compression: Any, step: int) -> list[Tensor]:
+    """Return this rank's shard of the mean gradient, which nobody else sees."""
+    with compression.no_sync():
+        loss_of(model, step).backward()
+    found = []
+    for parameter in model.parameters():
+        grad = parameter.grad.to_local().clone()
+        dist.all_reduce(grad, group=MESH["replicate"].get_group())
+        found.append(grad / REPLICAS)
+        parameter.grad = None
+    return found
+
+
+def conserved(method: str, options: dict[str, Any]) -> float:
+    """Return how far results and what waits are from the sum of gradients, per shard, relative to that."""
+    case = {"lr": 0.05, "options": options | {"follow_lr": False}, "register": {"match_norm": False}}
+    model, optimizer, compression = made(method, case)
+    names = [name for name, _ in model.named_parameters()]
+    sums = [torch.zeros_like(p.to_local(), dtype=torch.float64) for p in model.parameters()]
+    results = [torch.zeros_like(one) for one in sums]
+    for step in range(12):
+        torch._foreach_add_(sums, [grad.double() for grad in exact_means(model, compression, step)])
+        loss_of(model, step).backward()
+        torch._foreach_add_(results, [parameter.grad.to_local().double() for parameter in model.parameters()])
+        optimizer.step()
+        optimizer.zero_grad()
+    far = size = 0.0
+    waiting = compression.state_dict()["residuals"]["residual"]
+    for name, total, given in zip(names, sums, results, strict=True):
+        mean = waiting[name].to_local()[0].double()
+        dist.all_reduce(mean, group=MESH["replicate"].get_group())
+        far += float((total - given - mean / REPLICAS).square().sum())
+        size += float(total.square().sum())
+    compression.close()
+    return (far / max(size, 1e-30)) ** 0.5
+
+
+def norms() -> float:
+    """Return the mean ratio of what clipping sees and the norm of the exact mean, in coded steps."""
+    model, optimizer, compression = made("marsit", {"adam": 1e-4, "register": {"warmup_steps": 4}})
+    ratios = []
+    for step in range(24):
+        exact = sum(float(grad.square().sum()) for grad in exact_means(model, compression, step))
+        total = torch.tensor(exact)
+        dist.all_reduce(total, group=MESH["shard"].get_group())
+        loss_of(model, step).backward()
+        found = norm_of(nn.utils.clip_grad_norm_(model.parameters(), 1e9))
+        assert len(set(of_all(found))) == 1
+        if step >= 6:
+            ratios.append(found / float(total.sqrt()))
+        optimizer.step()
+        optimizer.zero_grad()
+    compression.close()
+    return sum(ratios) / len(ratios)
+
+
+def refused() -> dict[str, str]:
+    """Return what is said of models and meshes that do not fit."""
+
+    def told(case: Callable[[], object]) -> str:
+        try:
+            case()
+        except HorovodCompressError as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing was raised"
+
+    def create(model: nn.Module, **options: Any) -> Any:
+        return hvc.Compression.none(model.named_parameters(), timeout=LONG, **options)
+
+    def model_of(mesh: DeviceMesh = MESH["shard"]) -> Any:
+        return divided(Net(), mesh, {})
+
+    def stepping() -> Any:
+        model = model_of()
+        made = create(model)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda one: None)
+        made.register(model, replicate=MESH["replicate"])
+
+    def twice() -> Any:
+        model = model_of()
+        made = create(model, replicate=MESH["replicate"])
+        made.register(model)
+        try:
+            made.register(model)
+        finally:
+            made.close()
+
+    cases: dict[str, Callable[[], object]] = {
+        "two dimensions": lambda: create(model_of(MESH)),
+        "whole": lambda: create(Net()),
+        "no mesh": lambda: create(one := model_of()).register(one),
+        "the other dimension": lambda: create(one := model_of()).register(one, replicate=MESH["shard"]),
+        "both dimensions": lambda: create(one := model_of()).register(one, replicate=MESH),
+        "a hook": stepping,
+        "wrapped": lambda: create(model_of()).register(DistributedDataParallel(Net()), replicate=MESH["shard"]),
+        "twice": twice,
+        "not registered": lambda: create(model_of()).stats(),
+        "a scaler before": lambda: create(model_of()).follow(torch.amp.GradScaler("cpu")),
+        "an option": lambda: hvc.Compression.topk(model_of().named_parameters(), density=7),
+        "no optimizer": lambda: create(one := model_of()).register(one, [], replicate=MESH["replicate"]),
+    }
+    return {name: told(case) for name, case in cases.items()}
+
+
+def of_a_rank(method: str, steps: range, where: str, *, mesh: DeviceMesh = MESH, load: str = "", save: str = "") -> Any:
+    """Train for some steps; return a digest of the weights, and the mean over replicas of what waits at the start."""
+    model, optimizer, compression = made(method, {"register": {"warmup_steps": 3, "rebuild_every": 4}}, mesh)
+    place = folder() / where
+    if load:
+        states: dict[str, Any] = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        replicas = int(load) if load.isdigit() else 0
+        together = {} if load == "folder" else {"compression": compression}
+        together = {"compression": compression.resharded(replicas=replicas)} if replicas else together
+        dcp.load(states | together, checkpoint_id=place / "dcp")
+        set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+        if load == "folder":
+            compression.load(place / "own")
+    waits = waiting(compression)
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    if save:
+        states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        dcp.save(states | {"compression": compression}, checkpoint_id=place / "dcp")
+        compression.save(place / "own")
+        waits = waiting(compression)
+    found = digest(whole(model))
+    compression.close()
+    return found, waits
+
+
+def waiting(compression: Any) -> list[float]:
+    """Return the sum of each tensor of what waits, as a mean over replicas."""
+    kept = compression.state_dict()["residuals"].get("residual", {})
+    return [float(tensor.full_tensor().double().sum()) / tensor.shape[0] for tensor in kept.values()]
+
+
+def resumed(method: str) -> dict[str, Any]:
+    """Return the weights after 20 steps in one go, and in two; and what waits when it was divided anew."""
+    straight, _ = of_a_rank(method, range(20), method)
+    _, saved = of_a_rank(method, range(10), method, save="both")
+    found = {how: of_a_rank(method, range(10, 20), method, load=how)[0] for how in ("dcp", "folder")}
+    grids = {"1 x 4": grid(1, 4), "4 x 1": grid(4, 1)} if dist.get_world_size() == 4 else {}
+    sums = {
+        name: of_a_rank(method, range(10, 14), method, mesh=mesh, load=str(REPLICAS))[1] for name, mesh in grids.items()
+    }
+    return {"straight": straight, "resumed": found, "saved": saved, "sums": sums}
+
+
+def other_grid(method: str) -> str:
+    """Return what is said where the folder of another grid is loaded."""
+    _, _, compression = made(method, {}, grid(1, 4))
+    try:
+        compression.load(folder() / method / "own")
+    except HorovodCompressError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        compression.close()
+    return "nothing was raised"
+
+
+def equal(method: str) -> str:
+    """Return a digest of the weights, which all replicas had after each of some steps."""
+    return digest(train(method, {"steps": 8, "register": {"warmup_steps": 2, "rebuild_every": 3}})[0])
+
+
+for name in ASKED.get("ways", ()):
+    check(name, lambda: beside(WAYS[name]))
+for name in ASKED.get("methods", ()):
+    check(name, lambda: equal(name))
+for method, options in ASKED.get("conserve", ()):
+    check(f"{method} conserves", lambda: conserved(method, options))
+for name in ASKED.get("resume", ()):
+    check(f"{name} resumes", lambda: resumed(name))
+    check(f"{name} on another grid", lambda: other_grid(name))
+for name in ASKED.get("more", ()):
+    check(
+        name,
+        {
+            "norms": norms,
+            "refused": refused,
+            "raise": lambda: train(
+                "topk", {"bad": [2, rank()] if rank() == 3 else [], "options": {"nonfinite": "raise"}}
+            )[2],
+        }[name],
+    )
+dist.destroy_process_group()
