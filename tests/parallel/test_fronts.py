@@ -12,6 +12,8 @@ from horovod_compress.fronts.update_options import FOR_UPDATES
 from tests.support.jobs import run_ranks
 
 FRONTS = ("torch", "horovod", "plain")
+#: A model that is divided among one rank is whole.
+DIVIDED = "fsdp"
 STEPS = [0, 20]
 SECONDS = 280.0  # for a job of all methods
 FEW = ("marsit", "topk")
@@ -43,8 +45,9 @@ DDP_WAYS = ({"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_un
 
 def run(front: str, cases: dict[str, dict[str, Any]], world: int = 2) -> list[dict[str, Any]]:
     """Return what every rank reports by case."""
-    asked = {"cases": cases, "plain": front == "plain"}
-    job = run_ranks(world, "fronts.py", timeout=SECONDS, arguments=asked, front=front.replace("plain", "torch"))
+    launched = "horovod" if front == "horovod" else "torch"
+    asked = {"cases": cases, "front": front}
+    job = run_ranks(world, "fronts.py", timeout=SECONDS, arguments=asked, front=launched)
     for name in cases:
         assert len({report[name]["weights"] for report in job.reports}) == 1, name
         assert len({report[name]["moments"] for report in job.reports}) == 1, name
@@ -59,8 +62,9 @@ def steps_apart(reports: list[dict[str, Any]]) -> bool:
 def check_equal(cases: dict[str, dict[str, Any]], world: int = 2) -> None:
     control = {"control": next(iter(cases.values())) | {"steps": [0, STEPS[1] - 1]}}
     ours, *others = (run(front, cases | control, world) for front in FRONTS)
+    divided = run(DIVIDED, {name: case for name, case in cases.items() if "updates" not in case}, world)
     for name in cases:
-        for theirs in others:
+        for theirs in (*others, *([divided] if name in divided[0] else [])):
             assert [report[name] for report in ours] == [report[name] for report in theirs], name
         assert ours[0][name]["weights"] != ours[0]["control"]["weights"]
     assert "updates" not in cases or all(map(steps_apart, (ours, *others)))

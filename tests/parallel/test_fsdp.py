@@ -50,7 +50,10 @@ def test_what_waits_and_results_are_the_sum_of_gradients(found: list[dict[str, A
 
 
 def test_clipping_sees_the_norm_of_the_exact_mean(found: list[dict[str, Any]]) -> None:
-    assert all(abs(report["norms"] - 1) < 0.05 for report in found), found[0]["norms"]
+    """The model is small, so that a ratio of norms is measured roughly, and changes soon."""
+    for report in found:
+        matched, control = report["norms"]
+        assert abs(matched - 1) < 0.2 and control > 1.5, (matched, control)
 
 
 def test_all_ranks_refuse_a_step_that_is_not_finite_on_one(found: list[dict[str, Any]]) -> None:

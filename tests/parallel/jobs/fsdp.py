@@ -224,9 +224,11 @@ def conserved(method: str, options: dict[str, Any]) -> float:
     return (far / max(size, 1e-30)) ** 0.5
 
 
-def norms() -> float:
+def norms(match_norm: bool) -> float:
     """Return the mean ratio of what clipping sees and the norm of the exact mean, in coded steps."""
-    model, optimizer, compression = made("marsit", {"adam": 1e-4, "register": {"warmup_steps": 4}})
+    model, optimizer, compression = made(
+        "marsit", {"adam": 1e-4, "register": {"warmup_steps": 4, "match_norm": match_norm}}
+    )
     ratios = []
     for step in range(24):
         exact = sum(float(grad.square().sum()) for grad in exact_means(model, compression, step))
@@ -368,7 +370,7 @@ for name in ASKED.get("more", ()):
     check(
         name,
         {
-            "norms": norms,
+            "norms": lambda: [norms(True), norms(False)],
             "refused": refused,
             "raise": lambda: train(
                 "topk", {"bad": [2, rank()] if rank() == 3 else [], "options": {"nonfinite": "raise"}}
