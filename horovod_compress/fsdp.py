@@ -29,6 +29,7 @@ from .errors import (
 from .fronts import optim
 from .fronts.fsdp.compression import Compression
 from .fronts.torch_dist.compression import trace
+from .fronts.updates import distributed_update_optimizer as DistributedUpdateOptimizer
 from .known import MethodName
 from .observe.metrics import Stats
 from .observe.trace import Trace
@@ -43,6 +44,7 @@ __all__ = [
     "Compression",
     "ConfigError",
     "CorruptFrameError",
+    "DistributedUpdateOptimizer",
     "ExchangeError",
     "HorovodCompressError",
     "MethodName",

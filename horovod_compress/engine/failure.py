@@ -242,7 +242,7 @@ class Failure:
     def _fail(self, failure: HorovodCompressError) -> None:
         context = self._context
         if words := self._hooks.ranks_in_words:
-            failure.args = (f"{failure} {words}",)
+            failure.args = (f"{failure}. {words}",)
         for worker in self._workers:
             worker.leave_out()
         host = socket.gethostname()

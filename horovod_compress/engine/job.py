@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..errors import NonFiniteError
 from .agreement.handshake import Place
 
 
@@ -42,6 +43,9 @@ class Job(Protocol):
     @property
     def row(self) -> Job | None:
         """Return the ranks that have the other parts of what this rank has a part of; None where it has the whole."""
+
+    def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
+        """Return the error that training can go on after, of this rank or of any other one of its row."""
 
     @property
     def number(self) -> int:

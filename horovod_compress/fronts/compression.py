@@ -9,7 +9,7 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from ..codecs.base import Codec
 from ..codecs.masked import Masked
@@ -24,6 +24,7 @@ from ..observe import trace as recording
 from ..observe.metrics import Stats
 from ..observe.trace import Trace
 from ..schedule.plan import Plan
+from .copies import copied
 from .reports import Counters
 from .saving import Saved
 from .session import Closing, Session, await_dropped, look_for_steps, weakly
@@ -33,33 +34,6 @@ from .update_options import FOR_UPDATES, TAKEN
 Scaler = TypeVar("Scaler")
 
 _log = logging.getLogger("horovod_compress")
-
-
-class Copied:
-    """Stands for a compression, whose connections cannot be copied, wherever a framework would call it."""
-
-    def exchange(self, *given: Any, **options: Any) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            "a compression cannot be copied or saved with its model or optimizer, and this is a copy: create another "
-            "one, for the copied model and an optimizer of its own"
-        )
-
-    compress = decompress = attach = register = exchange
-
-
-def copied(text: str) -> Copied:
-    """Return what comes out of a copy.
-
-    Args:
-        text: is logged.
-    """
-    _log.warning("%s", text)
-    return Copied()
 
 
 class _Listed(type):
@@ -165,8 +139,20 @@ class BaseCompression(metaclass=_Listed):
 
     # ---- update mode ----
 
-    def _for_updates(self) -> Session | None:
-        """Return the session for :func:`DistributedUpdateOptimizer`; None on a rank that takes no part."""
+    def _for_updates(self, replicate: object) -> Session | None:
+        """Return the session for :func:`DistributedUpdateOptimizer`; None on a rank that takes no part.
+
+        Args:
+            replicate: what joins ranks that have the same part of a model, where they have parts.
+
+        Raises:
+            ConfigError: it is given where each rank has the whole.
+        """
+        if replicate is not None:
+            raise ConfigError(
+                "replicate= is for a model that fully_shard() divides, and a compression of horovod_compress.fsdp; "
+                "leave it out"
+            )
         return self._joined()
 
     def _check_update_step(self) -> None:

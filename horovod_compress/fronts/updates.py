@@ -11,8 +11,10 @@ the bytes once more. With an outer optimizer, that one steps on the base, with t
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from ..engine.optimizer.outer import Factory, Outer
 from ..engine.optimizer.second_moment import WARMUP_STEPS
 from ..engine.optimizer.update_moment import SharedSecondMoment
 from ..engine.optimizer.updates import UpdateExchange
-from ..errors import ConfigError
+from ..errors import ConfigError, NonFiniteError
 from .session import Session
 from .update_options import UpdateOptions, agree, in_plan_order, settings_of
 
@@ -47,6 +49,7 @@ def distributed_update_optimizer(
     warmup_steps: int = WARMUP_STEPS,
     rebuild_every: int | None = None,
     momentum_masking: bool = True,
+    replicate: Any = None,
 ) -> torch.optim.Optimizer:
     """Make an optimizer take local steps and exchange weight updates, and return it; call this on every rank.
 
@@ -82,6 +85,8 @@ def distributed_update_optimizer(
             round to the next; by default that of the method, else 50.
         momentum_masking: whether to reset momentum to 0 where this rank's update was sent, with methods
             that send only some elements.
+        replicate: for a model that ``fully_shard`` divides, with a compression of :mod:`horovod_compress.fsdp`: the
+            dimension of the mesh along which it is replicated. Each rank exchanges its shard then.
 
     Raises:
         ConfigError: these do not fit together, or differ between ranks; it says what would fit.
@@ -93,7 +98,7 @@ def distributed_update_optimizer(
             f"compression should be what hvc.Compression.marsit(model.named_parameters()) or another method's function "
             f"returns, got {compression!r:.200}"
         )
-    session: Session | None = compression._for_updates()
+    session: Session | None = compression._for_updates(replicate)
     if session is None:
         return optimizer  # a rank outside the process set trains by itself, as under Horovod
     given = UpdateOptions(
@@ -119,7 +124,7 @@ def _agreed(
     try:
         settings = settings_of(optimizer, session, given)
         parameters = in_plan_order(optimizer, named_parameters, session)
-        norms = (lambda norm: session.gather(norm, "hvc.clip")) if settings.clip else None
+        norms = partial(_norms_of_all, session) if settings.clip else None
         exchange = UpdateExchange(session.reducer, parameters, settings.masking, settings.mixing, norms)
         if given.outer_optimizer is not None:
             exchange.outer = Outer(given.outer_optimizer, exchange.base)
@@ -129,6 +134,13 @@ def _agreed(
     agree(session, settings, options, problem)
     assert settings is not None and exchange is not None
     return settings, exchange
+
+
+def _norms_of_all(session: Session, norm: float) -> list[float]:
+    """Return the norm of every rank's update; where ranks have shards of one, of all that these make up."""
+    row = session.job.row
+    shards, found = row.size if row else 1, session.gather_all(norm, "hvc.clip")
+    return [math.hypot(*found[at : at + shards]) for at in range(0, len(found), shards)]
 
 
 def _wrapped(
@@ -149,6 +161,7 @@ def _wrapped(
     session.before_saving, session.unfinished = made._updates.settle, made._updates.unfinished
     made._planned = frozenset(exchange.parameters if reducer.world > 1 else ())
     made._check_caller = compression._check_update_step
+    made._agree = session.job.agree
     made._last_hook = made.register_step_pre_hook(uncompiled(lambda *given: made._updates.prepare())).id
     # Before the exchange, if one follows. And the compression is in use as long as the optimizer.
     made.register_step_post_hook(uncompiled(lambda *given: compression._counters.reports.look()))
@@ -176,6 +189,7 @@ class _UpdateMode:
     _planned: frozenset[nn.Parameter]  # those that are exchanged; none with one rank
     _last_hook: int
     _check_caller: Callable[[], None]  # refuses a step that is none
+    _agree: Callable[[NonFiniteError | None], NonFiniteError | None]  # with ranks that have other shards
     _optimizer_step_pre_hooks: OrderedDict[int, Any]
     param_groups: list[dict[str, Any]]
     #: A gradient scaler then calls ``step`` even if this rank's gradients overflowed: ranks stay in step.
@@ -209,8 +223,7 @@ class _UpdateMode:
                 for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
                     if parameter.grad is not None:
                         parameter.grad.div_(scale)
-            with torch.no_grad():
-                self._updates.step(self._local_step, skip, scaled="found_inf" in scaler)
+            self._together(partial(self._updates.step, self._local_step, skip, scaled="found_inf" in scaler))
         finally:
             self.__dict__.update(scaler)  # the scaler removes them itself
         return loss
@@ -227,8 +240,22 @@ class _UpdateMode:
 
         After it all ranks have the same weights: at the end of training, or before an evaluation.
         """
-        with torch.no_grad():
-            self._updates.flush()
+        self._together(self._updates.flush)
+
+    @torch.no_grad()
+    def _together(self, do: Callable[[], object]) -> None:
+        """Do what may find values that are not finite; all ranks raise the same error then, whatever shard they have.
+
+        Raises:
+            NonFiniteError: some value is not finite on some rank.
+        """
+        mine = None
+        try:
+            do()
+        except NonFiniteError as error:
+            mine = error
+        if found := self._agree(mine):
+            raise found
 
     @property
     def outer(self) -> torch.optim.Optimizer | None:

@@ -27,7 +27,7 @@ SLACK, BOUND = 45.0, 90.0
 COLUMNS = {
     "fault": ["kill", "stop", "raise", "term", "sleep", "drop", "flip"],
     "phase": ["start", "search", "first hop", "last hop", "between", "shutdown"],
-    "path": ["stock", "attached", "update", "ddp", "ddp-update"],
+    "path": ["stock", "attached", "update", "ddp", "ddp-update", "fsdp"],
     "exchange": ["ring", "fold", "gather"],
 }
 AT_THE_SEAM = ("drop", "flip")

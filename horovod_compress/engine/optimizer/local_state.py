@@ -109,7 +109,7 @@ def check_fits(
             f"the saved optimizer had {saved} fragment(s) and {theirs}; expected {len(fragments)} and "
             f"{_in_words(rhythm)}: resume with the same options, or call flush() before you save"
         )
-    index, shapes = _numbers(exchange), [parameter.shape for parameter in exchange.parameters]
+    index, shapes = _numbers(exchange), [base.shape for base in exchange.base]
     for name, result, weights in zip(pending["names"], pending["results"], pending["weights"], strict=True):
         if name not in index or not shapes[index[name]] == result.shape == weights.shape:
             raise StateError(f"the saved optimizer exchanged {name}, which has another shape here; use the same model")
@@ -154,4 +154,4 @@ def _numbers(exchange: UpdateExchange) -> dict[str, int]:
 
 def _like(exchange: UpdateExchange, index: int, saved: Tensor) -> Tensor:
     """Return a copy where the parameter is."""
-    return saved.to(exchange.parameters[index].device, copy=True)
+    return saved.to(exchange.base[index].device, copy=True)

@@ -114,7 +114,7 @@ class Schedule:
                 if not skip:
                     local()
             elif self.steps < self._settings.warmup:
-                self._compare(self._exchange.parameters)
+                self._compare(self._exchange.weights())
                 self._show(warming=True)
                 if self._exchange.gradients():
                     local()

@@ -14,6 +14,7 @@ from ... import ops
 from ...errors import NonFiniteError
 from ...ops.checksums import hash_of
 from ..reducer import Next, Reducer
+from ..shards import local
 from .outer import Outer
 
 _MOMENTA = ("momentum_buffer", "exp_avg")
@@ -70,9 +71,9 @@ class UpdateExchange:
         self.reducer, self.parameters = reducer, parameters
         self._buckets, self._start, self._verification = reducer.buckets, reducer.start, reducer.verification
         self._masking, self._mixing, self._norms = masking, mixing, norms
-        self.base = [torch.empty_like(parameter, requires_grad=False) for parameter in parameters]
+        self.base = [torch.empty_like(local(parameter), requires_grad=False) for parameter in parameters]
         self.remember(range(len(parameters)))  # an optimizer that is made of them may look
-        self._updates = [torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
+        self._updates = [torch.empty(base.shape, dtype=base.dtype, device=base.device) for base in self.base]
         self._before: dict[int, Tensor] = {}  # weights when their updates were taken, where local steps go on
         self.outer: Outer | None = None
         self._dense = 0.0
@@ -85,11 +86,19 @@ class UpdateExchange:
             self.parameters[index].grad = None
         return frozen
 
+    def weights(self) -> list[Tensor]:
+        """Return what this rank has of all parameters."""
+        return [*map(local, self.parameters)]
+
+    def _weights(self, index: int) -> Tensor:
+        """Return the weights of a parameter that this rank has."""
+        return local(self.parameters[index])
+
     @torch.no_grad()
     def remember(self, indices: Iterable[int]) -> None:
         """Note the weights that updates are counted from."""
         for index in indices:
-            self.base[index].copy_(self.parameters[index])
+            self.base[index].copy_(self._weights(index))
 
     def compare(self, tensors: Iterable[Tensor], counters: tuple[int, ...]) -> None:
         """Let the next exchange begin with a comparison of these across ranks."""
@@ -159,10 +168,10 @@ class UpdateExchange:
         """Return a copy of a parameter, in memory that is kept: one exchange is under way at a time."""
         if index not in self._before:
             self._before[index] = torch.empty_like(self.base[index])
-        return self._before[index].copy_(self.parameters[index])
+        return self._before[index].copy_(self._weights(index))
 
     def _subtract(self, index: int) -> Tensor:
-        return torch.sub(self.parameters[index], self.base[index], out=self._updates[index])
+        return torch.sub(self._weights(index), self.base[index], out=self._updates[index])
 
     def _clip(self, indices: list[int], norms: Callable[[float], Sequence[float]]) -> None:
         """Let this rank's update be no longer than the median of the ranks'.
@@ -170,8 +179,9 @@ class UpdateExchange:
         One that is not finite is sent as it is, so that all ranks notice; it is no part of the median, and neither is
         one of zeros, as a gradient scaler makes it. The median is the lower one, so that it protects two ranks, too.
         """
-        mine = float(torch.stack([self._subtract(index).norm(dtype=torch.float64).cpu() for index in indices]).norm())
-        usual = [norm for norm in norms(mine) if 0 < norm < float("inf")]
+        here = float(torch.stack([self._subtract(index).norm(dtype=torch.float64).cpu() for index in indices]).norm())
+        found = norms(here)
+        mine, usual = found[self.reducer.rank], [norm for norm in found if 0 < norm < float("inf")]
         if usual and (longest := median_low(usual)) < mine < float("inf"):
             for index in indices:
                 self._updates[index].mul_(longest / mine)
@@ -215,11 +225,11 @@ class UpdateExchange:
         self.receive(pending)
         bad, moved = set(pending.bad), [i for i in pending.indices if i not in pending.resting]  # not even -0 becomes 0
         for index in pending.bad:
-            self.parameters[index].copy_(self.base[index])
+            self._weights(index).copy_(self.base[index])
         moved = [index for index in moved if index not in bad]
         if not keep_own and self.outer is None:  # the common weights are noted when local steps leave them
             for index in moved:
-                torch.add(self.base[index], self._updates[index], out=self.parameters[index])
+                torch.add(self.base[index], self._updates[index], out=self._weights(index))
         else:
             self._move_base(moved, outer)
             for index in moved:
@@ -242,18 +252,18 @@ class UpdateExchange:
         Args:
             before: the weights when it was taken, if local steps went on; is overwritten.
         """
-        parameter, base = self.parameters[index], self.base[index]
+        weights, base = self._weights(index), self.base[index]
         if before is not None:
-            parameter.add_(torch.sub(base, before, out=before), alpha=mixing)
+            weights.add_(torch.sub(base, before, out=before), alpha=mixing)
         elif mixing == 1.0:
-            parameter.copy_(base)
+            weights.copy_(base)
         else:
-            parameter.lerp_(base, mixing)
+            weights.lerp_(base, mixing)
 
     def _return(self) -> None:
         """Let all weights be the common ones."""
-        for base, parameter in zip(self.base, self.parameters, strict=True):
-            parameter.copy_(base)
+        for index, base in enumerate(self.base):
+            self._weights(index).copy_(base)
 
     def _fetch(self, index: int, step: int, tensor: Tensor) -> bool:
         """Wait for one result, in place; return whether it is finite, as it is on all ranks or none."""
@@ -272,7 +282,7 @@ class UpdateExchange:
         """
         self._buckets.choose(Next("plain"))
         self.reducer.freeze(frozen := self.leave_frozen())
-        self._verification.take_weights(self.reducer.next_step(), self.parameters)
+        self._verification.take_weights(self.reducer.next_step(), self.weights())
         step, means = -1, []
         for index, parameter in enumerate(self.parameters):
             means.append(_marked(parameter))
@@ -281,13 +291,13 @@ class UpdateExchange:
         for index, (parameter, mean) in enumerate(zip(self.parameters, means, strict=True)):
             if index in frozen or _nowhere(mean):
                 parameter.grad = None
-            elif mean is not parameter.grad:
-                parameter.grad.copy_(mean)  # type: ignore[union-attr]
+            elif parameter.grad is not None and mean is not (grad := local(parameter.grad)):
+                grad.copy_(mean)
         return all(finite)
 
     def not_finite(self) -> NonFiniteError:
         """Return the error for a mean gradient that is not finite."""
-        grads = [p.grad for p in self.parameters]
+        grads = [None if p.grad is None else local(p.grad) for p in self.parameters]
         bad = [i for i, grad in enumerate(grads) if grad is not None and not grad.isfinite().all()]
         return NonFiniteError(self._told(bad, "mean gradients", "no weight was changed"))
 
@@ -308,7 +318,7 @@ class UpdateExchange:
         masks: dict[int, dict[str, Tensor]] = {}
         for index in filter(self._buckets.sends_some, indices):
             kept = state.get(self.parameters[index], {})
-            own = {name: kept[name] for name in _MOMENTA if isinstance(kept.get(name), Tensor)}
+            own = {name: local(kept[name]) for name in _MOMENTA if isinstance(kept.get(name), Tensor)}
             masks[index] = {n: _ones(m) if goes_on else m.contiguous() for n, m in own.items()}
             self._buckets.clear_where_sent(index, list(masks[index].values()))
         return masks
@@ -318,9 +328,9 @@ class UpdateExchange:
             kept = state.get(self.parameters[index], {})
             for name, mask in masks.items():
                 if pending.weights and name in kept:  # else the program has dropped it meanwhile
-                    kept[name].masked_fill_(mask == 0, 0)
-                elif not pending.weights and mask is not kept[name]:
-                    kept[name].copy_(mask)
+                    local(kept[name]).masked_fill_(mask == 0, 0)
+                elif not pending.weights and mask is not (momentum := local(kept[name])):
+                    momentum.copy_(mask)
 
 
 def _ones(tensor: Tensor) -> Tensor:
@@ -335,8 +345,8 @@ def _marked(parameter: nn.Parameter) -> Tensor:
     """
     if parameter.grad is None:
         parameter.grad = torch.full_like(parameter, -0.0)
-        return parameter.grad.contiguous()
-    mean = parameter.grad.contiguous()
+        return local(parameter.grad).contiguous()
+    mean = local(parameter.grad).contiguous()
     mean.view(-1)[:1].add_(0.0)  # a gradient that happens to be -0 becomes +0
     return mean
 

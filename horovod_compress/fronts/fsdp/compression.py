@@ -21,7 +21,7 @@ from ..session import Session, look_for_steps, weakly
 from ..startup import Wrap, check_alone
 from ..torch_dist.checks import not_exchanged, refuse_no_optimizer
 from ..torch_dist.of_group import TorchCompression
-from ..torch_dist.unwrapped import Unwrapped, as_found, begin_alike, leave_other
+from ..torch_dist.unwrapped import Unwrapped, begin_alike, leave_other
 from . import divided
 from .checkpoints import Resharded, Sharded
 from .grid import Column, Unmet
@@ -141,17 +141,9 @@ class Compression(TorchCompression, Factories):
         leave_other(model)
         trained = [(name, one) for name, one in self._given if one.requires_grad]
         divided.check_model(model, trained, [one for one in self._given if not one[1].requires_grad])
-        job: Any = self._job
-        given = job.replicate if replicate is None else replicate
-        self._job = Column(given, divided.shard_mesh(self._given))
+        session = self._meet(replicate)
         with self._explained():
-            super()._start(*self._arguments)
-            session = self._here()
-            mesh = self._job.mesh(session.gather_all(self._job.place_in_grid(), "hvc.grid"))
             begin_alike(model, session, self._job.group)
-        self._sharded = Sharded(session, self._saved, mesh)
-        self._arguments = None
-        self._end_look()
         self._attach_all(
             optimizer,
             second_moment=second_moment,
@@ -163,11 +155,27 @@ class Compression(TorchCompression, Factories):
         self._follow(model, session)
         return model
 
+    def _meet(self, replicate: object) -> Session:
+        """Let the ranks of all shards and replicas meet; return the session of this rank's shard."""
+        assert self._arguments is not None
+        job: Any = self._job
+        self._job = Column(job.replicate if replicate is None else replicate, divided.shard_mesh(self._given))
+        with self._explained():
+            super()._start(*self._arguments)
+            session = self._here()
+            mesh = self._job.mesh(session.gather_all(self._job.place_in_grid(), "hvc.grid"))
+        self._sharded = Sharded(session, self._saved, mesh)
+        self._arguments = None
+        self._end_look()
+        return session
+
+    def _for_updates(self, replicate: object) -> Session | None:
+        return self._meet(replicate) if self._arguments else self._here()
+
     def _follow(self, model: nn.Module, session: Session) -> None:
         """Take the gradients of a model from now on."""
         session.others = not_exchanged(model, session.steps.named)
-        agree = self._job.agree if session.reducer.options.nonfinite == "raise" else as_found
-        found = Unwrapped(model, session, self._begin_step, self._look, self._job.group, agree)
+        found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
         self._unwrapped = weakref.ref(found)
         session.unused = False
 
@@ -177,7 +185,7 @@ class Compression(TorchCompression, Factories):
         try:
             yield
         except HorovodCompressError as error:
-            raise type(error)(f"{error} {self._job.in_words}") from error
+            raise type(error)(f"{error}. {self._job.in_words}") from error
 
     @of_an_object
     def no_sync(self) -> contextlib.AbstractContextManager[None]:

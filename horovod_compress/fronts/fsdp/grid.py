@@ -58,9 +58,9 @@ class Column(TorchJob):
                 f"replicate= has ranks {mine}, and the model is divided among ranks {theirs}; these should be two "
                 f"dimensions of one mesh, with no rank in both but this one, {self.number}. Write {RECIPE}"
             )
-        which = ", ".join(f"replica {replica} is rank {rank} of the job" for replica, rank in enumerate(mine))
+        which = ", ".join(f"replica {replica} is rank {rank}" for replica, rank in enumerate(mine))
         #: What an error's numbers of ranks mean.
-        self.in_words = f"(Ranks are numbered among the {self.size} replicas of shard {row.rank} here: {which}.)"
+        self.in_words = f"Numbers of ranks are those of the replicas of shard {row.rank} here; in the job, {which}."
 
     @property
     def row(self) -> TorchJob:
@@ -96,7 +96,6 @@ class Column(TorchJob):
         return DeviceMesh.from_group(groups, self._divides.device_type, by_replica, mesh_dim_names=tuple(names))
 
     def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
-        """Return the error that training can go on after, of this rank or of any other one of its replica."""
         flag = torch.tensor(float(mine is not None), device=self._divides.device_type)
         dist.all_reduce(flag, dist.ReduceOp.MAX, self.row.group)
         if mine is None and bool(flag):
@@ -106,5 +105,5 @@ class Column(TorchJob):
                 "from a checkpoint"
             )
         elif mine is not None:
-            mine = NonFiniteError(f"{mine} {self.in_words}")
+            mine = NonFiniteError(f"{mine}. {self.in_words}")
         return mine

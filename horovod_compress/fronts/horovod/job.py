@@ -21,7 +21,7 @@ from horovod.common.exceptions import HorovodInternalError
 from ...engine.agreement.handshake import Place
 from ...engine.agreement.notes import ADVICE
 from ...engine.job import Gathering
-from ...errors import ConfigError, ExchangeError
+from ...errors import ConfigError, ExchangeError, NonFiniteError
 from ...exchange.device import Deadline
 from ...exchange.transports import gloo
 from ..gather import FORKED, pack, unpack, why_not_all
@@ -66,6 +66,9 @@ class HorovodJob:
     @property
     def row(self) -> None:
         return None
+
+    def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
+        return mine
 
     @property
     def number(self) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import ConfigError, HorovodCompressError
-from ..compression import Copied
+from ..copies import Copied
 
 NO_JOIN = (
     "DistributedDataParallel's join() with uneven batches is not supported: a rank without batches would still have "

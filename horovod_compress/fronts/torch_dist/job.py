@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...engine.agreement.handshake import LOOPBACK, Place, host_name
 from ...engine.job import Gathering
-from ...errors import ConfigError, ExchangeError
+from ...errors import ConfigError, ExchangeError, NonFiniteError
 from ...exchange.device import Deadline
 from ...exchange.transports import gloo
 from ..gather import FORKED, pack, unpack, why_not_all
@@ -69,6 +69,9 @@ class TorchJob:
     @property
     def row(self) -> TorchJob | None:
         return None
+
+    def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
+        return mine
 
     @property
     def number(self) -> int:

@@ -26,15 +26,7 @@ from . import checks
 from .backward import at_the_end, raising
 
 _NAMED = 5  # at most, in messages
-
-#: Lets ranks that exchange different gradients raise the same error.
-Agree = Callable[["NonFiniteError | None"], "NonFiniteError | None"]
 _BROADCAST_BYTES = 250 << 20  # at once, as DistributedDataParallel does it
-
-
-def as_found(mine: NonFiniteError | None) -> NonFiniteError | None:
-    """Return this rank's error: all ranks that exchange have the same gradients, and so the same one."""
-    return mine
 
 
 class _End:
@@ -89,8 +81,6 @@ class Unwrapped:
         begin_step: begins a step of the compression, before its first gradient is handed over.
         look: called at the end of each pass.
         group: the process group, in which torch reduces sparse gradients.
-        agree: called when all results are there, with the error that training can go on after, if there is one; returns
-            that of any rank.
     """
 
     def __init__(
@@ -100,10 +90,8 @@ class Unwrapped:
         begin_step: Callable[[], object],
         look: Callable[[], None],
         group: Any,
-        agree: Agree = as_found,
     ) -> None:
         self._session, self._begin_step, self._look, self._group = session, begin_step, look, group
-        self._agree = agree
         self._pass: Pass | None = None
         self._paused = False
         kinds = (nn.Embedding, nn.EmbeddingBag)
@@ -237,7 +225,10 @@ class Unwrapped:
             HorovodCompressError: see :meth:`~horovod_compress.engine.reducer.Reducer.result`.
         """
         try:
-            if error := self._agree(self._await(ended)):
+            error = self._await(ended)
+            if self._session.reducer.options.nonfinite == "raise":
+                error = self._session.job.agree(error)
+            if error:
                 at_the_end(raising(error))  # training may go on: let other modules end this pass
         finally:
             self._pass = None

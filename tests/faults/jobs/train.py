@@ -10,18 +10,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod_compress.ddp
+import horovod_compress.fsdp
 import horovod_compress.torch as hvc
 from horovod_compress import options
 from horovod_compress.engine import failure
+from horovod_compress.engine.shards import local
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.rank import arguments, mark, rank, report
 from tests.support.training import digest
@@ -35,7 +41,9 @@ DEFAULTS: dict[str, Any] = {
     "bucket": 1,
     "steps": 4,
     "sleeper": -1,  # a rank that comes late to that step, so that the others are found waiting
-    "path": "attached",  # or stock, or update; or ddp, or "ddp-update" with an overlap, for the other front
+    "path": "attached",  # or stock, or update; or ddp, "ddp-update" with an overlap, or fsdp, without Horovod
+    "shards": 1,  # of the model, with fsdp
+    "torch_timeout": 1800.0,  # of torch's own collectives
     "method": "marsit",
     "exchange": "ring",
     "schedule": "layerwise",
@@ -152,7 +160,9 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
     width = case["width"]
     # Two buckets of one tensor each: the first is exchanged while backward still runs.
     model: nn.Module = nn.Sequential(nn.Linear(64, width, bias=False), nn.Tanh(), nn.Linear(width, 64, bias=False))
-    front = horovod_compress.ddp if case["path"].startswith("ddp") else hvc
+    front = {"d": horovod_compress.ddp, "f": horovod_compress.fsdp}.get(case["path"][0], hvc)
+    if case["path"] == "fsdp":
+        model = divided(model, case)
     compression = front.Compression.create(
         case["method"],
         model.named_parameters(),
@@ -165,6 +175,9 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
         called = DistributedDataParallel(model, bucket_cap_mb=0.001)  # so its buckets are these two as well
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         compression.register(called, optimizer)
+    elif case["path"] == "fsdp":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        compression.register(model, optimizer, replicate=grid(case)["replicate"])
     else:
         optimizer = distributed(model, compression, case["path"])
     data = torch.Generator().manual_seed(rank())
@@ -180,6 +193,22 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
             optimizer.flush()
 
     return model, compression, step, finish
+
+
+@cache
+def mesh_of(shards: int) -> DeviceMesh:
+    shape = (dist.get_world_size() // shards, shards)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+
+
+def grid(case: dict[str, Any]) -> DeviceMesh:
+    return mesh_of(case["shards"])
+
+
+def divided(model: Any, case: dict[str, Any]) -> Any:
+    for block in (model[0], model[2]):
+        fully_shard(block, mesh=grid(case)["shard"])
+    return fully_shard(model, mesh=grid(case)["shard"])
 
 
 def distributed(model: nn.Module, compression: hvc.Compression, path: str) -> Any:
@@ -220,9 +249,13 @@ def main() -> None:
         run(case)
 
 
+def torch_alone(case: dict[str, Any]) -> bool:
+    return case["path"].startswith(("ddp", "fsdp"))
+
+
 def run(case: dict[str, Any]) -> None:
-    if case["path"].startswith("ddp"):
-        dist.init_process_group("gloo")
+    if torch_alone(case):
+        dist.init_process_group("gloo", timeout=timedelta(seconds=case["torch_timeout"]))
     else:
         hvd.init()
     if (rank(), case["event"]) == (case["victim"], "start"):
@@ -231,12 +264,12 @@ def run(case: dict[str, Any]) -> None:
         os.environ["GROUP_RANK"] = str(rank() * case["hosts"] // 4)  # as a launcher numbers its hosts
     model, compression, train_step, finish = build(case)
     made.extend((compression, train_step))
-    weights = [digest(model.parameters())]
-    tokens = note_tokens(compression) if not case["path"].startswith("ddp") else []
+    weights = [digest(map(local, model.parameters()))]
+    tokens = note_tokens(compression) if not torch_alone(case) else []
 
     def step() -> None:
         train_step()
-        weights.append(digest(model.parameters()))
+        weights.append(digest(map(local, model.parameters())))
 
     if rank() == case["victim"] and case["fault"] != "none":
         if case["fault"] in ("flip", "drop"):
@@ -255,7 +288,7 @@ def run(case: dict[str, Any]) -> None:
     found = {"first": tried(lambda: train(case, step, done)), "steps": len(done)}
     if found["first"]["error"]:
         found["again"] = tried(step)
-    found |= {"tokens": tokens, "last": weights[-1], "left": digest(model.parameters())}
+    found |= {"tokens": tokens, "last": weights[-1], "left": digest(map(local, model.parameters()))}
     if case["close"]:
         found["close"] = tried(compression.close)
         found["twice"] = tried(compression.close)

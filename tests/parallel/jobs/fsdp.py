@@ -57,12 +57,13 @@ class Net(nn.Module):
         return self.last(self.second(self.first(given)))  # type: ignore[no-any-return]
 
 
-def batch(step: int, part: int = 0) -> Tensor:
-    return torch.randn(16, WIDE, generator=torch.Generator().manual_seed(1000 * step + 100 * part + rank()))
+def batch(step: int, part: int = 0, of: int | None = None) -> Tensor:
+    seed = 1000 * step + 100 * part + (rank() if of is None else of)
+    return torch.randn(16, WIDE, generator=torch.Generator().manual_seed(seed))
 
 
-def loss_of(model: nn.Module, step: int, part: int = 0) -> Tensor:
-    given = batch(step, part)
+def loss_of(model: nn.Module, step: int, part: int = 0, of: int | None = None) -> Tensor:
+    given = batch(step, part, of)
     return (model(given).float() - given[:, :THIN].sin()).square().mean()
 
 
@@ -214,9 +215,9 @@ def conserved(method: str, options: dict[str, Any]) -> float:
         optimizer.step()
         optimizer.zero_grad()
     far = size = 0.0
-    waiting = compression.state_dict()["residuals"]["residual"]
+    waiting = compression.state_dict()["residuals"].get("residual", {})
     for name, total, given in zip(names, sums, results, strict=True):
-        mean = waiting[name].to_local()[0].double()
+        mean = waiting[name].to_local()[0].double() if name in waiting else torch.zeros_like(total)
         dist.all_reduce(mean, group=MESH["replicate"].get_group())
         far += float((total - given - mean / REPLICAS).square().sum())
         size += float(total.square().sum())
@@ -352,6 +353,48 @@ def other_grid(method: str) -> str:
     return "nothing was raised"
 
 
+OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+def local_steps(method: str, mesh: DeviceMesh, bad: int = -1) -> tuple[list[Tensor], list[str]]:
+    """Take local steps in update mode; ranks of other grids than the usual one have the data of all of a replica."""
+    model = divided(Net(), mesh["shard"], {})
+    plain = torch.optim.AdamW(model.parameters(), lr=0.01)
+    compression = hvc.Compression.create(method, model.named_parameters(), verify_every=1, timeout=LONG)
+    optimizer: Any = hvc.DistributedUpdateOptimizer(
+        plain, model.named_parameters(), compression, communication_delay=3, outer_optimizer=OUTER, warmup_exchanges=2,
+        clip="median", overlap=1, replicate=mesh["replicate"],
+    )  # fmt: skip
+    told = []
+    row = range(SHARDS * (rank() // SHARDS), SHARDS * (rank() // SHARDS + 1))
+    with torch.no_grad():  # they begin alike, as a program's own broadcast lets them
+        for parameter in model.parameters():
+            dist.broadcast(parameter.to_local(), group=mesh["replicate"].get_group(), group_src=0)
+    for step in range(12):
+        optimizer.zero_grad()
+        ranks = [rank()] if mesh is MESH else row
+        loss = sum(loss_of(model, step, of=one) for one in ranks) / len(ranks)
+        (loss * float("nan") if (step, rank()) == (7, bad) else loss).backward()
+        try:
+            optimizer.step()
+        except hvc.NonFiniteError as error:
+            told.append(str(error))
+    if bad < 0:
+        optimizer.flush()
+    found = whole(model)
+    compression.close()
+    return found, told
+
+
+def updates() -> dict[str, Any]:
+    """Return how far a divided model ends from one that is whole on every rank, and what a NaN of one rank brings."""
+    (divided_one, _), (whole_one, _) = local_steps("none", MESH), local_steps("none", grid(4, 1))
+    far = max(float((a - b).abs().max()) for a, b in zip(divided_one, whole_one, strict=True))
+    moved = digest(local_steps("marsit", MESH)[0])
+    _, told = local_steps("none", MESH, bad=3)
+    return {"far": far, "equal": len(set(of_all(moved))) == 1, "told": told}
+
+
 def equal(method: str) -> str:
     """Return a digest of the weights, which all replicas had after each of some steps."""
     return digest(train(method, {"steps": 8, "register": {"warmup_steps": 2, "rebuild_every": 3}})[0])
@@ -372,6 +415,7 @@ for name in ASKED.get("more", ()):
         {
             "norms": lambda: [norms(True), norms(False)],
             "refused": refused,
+            "updates": updates,
             "raise": lambda: train(
                 "topk", {"bad": [2, rank()] if rank() == 3 else [], "options": {"nonfinite": "raise"}}
             )[2],
