@@ -226,6 +226,7 @@ class Hooks:
         on_unseen: called with a failure that the training thread has not come for, twice a second, on the exchange
             thread.
         in_join: returns whether this rank is in ``hvd.join()``; asked once a second where there is nothing to exchange.
+        records: a folder for flight records within that of the job, where several ranks of it have one number.
         ranks_in_words: what the numbers of ranks in an error mean, where that is not their place in the whole job.
     """
 
@@ -233,6 +234,7 @@ class Hooks:
     on_unseen: Callable[[str], None] = lambda text: None
     in_join: Callable[[], bool] = lambda: False
     ranks_in_words: str = ""
+    records: str = ""
 
 
 class Context:

@@ -246,7 +246,8 @@ class Failure:
         for worker in self._workers:
             worker.leave_out()
         host = socket.gethostname()
-        context.recorder.dump(context.rank, str(failure), world=context.world, host=host, note=self._note)
+        record = context.recorder
+        record.dump(context.rank, str(failure), self._hooks.records, world=context.world, host=host, note=self._note)
         failure.__cause__ = None
         with context.changed:
             self.error = failure

@@ -324,20 +324,21 @@ class FlightRecorder:
         events = [dict(zip(names, event, strict=True)) for event in list(self.events)]
         return {"rank": rank, "time": time.time(), "failure": failure, "events": events, **more}
 
-    def dump(self, rank: int, failure: str, **more: Any) -> None:
+    def dump(self, rank: int, failure: str, where: str = "", **more: Any) -> None:
         """Write ``rank<N>.json`` to the folder of ``HVC_DUMP_DIR``, if that is set.
 
         It never raises: a full disk must not hide the failure that there is to report.
 
         Args:
             failure: the error's text.
+            where: a folder within that one.
             more: what else is known, as plain data.
         """
         folder = os.environ.get("HVC_DUMP_DIR", "")
         if not folder:
             return
         try:
-            path = Path(folder) / f"rank{rank}.json"
+            path = Path(folder) / where / f"rank{rank}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_whole(path, json.dumps(self.document(rank, failure, **more)) + "\n")
         except OSError as error:

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -267,7 +268,8 @@ def test_a_burst_of_one_rank_moves_the_common_weights_no_further_than_usual() ->
 
 def scaled(rank: int, norms: list[float]) -> float:
     """Return what an update's norm becomes beside those of other ranks."""
-    exchange = UpdateExchange.__new__(UpdateExchange)
+    exchange: Any = UpdateExchange.__new__(UpdateExchange)
+    exchange.reducer = SimpleNamespace(rank=rank)
     exchange.parameters = [nn.Parameter(torch.full((4,), norms[rank] / 2))]
     exchange.base, exchange._updates = [torch.zeros(4)], [torch.zeros(4)]
     with torch.no_grad():

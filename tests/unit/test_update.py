@@ -31,11 +31,13 @@ class Compression:
     def __init__(self, fleet: Fleet, rank: int, named: dict[str, nn.Parameter], method: str = "") -> None:
         self._fleet, self._reducer = fleet, fleet.reducers[rank]
         self.method = method or fleet.methods.name
-        job: Any = SimpleNamespace(number=rank, gather=lambda value, asked: [value] * fleet.world)
+        job: Any = SimpleNamespace(
+            number=rank, row=None, gather=lambda value, asked: [value] * fleet.world, agree=lambda mine: mine
+        )
         self._session = Session(job, fleet.methods, self._reducer, list(named.items()))
         self._counters = Counters(self._session, self.method)
 
-    def _for_updates(self) -> Session:
+    def _for_updates(self, replicate: object) -> Session:
         return self._session
 
     def _check_update_step(self) -> None:
@@ -419,6 +421,6 @@ def test_a_rank_outside_the_process_set_trains_by_itself() -> None:
     job: Any = SimpleNamespace(included=lambda: False)
     compression = HorovodCompression("topk", [], {}, job)
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-    assert compression._for_updates() is None
+    assert compression._for_updates(None) is None
     assert distributed_update_optimizer(optimizer, [], compression) is optimizer
     compression.close()

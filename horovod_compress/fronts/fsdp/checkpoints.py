@@ -103,7 +103,7 @@ class Sharded:
     def empty(self, replicas: int) -> dict[str, Any]:
         """Return what is to be filled from a checkpoint of so many replicas, with whatever number of shards."""
         found: dict[str, dict[str, DTensor]] = {}
-        for kind, kept in self._session.reducer.kept.states().items():
+        for kind, kept in self._saved.state()["state"].items():
             for name, tensor in kept.items():
                 parameter = self._parameters[name]
                 shape = torch.Size([replicas, *parameter.shape])

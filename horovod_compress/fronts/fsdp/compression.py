@@ -86,7 +86,8 @@ class Compression(TorchCompression, Factories):
         return f"{self.method} has compressed nothing: it was created, but never given to {self._how_to_use}"
 
     def _hooks(self, job: Job) -> Hooks:
-        return replace(super()._hooks(job), ranks_in_words=self._job.in_words)
+        column = self._job
+        return replace(super()._hooks(job), ranks_in_words=column.in_words, records=f"shard{column.row.rank}")
 
     def _begin(self, session: Session) -> None:
         self._unexchanged = Unexchanged(lambda: session.others, "the compression", "it")
