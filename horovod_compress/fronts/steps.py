@@ -166,9 +166,9 @@ class Steps:
         return told | {differences.WHO_STEPS: "auto" if any(one.stepping for one in self._takers.held) else "torch"}
 
     def settle_moments(self) -> None:
-        """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
-        if self._loaded.moments and not self.held:
-            held.give_back(self._loaded.moments, self._reducer.kept)
+        """Where a second moment was loaded that nobody holds, let what waits be in the units of gradients again."""
+        if unheld := self._takers.unheld(self._loaded.moments):
+            held.give_back(unheld, self._reducer.kept)
         self._loaded.moments, self._loaded.due = {}, False
 
     def is_exact(self, step: int) -> bool:
@@ -234,7 +234,8 @@ class Steps:
     def state(self) -> dict[str, Any]:
         """Return what is saved beside that of the reducer."""
         tuned = {"tuned": self.tuner.chosen} if self.tuner else {}
-        moments = self._takers.moments() if self.held else self._loaded.moments  # which nobody holds yet
+        # What was loaded and nobody holds yet is given back at the first gradient.
+        moments = {**self._takers.unheld(self._loaded.moments), **self._takers.moments()}
         moment = {"second_moment": moments} if moments else {}
         is_due = any(one.due for one in self._takers.held) if self.held else self._loaded.due
         due = {"due": True} if is_due else {}
@@ -275,7 +276,7 @@ class Steps:
             self._masks.load(state)
         self._loaded = _Loaded(state.get("second_moment", {}), bool(state.get("due")))
         self._takers.load_moments(self._loaded.moments, self._loaded.due)
-        if begun and not self.held:
+        if begun:
             self.settle_moments()
         for kind in (Rates, LastRates) if residuals == "restore" else ():
             self._loaded.rates[kind.saved] = [float(rate) for rate in state.get(kind.saved, ())]

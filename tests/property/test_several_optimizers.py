@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from horovod_compress.engine.optimizer.held import _Held
 from horovod_compress.errors import ConfigError
 from tests.golden.trained import HELD, Ranks
 from tests.support.local import random_grads, spec
@@ -81,9 +82,9 @@ def play(ranks: Ranks, first: int, last: int) -> None:
         ranks.step(random_grads(WORLD, TENSORS, seed=step))
 
 
-def ranks_of(made: Made, case: str) -> Ranks:
+def ranks_of(made: Made, case: str, **other: Any) -> Ranks:
     _, method, meet, options = CASES[case]
-    return Ranks(TENSORS, method, made, meet, WORLD, min_elements=10, **options)
+    return Ranks(TENSORS, method, made, meet | other, WORLD, min_elements=10, **options)
 
 
 def found(ranks: Ranks) -> dict[str, torch.Tensor]:
@@ -130,6 +131,32 @@ def test_a_resume_is_exact(case: str) -> None:
         for ranks in (whole, resumed):
             play(ranks, MIDDLE, STEPS)
         assert equal(found(whole), found(resumed))
+
+
+@pytest.mark.parametrize("other", [adamw, sgd])
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_no_optimizer_holds_any_more_is_given_back(other: Making, begun: bool) -> None:
+    """A resume has SGD for the embedding, whose residual is then of gradients again; the control has AdamW as before."""
+
+    def made(parameters: Any) -> Any:
+        body, embedding = divided(parameters)
+        return [adamw(body, 0.02, 0.125), other(embedding, 0.01, 0.25)]
+
+    with ranks_of(apart(adamw), "held") as saved, ranks_of(made, "held", second_moment="auto") as resumed:
+        play(saved, 0, MIDDLE)
+        states, before = saved.save(), saved.fleet.residuals()[0]
+        for steps, state in zip(resumed.steps, states, strict=True):
+            steps.load(state, "restore", begun=begun)
+            if not begun:
+                assert steps.state()["second_moment"].keys() == state["second_moment"].keys(), "nothing is settled yet"
+                steps.settle_moments()
+        after, moments = resumed.fleet.residuals()[0], resumed.steps[0].state()["second_moment"]
+        same = {name for name in before if torch.equal(before[name], after[name])}
+    divisor = _Held(**states[0]["second_moment"]["embedding"]).divisor
+    assert divisor is not None and bool(before["embedding"].any())
+    held = set(before) if other is adamw else set(before) - {"embedding"}
+    assert same == set(moments) == held
+    assert other is adamw or torch.equal(after["embedding"], before["embedding"] * divisor)
 
 
 def test_each_divides_by_its_own_second_moment() -> None:

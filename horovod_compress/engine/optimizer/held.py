@@ -241,6 +241,10 @@ class HeldSecondMoment:
                 self._held[name], self._shown = held, ""
                 _note(factors, name, None, held.divisor)
 
+    def names(self) -> Collection[str]:
+        """Return the parameters whose second moment is held."""
+        return self._held.keys()
+
     def divisors(self) -> dict[str, Tensor]:
         """Return what gradients are divided by, by name."""
         return {name: held.divisor for name, held in self._held.items() if held.divisor is not None}

@@ -181,6 +181,11 @@ class Takers:
         for mine in self.held:
             mine.load_state_dict(moments, due)
 
+    def unheld(self, moments: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+        """Return those of these second moments that no optimizer holds, as it is of another kind than when saved."""
+        held = {name for mine in self.held for name in mine.names()}
+        return {name: moment for name, moment in moments.items() if name not in held}
+
     def moments(self) -> dict[str, dict[str, Any]]:
         """Return the second moments that are held, by parameter."""
         return {name: moment for mine in self.held for name, moment in mine.state_dict().items()}
