@@ -136,7 +136,7 @@ def test_a_resume_is_exact(case: str) -> None:
 @pytest.mark.parametrize("other", [adamw, sgd])
 @pytest.mark.parametrize("begun", [False, True])
 def test_what_no_optimizer_holds_any_more_is_given_back(other: Making, begun: bool) -> None:
-    """A resume has SGD for the embedding, whose residual is then of gradients again; the control has AdamW as before."""
+    """After a resume with SGD for the embedding, its residual is of gradients; the control has AdamW as before."""
 
     def made(parameters: Any) -> Any:
         body, embedding = divided(parameters)
@@ -198,6 +198,29 @@ def test_an_exact_round_is_not_over_before_all_have_used_it() -> None:
     # The other one's second step behind the third uses rounds 5 and 6, both exact, and its fourth 9 and 10; of 8 and
     # the coded 7 it uses nothing, and its second moment is not due.
     assert since[4] == [3.0, 3.0] and since[6] == [7.0, 5.0] and since[8] == [9.0, 5.0] and since[10] == [11.0, 7.0]
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_one_that_makes_no_step_is_not_waited_for(others: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Once it has left more exchanges unused than lie between exact rounds, and others have not: the control."""
+    exact, since = [], []
+    with ranks_of(apart(adamw), "held") as ranks:  # rounds 0, 1 and 2 are due, then one in three
+        made = copy.copy(ranks.optimizers)
+        for step in range(13):
+            pausing = step < 9
+            ranks.optimizers = [(mine[:1] if others else []) if pausing else mine for mine in made]
+            ranks.step(random_grads(WORLD, TENSORS, seed=step))
+            exact.append(ranks.steps[0].held.exact)  # type: ignore[union-attr]
+            moments = ranks.steps[0].state().get("second_moment", {})
+            since.append([moments[name]["since"] for name in ("first", "embedding") if name in moments])
+    told = [text for text in caplog.messages if "has used none of" in text]
+    if not others:
+        assert exact[:9] == [True] * 9, "several exchanges for one step are exact, or none"
+        assert not told
+        return
+    assert exact == [True] * 4 + [False, True, False, False, True, False, False, True, False]
+    assert since[8] == [9.0] and since[12] == [12.0, 3.0], "once it makes steps, exact rounds are its own again"
+    assert len(told) == 1 and "AdamW has used none of the last 4 exchanges" in told[0]
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -148,6 +148,7 @@ class HeldSecondMoment:
         self.exact = False
         self._all_exact = False  # all exchanges for the optimizer's coming step; others may make theirs more often
         self._shown = ""  # see shown(); empty where that has changed
+        self._told = False  # that exact rounds do not wait for it
         self.stepping: Stepping | None = Stepping(optimizer, self._parameters) if steps else None
 
     @property
@@ -257,6 +258,20 @@ class HeldSecondMoment:
         """Return whether the optimizer has not used the exchange before a step."""
         return step - 1 > self._prepared
 
+    def rests(self, step: int) -> bool:
+        """Return whether the optimizer has left more exchanges unused than lie between two exact rounds."""
+        return step - 1 - self._prepared > self.rounds.every
+
+    def tell_of_rest(self, step: int) -> None:
+        """Say once, on rank 0, that exact rounds go on without this optimizer."""
+        if not self._told and self.reducer.rank == 0:
+            _log.warning(
+                "%s has used none of the last %d exchanges, and others have: exact rounds no longer wait for it, until "
+                "it makes steps again; let all optimizers of a compression make a step after each exchange",
+                *(type(self._optimizer).__name__, step - 1 - self._prepared),
+            )
+        self._told = True
+
     # ---- before the optimizer's own step ----
 
     def leave(self) -> None:
@@ -320,12 +335,14 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
     """Choose what a step exchanges, before its first gradient, and show codecs what to divide by.
 
     Args:
-        several: of one compression, with the same exact rounds: a round is exact for all of them, or for none.
+        several: of one compression, with the same exact rounds: a round is exact for all of them, or for none. One
+            that makes no steps, where others do, would have an exact round due for ever, and is not waited for.
     """
     first = several[0]
     reducer, rounds = first.reducer, first.rounds
     buckets, kept, start = reducer.buckets, reducer.kept, reducer.start
-    due = any(held.is_due(step) for held in several)
+    awaited = [held for held in several if not held.rests(step)] or several
+    due = any(held.is_due(step) for held in awaited)
     if (first.exact or due) and rounds.every > 1:
         # A rank whose optimizer did not use the last exchange may have another kind of round now, and frames of
         # another length, which Gloo does not bear: so compare first.
@@ -333,7 +350,9 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
     # If no optimizer has used the last exchange, this is another one for the same step.
     exact = first.exact if all(held.unused(step) for held in several) else due
     for held in several:
-        held.note_round(step, exact=exact, due=due)
+        if held not in awaited:
+            held.tell_of_rest(step)
+        held.note_round(step, exact=exact, due=due and held in awaited)
     if rounds.every == 1:  # it is the stock optimizer
         buckets.choose(Next("plain"))
         return
