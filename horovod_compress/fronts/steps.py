@@ -23,7 +23,7 @@ from ..engine.optimizer import held, momentum
 from ..engine.optimizer.family import prepare_last
 from ..engine.optimizer.momentum import LastRates, Rates
 from ..engine.optimizer.second_moment import check_state as check_moments
-from ..engine.optimizer.taker import Takers
+from ..engine.optimizer.taker import SavedRates, Takers
 from ..engine.reducer import Next, Reducer
 from ..engine.saved import checkpoint
 from ..engine.shards import local
@@ -42,7 +42,7 @@ class _Loaded:
 
     moments: Mapping[str, Any] = field(default_factory=dict)
     due: bool = False  # an exact round
-    rates: dict[str, list[float]] = field(default_factory=dict)  # that what is kept stands for
+    rates: dict[str, SavedRates] = field(default_factory=dict)  # that what is kept stands for
 
 
 class Steps:
@@ -239,7 +239,7 @@ class Steps:
         moment = {"second_moment": moments} if moments else {}
         is_due = any(one.due for one in self._takers.held) if self.held else self._loaded.due
         due = {"due": True} if is_due else {}
-        rates = self._loaded.rates | self._takers.rates()
+        rates = {**self._loaded.rates, **self._takers.rates()}
         rates = {name: followed for name, followed in rates.items() if followed}
         norms = {"norms": found} if (found := self._norms.state()) else {}
         masks = self._masks.state() if self._masks else {}
@@ -256,6 +256,8 @@ class Steps:
         shapes = {name: local(parameter).shape for name, parameter in self.named}
         check_moments(state.get("second_moment", {}), shapes)
         check_masks(state, dict(self.named))
+        if residuals == "restore":
+            self._takers.find_rates({kind.saved: state.get(kind.saved, ()) for kind in (Rates, LastRates)})
 
     def load(self, state: Mapping[str, Any], residuals: str, *, begun: bool) -> None:
         """Take a state that :meth:`check` has found good.
@@ -279,7 +281,7 @@ class Steps:
         if begun:
             self.settle_moments()
         for kind in (Rates, LastRates) if residuals == "restore" else ():
-            self._loaded.rates[kind.saved] = [float(rate) for rate in state.get(kind.saved, ())]
+            self._loaded.rates[kind.saved] = state.get(kind.saved, ())
         self._takers.load_rates(self._loaded.rates)
         self.scale.load(0.0 if residuals == "reset" else float(state.get("scale", 0.0)))
 

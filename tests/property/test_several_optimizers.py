@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from horovod_compress.engine.optimizer.held import _Held
-from horovod_compress.errors import ConfigError
+from horovod_compress.errors import ConfigError, StateError
 from tests.golden.trained import HELD, Ranks
 from tests.support.local import random_grads, spec
+from tests.support.states import unsealed
 
 WORLD, STEPS, MIDDLE = 2, 9, 5
 TENSORS = [spec("embedding", 20, 6), spec("first", 30, 7), spec("bias", 7), spec("last", 9, 30)]
@@ -74,10 +75,11 @@ def groups_of(made: Any) -> Iterator[dict[str, Any]]:
         yield from optimizer.param_groups
 
 
-def play(ranks: Ranks, first: int, last: int) -> None:
+def play(ranks: Ranks, first: int, last: int, *, backwards: bool = False) -> None:
     for step in range(first, last):
         for made in ranks.optimizers:
-            for group, rate in zip(groups_of(made), RATES[step % len(RATES)], strict=True):
+            groups = list(groups_of(made))
+            for group, rate in zip(groups[::-1] if backwards else groups, RATES[step % len(RATES)], strict=True):
                 group["lr"] = rate
         ranks.step(random_grads(WORLD, TENSORS, seed=step))
 
@@ -119,18 +121,76 @@ def test_they_are_one_optimizer_with_groups(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["held", "with its rate"])
 def test_a_resume_is_exact(case: str) -> None:
-    with ranks_of(apart(CASES[case][0]), case) as whole, ranks_of(apart(CASES[case][0]), case) as resumed:
+    made = apart(CASES[case][0])
+    with ranks_of(made, case) as whole, ranks_of(made, case) as resumed:
         play(whole, 0, MIDDLE)
-        states = copy.deepcopy(whole.save())
-        for at, mine in enumerate(resumed.optimizers):
-            for name, parameter in resumed.models[at].items():
-                parameter.data.copy_(whole.models[at][name].data)
-            for optimizer, saved in zip(mine, whole.optimizers[at], strict=True):
-                optimizer.load_state_dict(copy.deepcopy(saved.state_dict()))
-        resumed.load(states)
+        resume(whole, resumed)
         for ranks in (whole, resumed):
             play(ranks, MIDDLE, STEPS)
         assert equal(found(whole), found(resumed))
+
+
+def resume(whole: Ranks, resumed: Ranks, *, by_place: bool = False) -> None:
+    """Go on where others are, whose optimizers may have another order.
+
+    Args:
+        by_place: learning rates were saved by the places of groups, as those of one optimizer are.
+    """
+    states = copy.deepcopy(whole.save())
+    for at, mine in enumerate(resumed.optimizers):
+        for name, parameter in resumed.models[at].items():
+            parameter.data.copy_(whole.models[at][name].data)
+        for optimizer in mine:
+            saved = next(other for other in whole.optimizers[at] if shapes_of(other) == shapes_of(optimizer))
+            optimizer.load_state_dict(copy.deepcopy(saved.state_dict()))
+    for state in states if by_place else ():
+        for kind in ("rates", "last_rates"):
+            rates = state[kind]
+            state[kind] = [rates[name] for name in ("first", "embedding")]
+    resumed.load([unsealed(state) for state in states])
+
+
+def shapes_of(optimizer: torch.optim.Optimizer) -> list[torch.Size]:
+    return [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
+
+
+@pytest.mark.parametrize("by_place", [False, True])
+def test_a_resume_may_have_them_in_another_order(by_place: bool) -> None:
+    """What is kept follows the learning rates of its own parameters; by their places, these were the other's."""
+    case = "with its rate"
+    made = apart(CASES[case][0])
+    with ranks_of(made, case) as whole, ranks_of(lambda given: made(given)[::-1], case) as resumed:
+        play(whole, 0, MIDDLE)
+        resume(whole, resumed, by_place=by_place)
+        play(whole, MIDDLE, STEPS)
+        play(resumed, MIDDLE, STEPS, backwards=True)
+        assert equal(found(whole), found(resumed)) is not by_place
+
+
+def test_a_resume_with_one_of_two_groups_goes_on_by_place_or_by_name() -> None:
+    case = "with its rate"
+    make = CASES[case][0]
+    ends = []
+    for first, then in ((in_groups(make), apart(make)), (apart(make), in_groups(make))):
+        with ranks_of(first, case) as whole, ranks_of(then, case) as resumed:
+            play(whole, 0, MIDDLE)
+            for at, model in enumerate(resumed.models):
+                for name, parameter in model.items():
+                    parameter.data.copy_(whole.models[at][name].data)
+            resumed.load(copy.deepcopy(whole.save()))
+            for ranks in (whole, resumed):
+                play(ranks, MIDDLE, STEPS)
+            ends += [found(whole), found(resumed)]
+    assert all(equal(ends[0], other) for other in ends[1:])
+
+
+def test_parameters_of_one_group_have_one_rate() -> None:
+    case = "with its rate"
+    with ranks_of(apart(sgd), case) as whole, ranks_of(lambda p: sgd(p, 0.02, 0.0), case) as resumed:
+        play(whole, 0, MIDDLE)
+        with pytest.raises(StateError, match=r"learning rate 0\.03 for embedding and 0\.01 for last, which are in one"):
+            resumed.load(whole.save())
+        assert not resumed.fleet.reducers[0].step, "and nothing was changed"
 
 
 @pytest.mark.parametrize("other", [adamw, sgd])

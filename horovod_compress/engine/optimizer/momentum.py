@@ -17,7 +17,7 @@ from torch import nn
 
 from ...codecs.base import Codec, variants_of
 from ...codecs.work import LAST
-from ...errors import ConfigError
+from ...errors import ConfigError, StateError
 from ..kept import Kept
 from ..methods import Methods
 
@@ -172,6 +172,36 @@ class Rates:
     def load(self, state: Sequence[float]) -> None:
         self._followed = list(state)
 
+    # ---- the same by parameter, as the order of several optimizers may change ----
+
+    def by_name(self) -> dict[str, float]:
+        """Return the rate that what is kept stands for, by parameter."""
+        groups = self._optimizer.param_groups[: len(self._followed)]
+        each = [self._of_group(group, rate) for group, rate in zip(groups, self._followed, strict=True)]
+        return {name: rate for found in each for name, rate in found.items()}
+
+    def of_names(self, saved: Mapping[str, float]) -> list[float]:
+        """Return a state for :meth:`load`, of what :meth:`by_name` returned.
+
+        Raises:
+            StateError: parameters of one group have different rates.
+        """
+        found = []
+        for group in self._optimizer.param_groups:
+            rates = {saved[name]: name for name in self._of_group(group, 1.0) if name in saved}
+            if len(rates) > 1:
+                (one, first), (other, second), *_ = rates.items()
+                raise StateError(
+                    f"the saved state has learning rate {one:g} for {first} and {other:g} for {second}, which are in "
+                    'one group now: give them the groups they were saved with, or pass residuals="reset"'
+                )
+            found.append(next(iter(rates), self._unknown(group)))
+        return found
+
+    def _unknown(self, group: Mapping[str, Any]) -> float:
+        """Return the rate to follow from for a group of which nothing was saved."""
+        return 0.0
+
     def _of_group(self, group: Mapping[str, Any], factor: float) -> dict[str, float]:
         return {self._names[id(p)]: factor for p in group["params"] if id(p) in self._names}
 
@@ -197,6 +227,9 @@ class LastRates(Rates):
             if now != before and now > 0:  # with a rate of 0 nothing moves, and nothing goes on from there
                 factors |= self._of_group(group, min(before / now, MOST))
         self._kept.scale_errors(factors, last=True)
+
+    def _unknown(self, group: Mapping[str, Any]) -> float:
+        return float(group["lr"])
 
 
 def rates_of(optimizer: Any, kept: Kept, named: Named, follow_lr: bool) -> list[Rates]:

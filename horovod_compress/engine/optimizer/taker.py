@@ -24,6 +24,8 @@ from .momentum import Rates
 from .second_moment import names_of, places
 
 Named = Sequence[tuple[str, nn.Parameter]]
+#: Learning rates by group, or by parameter.
+SavedRates = Sequence[float] | Mapping[str, float]
 
 
 class Taker:
@@ -160,21 +162,45 @@ class Takers:
 
     # ---- state ----
 
-    def rates(self) -> dict[str, list[float]]:
-        """Return the rates that what is kept stands for, of all groups of all optimizers, by what follows them."""
-        found: dict[str, list[float]] = {}
-        for rates in (rates for taker in self for rates in taker.rates):
-            found[rates.saved] = [*found.get(rates.saved, ()), *rates.state()]
+    def rates(self) -> Mapping[str, SavedRates]:
+        """Return the rates that what is kept stands for, by what follows them.
+
+        Those of one optimizer are by group, as its own state is. Several may be given in another order after a resume:
+        theirs are by parameter.
+        """
+        each = [rates for taker in self for rates in taker.rates]
+        if len(self._known) == 1:
+            return {rates.saved: rates.state() for rates in each}
+        found: dict[str, dict[str, float]] = {}
+        for rates in each:
+            found.setdefault(rates.saved, {}).update(rates.by_name())
         return found
 
-    def load_rates(self, saved: Mapping[str, Sequence[float]]) -> None:
-        """Take what :meth:`rates` returned."""
-        left = {name: iter(rates) for name, rates in saved.items()}
+    def load_rates(self, saved: Mapping[str, SavedRates]) -> None:
+        """Take what :meth:`rates` returned.
+
+        Raises:
+            StateError: it does not fit these optimizers.
+        """
+        for rates, state in self.find_rates(saved):
+            rates.load(state)
+
+    def find_rates(self, saved: Mapping[str, SavedRates]) -> list[tuple[Rates, list[float]]]:
+        """Return what follows rates, each with its part of what was saved, by group.
+
+        Raises:
+            StateError: it does not fit these optimizers.
+        """
+        found = []
+        left = {name: iter(() if isinstance(rates, Mapping) else rates) for name, rates in saved.items()}
         for taker in self:
             # The last one takes what is left: a group may be added later.
             count = None if taker is self._known[-1] else len(taker.optimizer.param_groups)
             for rates in taker.rates:
-                rates.load([*islice(left.get(rates.saved, iter(())), count)])
+                named = saved.get(rates.saved)
+                mine = islice(left.get(rates.saved, iter(())), count)
+                found.append((rates, rates.of_names(named) if isinstance(named, Mapping) else [*mine]))
+        return found
 
     def load_moments(self, moments: Mapping[str, Mapping[str, Any]], due: bool) -> None:
         """Let these second moments be held, as far as they are shared."""

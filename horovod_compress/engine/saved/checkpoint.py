@@ -227,8 +227,8 @@ def _check_more(state: Mapping[str, Any]) -> None:
         "tuned": type(state.get("tuned", False)) is not bool,
         "due": type(state.get("due", False)) is not bool,
         "scale": not checksums.is_number(state.get("scale", 0.0)),
-        "rates": not checksums.is_list(state.get("rates", []), checksums.is_number),
-        "last_rates": not checksums.is_list(state.get("last_rates", []), checksums.is_number),
+        "rates": not _are_rates(state.get("rates", [])),
+        "last_rates": not _are_rates(state.get("last_rates", [])),
         "second_moment": not isinstance(state.get("second_moment", {}), Mapping),
         "norms": not norms.check_state(state.get("norms", {})),
     }
@@ -236,6 +236,13 @@ def _check_more(state: Mapping[str, Any]) -> None:
         raise StateError(f"the saved compression state has {state[name]!r:.100} for {name!r}; save it again")
     if "buckets" in state:
         saved_plan(state)
+
+
+def _are_rates(saved: object) -> bool:
+    """Return whether these are learning rates by group or, of several optimizers, by parameter."""
+    if isinstance(saved, Mapping):
+        return all(isinstance(name, str) for name in saved) and all(map(checksums.is_number, saved.values()))
+    return checksums.is_list(saved, checksums.is_number)
 
 
 def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
