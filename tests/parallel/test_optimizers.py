@@ -51,6 +51,12 @@ def test_one_of_several_that_steps_less_often_is_refused_by_horovod() -> None:
     assert all("backward_passes_per_step" in text for text in values("horovod", "less often"))
 
 
+def test_one_of_several_may_load_its_state_in_place_of_a_step() -> None:
+    first, second = values("horovod", "loaded")
+    assert first == second and len({weights for _, weights in first}) == 4
+    assert [saved for saved, _ in first] == [4] * 4, "without it: the control; then by either one, and by both"
+
+
 def test_others_that_step_at_another_pace_are_refused() -> None:
     assert all("one backward_passes_per_step=" in text for text in values("horovod", "other passes"))
 

@@ -21,15 +21,7 @@ from ..compression import BaseCompression, begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
 from ..session import Session, gradient_of, in_backward, weakly
 from ..update_options import TAKEN
-from .gradients import (
-    Finder,
-    Tokens,
-    leave_before_loading,
-    leave_frozen,
-    refuse_foreign,
-    result_scale_of,
-    watch_steps,
-)
+from .gradients import Finder, Tokens, leave_before_loading, leave_frozen, refuse_foreign, result_scale_of, watch_steps
 from .job import HorovodJob
 from .private import (
     await_tokens,
@@ -42,6 +34,7 @@ from .private import (
     has_begun,
     in_broadcast_optimizer_state,
     in_join,
+    results_due,
     waits_for_tokens,
 )
 
@@ -287,8 +280,8 @@ class Compression(BaseCompression, Factories):
             if name in missing and grad is not None and grad.is_sparse:
                 reducer.skip(index)
 
-    def _leave_step(self) -> bool:
-        """Give up a step whose results nobody fetches any more; return whether it was exchanged on all ranks."""
+    def _leave_step(self, optimizer: Any) -> bool:
+        """Give up a step whose results an optimizer does not fetch; return whether it was exchanged on all ranks."""
         session = self._here()
         if not session.under_way:
             return False
@@ -308,7 +301,9 @@ class Compression(BaseCompression, Factories):
         except HorovodCompressError:  # it has failed and is over
             session.under_way = 0
             return False
-        session.under_way = 0
+        # Others may yet fetch theirs, for which nothing more is to be handed over.
+        session.under_way = sum(results_due(other) for other in self._attached if other is not optimizer)
+        self._settled = session.step
         return True
 
     # ---- failures ----

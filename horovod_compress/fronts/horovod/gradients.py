@@ -215,17 +215,17 @@ def leave_frozen(optimizer: Any, frozen: Callable[[], Sequence[nn.Parameter]]) -
     optimizer.register_step_pre_hook(uncompiled(leave))
 
 
-def leave_before_loading(optimizer: Any, leave: Callable[[], bool]) -> None:
+def leave_before_loading(optimizer: Any, leave: Callable[[Any], bool]) -> None:
     """Give up the step under way before an optimizer loads a state, whereupon Horovod forgets that step.
 
     Args:
-        leave: does so; returns whether all ranks have handed over all tokens of the step.
+        leave: does so for the optimizer; returns whether all ranks have handed over all tokens of the step.
     """
     stock = optimizer.load_state_dict
 
     @functools.wraps(stock)
     def load(*given: Any, **options: Any) -> Any:
-        if leave():
+        if leave(optimizer):
             await_tokens(optimizer)
         return stock(*given, **options)
 

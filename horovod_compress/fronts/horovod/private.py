@@ -137,6 +137,11 @@ def hand_over_rest(optimizer: Any) -> None:
             optimizer._handles[parameter] = optimizer._allreduce_grad_async(parameter)
 
 
+def results_due(optimizer: Any) -> int:
+    """Return how many results an attached optimizer has yet to fetch in this step."""
+    return sum(callable(handle) for handle, _ in optimizer._handles.values())
+
+
 def forget_step(optimizer: Any) -> None:
     """Reset what Horovod keeps of an unfinished step, as its ``load_state_dict`` does.
 

@@ -150,7 +150,34 @@ def less_often() -> str:
     return "accepted"
 
 
+def loaded(*who: int) -> list[Any]:
+    """In one step some of two optimizers load their state, in place of a step; return what is saved behind it."""
+    import horovod.torch as hvd
+
+    model = net()
+    compression = hvc.Compression.topk(model.named_parameters(), timeout=20.0, min_elements=1)
+    made = []
+    for number in (1, 3):
+        named = [(f"{number}.{name}", parameter) for name, parameter in model[number].named_parameters()]
+        optimizer = torch.optim.SGD(model[number].parameters(), lr=LR)
+        made.append(hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression))
+    compression.attach(*made)
+    for step in range(4):
+        model(batch(step, rank())).square().mean().backward()
+        for number, optimizer in enumerate(made):
+            if step == 1 and number in who:
+                optimizer.load_state_dict(optimizer.state_dict())
+            else:
+                optimizer.step()
+        for optimizer in made:
+            optimizer.zero_grad()
+    saved = compression.state_dict()["step"]
+    compression.close()
+    return [saved, digest(model.parameters())]
+
+
 if not DDP:
+    check("loaded", lambda: [loaded(*who) for who in ((), (0,), (1,), (0, 1))])
     check("less often", less_often)
     check("other passes", other_passes)
 WAYS = ("groups", "apart", "backwards", "one", *(() if DDP else ("repeated",)))
