@@ -47,6 +47,13 @@ def test_several_are_one_with_groups(front: str) -> None:
     assert first == second and first["groups"] == first["apart"] == first["backwards"] != first["one"]
 
 
+@BOTH
+def test_a_list_of_optimizers_is_refused_with_what_to_write(front: str) -> None:
+    for in_list, in_tuple, control in values(front, "in a list"):
+        assert "got a list of 2; write attach(first, second), or attach(*optimizers)" in in_list
+        assert "got a tuple of 2" in in_tuple and control == "tuple"
+
+
 def test_one_of_several_that_steps_less_often_is_refused_by_horovod() -> None:
     assert all("backward_passes_per_step" in text for text in values("horovod", "less often"))
 

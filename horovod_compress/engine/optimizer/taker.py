@@ -217,6 +217,20 @@ class Takers:
         return {name: moment for mine in self.held for name, moment in mine.state_dict().items()}
 
 
+def refuse_lists(optimizers: Iterable[object]) -> None:
+    """Refuse a list in place of optimizers.
+
+    Raises:
+        ConfigError: says how to give several.
+    """
+    for given in optimizers:
+        if isinstance(given, (list, tuple)):
+            raise ConfigError(
+                f"attach() takes several optimizers as arguments, got a {type(given).__name__} of {len(given)}; write "
+                "attach(first, second), or attach(*optimizers)"
+            )
+
+
 def _refuse_shared(optimizers: Iterable[Any], named: Named) -> None:
     """Refuse optimizers that would move the same parameter."""
     names, seen = names_of(named), set[int]()

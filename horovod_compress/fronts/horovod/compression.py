@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...engine.job import Job
 from ...engine.optimizer.second_moment import names_of
+from ...engine.optimizer.taker import refuse_lists
 from ...engine.reducer import Hooks
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError
 from ...observe.trace import MAX_EVENTS, Trace
@@ -158,7 +159,7 @@ class Compression(BaseCompression, Factories):
             ConfigError: an optimizer was created with another compression, process set or operation, or has parameters
                 of another one, or gradients were exchanged before.
         """
-        optimizers = (optimizer, *others)
+        refuse_lists(optimizers := (optimizer, *others))
         session, given = self._session, optimizers if others else optimizer
         if session and session.exchanges == "updates":
             raise ConfigError(TAKEN)

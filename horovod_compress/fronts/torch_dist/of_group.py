@@ -8,6 +8,7 @@ from typing import Any
 
 from ...engine.job import Job
 from ...engine.optimizer.family import uncompiled
+from ...engine.optimizer.taker import refuse_lists
 from ...engine.reducer import Hooks
 from ...errors import ConfigError
 from ..compression import BaseCompression
@@ -92,7 +93,7 @@ class TorchCompression(BaseCompression):
             ConfigError: one has other parameters, or those of another, or divides its state among the ranks, or
                 gradients were exchanged before.
         """
-        optimizers = (optimizer, *others)
+        refuse_lists(optimizers := (optimizer, *others))
         session, given = self._joined(), optimizers if others else optimizer
         if not session:
             return given

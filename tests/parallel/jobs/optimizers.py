@@ -180,6 +180,32 @@ if not DDP:
     check("loaded", lambda: [loaded(*who) for who in ((), (0,), (1,), (0, 1))])
     check("less often", less_often)
     check("other passes", other_passes)
+
+
+def in_a_list() -> list[str]:
+    """Attach two optimizers as a list, and then as arguments; return what is said."""
+    model = net()
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=20.0)
+    made: list[Any] = [torch.optim.SGD(model[number].parameters(), lr=LR) for number in (1, 3)]
+    if not DDP:
+        import horovod.torch as hvd
+
+        named = [[(n, p) for n, p in model.named_parameters() if n[0] == number] for number in "13"]
+        made = [
+            hvd.DistributedOptimizer(one, named_parameters=own, compression=compression)
+            for one, own in zip(made, named, strict=True)
+        ]
+    found = []
+    for given in ([made], [tuple(made)], made):
+        try:
+            found.append(type(compression.attach(*given)).__name__)
+        except hvc.ConfigError as error:
+            found.append(str(error))
+    compression.close()
+    return found
+
+
+check("in a list", in_a_list)
 WAYS = ("groups", "apart", "backwards", "one", *(() if DDP else ("repeated",)))
 check("several", lambda: {way: several(way) for way in WAYS})
 check("own", lambda: kept("Adafactor", second_moment="own"))
