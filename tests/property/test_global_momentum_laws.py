@@ -91,13 +91,17 @@ def test_everything_sent_is_the_heavy_ball_at_any_rate(follows: bool, dtype: tor
         assert torch.allclose(weights[name], expected, rtol=tolerance, atol=tolerance) == follows
 
 
+SCHEDULES = {"usual": [0.1, 0.1, 0.25, 0.24, 0.03, 0.029, 0.2], "warm restart": [0.1, 0.03, 0.004, 0.001, 0.1, 0.1]}
+
+
 @pytest.mark.parametrize("follows", [Rates, LastRates, None])
-def test_what_waits_is_of_the_heavy_ball_at_any_rate(follows: type[Rates] | None) -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_waits_is_of_the_heavy_ball_at_any_rate(schedule: str, follows: type[Rates] | None) -> None:
     """What weights have moved by, and the rate times what waits: all that gradients and momentum have given at theirs.
 
     If only one of the two follows the rate it is not: the controls.
     """
-    given, moved, wanted = [0.1, 0.1, 0.25, 0.24, 0.03, 0.029, 0.2], np.zeros(COUNT), np.zeros(COUNT)
+    given, moved, wanted = SCHEDULES[schedule], np.zeros(COUNT), np.zeros(COUNT)
     last: Any = 0.0
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=given[0])
     with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float64)], "gmc", density=0.05, momentum=BETA) as fleet:

@@ -99,6 +99,13 @@ def test_a_rate_of_nothing_is_passed_over() -> None:
 
 def test_a_leap_is_bounded() -> None:
     assert followed([1.0, 1e-6, 1.0]) == [None, MOST, 1 / MOST]
+    assert followed([1.0, 1e-6, 1e-6, 1e-4, 0.1, 0.05, 1.0]) == [None, MOST, None, 1.0, None, 2.0, 0.05]
+
+
+def test_what_grew_in_small_steps_shrinks_at_once() -> None:
+    """At a warm restart, as behind a warm-up from a tiny rate: else residuals would count many times."""
+    assert followed([1.0, 0.125, 0.015625, 1.0]) == [None, 8.0, 8.0, 1 / 64]
+    assert followed([0.0009765625, 1.0]) == [None, 1 / 1024]
 
 
 def test_groups_have_rates_of_their_own_and_may_be_added() -> None:

@@ -123,7 +123,8 @@ def _times(group: Mapping[str, Any]) -> float:
 #: A change is followed once it has come to so much: every time costs a pass over the residuals. Where momentum goes on
 #: from the last result, which follows every change, so does what waits.
 SMALL = 0.05
-#: No single change multiplies residuals by more than this, or divides them by more.
+#: No single change multiplies residuals by more than this. What a fall leaves out, the next rise leaves out too: then
+#: residuals of before are what they were.
 MOST = 10.0
 
 
@@ -149,20 +150,24 @@ class Rates:
         self._optimizer, self._kept, self._at_once = optimizer, kept, frozenset(at_once)
         self._names = {id(parameter): name for name, parameter in named}
         self._followed: list[float] = []  # the rate, by group, that residuals stand for; 0 until there is one
+        self._seen: list[float] = []  # that of the last step; it is less where a fall was not followed all the way
 
     def begin(self) -> None:
         """Let residuals stand for the rate of the coming step; between two steps."""
         groups = self._optimizer.param_groups
         self._followed += [0.0] * (len(groups) - len(self._followed))
+        self._seen += self._followed[len(self._seen) :]
         factors: dict[str, float] = {}
         for index, group in enumerate(groups):
-            before, now = self._followed[index], float(group["lr"])
-            if now <= 0 or now == before:
+            before, seen, now = self._followed[index], self._seen[index], float(group["lr"])
+            if now <= 0 or now == seen:
                 continue  # with a rate of 0 nothing is applied, so nothing is applied wrongly
-            found = self._of_group(group, min(max(before / now, 1 / MOST), MOST))
-            if before and abs(math.log(before / now)) < SMALL and self._at_once.isdisjoint(found):
+            self._seen[index], wanted = now, before / now
+            factor = min(wanted, MOST if now < seen else 1.0)
+            found = self._of_group(group, factor)
+            if before and abs(math.log(wanted)) < SMALL and self._at_once.isdisjoint(found):
                 continue
-            self._followed[index] = now
+            self._followed[index] = now if factor == wanted or not before else before / factor
             factors |= found if before else {}
         self._kept.scale_errors(factors)
 
@@ -170,7 +175,7 @@ class Rates:
         return list(self._followed)
 
     def load(self, state: Sequence[float]) -> None:
-        self._followed = list(state)
+        self._followed, self._seen = list(state), list(state)
 
     # ---- the same by parameter, as the order of several optimizers may change ----
 
