@@ -82,13 +82,16 @@ class TableMoves:
         read: returns what the tables of a bucket hold for each of its tensors, in order.
         write: lets tables that are zero hold what ``read`` found for each tensor, if anything, elsewhere. Only one
             kind of rounds of a method may have a table of that name, unless writing twice does no harm.
-        scale: multiplies all that tables and carries hold, where these are no plain numbers; such tables are each
-            rank's own, where those of other methods are equal on all.
+        scale: multiplies all that tables and carries hold, where these are codes and no plain numbers; such tables are
+            each rank's own, where those of other methods are equal on all. They do not add, so another number of ranks
+            begins with zeros.
+        spoilt: returns how many scales of codes, in such a table or carry, are no magnitudes or not below a limit.
     """
 
     read: Callable[[Work, Key], list[Held]]
     write: Callable[[Work, Sequence[Held], Key], None]
     scale: Callable[[Work, float], None] | None = None
+    spoilt: Callable[[Tensor, float], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -319,6 +322,12 @@ def tables_that_stay(codec: Codec, bucket: Bucket, world: int) -> list[str]:
     for each in variants_of(codec):
         (move if each.properties().moves_tables else stay).update(each.layout(bucket, world).tables)
     return sorted((codec.layout(bucket, world).tables.keys() - move) | stay)
+
+
+def coded_tables(codec: Codec) -> set[str]:
+    """Return the names of tables that hold codes and no plain numbers."""
+    found = ((each, each.properties().moves_tables) for each in variants_of(codec))
+    return {name for each, moves in found if moves and moves.scale for name in each.layout(_NOTHING, 1).tables}
 
 
 def check_world(codec: Codec, world: int) -> None:

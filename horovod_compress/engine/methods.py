@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..codecs import registry
-from ..codecs.base import Codec, variants_of
+from ..codecs.base import Codec, coded_tables, variants_of
 from ..codecs.by_step import config_of, described, method, warmed
 from ..codecs.dense import Dense, Uncompressed
 from ..codecs.masked import Masked
@@ -159,6 +159,10 @@ class Methods:
         """Return the names of the state that owners of chunks keep of what they merge."""
         variants = (variant for codec in self.codecs for variant in variants_of(codec))
         return {name for variant in variants for name in variant.folded}
+
+    def coded(self) -> set[str]:
+        """Return the names of tables that hold codes, which do not add."""
+        return {name for codec in self.codecs for name in coded_tables(codec)}
 
     def communication_delay(self) -> int:
         """Return after how many local steps these settings exchange updates.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ class Saver:
 
 #: Returns every rank's value.
 Gather = Callable[[Any], list[Any]]
+#: Returns what a rank of another number of ranks gets of all states: by these, its number, and how many there are now.
+Deal = Callable[[Iterable[Mapping[str, Any]], int, int], dict[str, Any]]
 
 
 def save(
@@ -121,7 +124,7 @@ def load(
     folder: str | os.PathLike[str],
     residuals: str,
     saver: Saver,
-    owned: set[str],
+    deal: Deal,
     check: Callable[[Mapping[str, Any], str], None],
     gather: Gather,
     known: Known | None = None,
@@ -132,7 +135,7 @@ def load(
 
     Args:
         saver: this rank.
-        owned: see :func:`~horovod_compress.engine.saved.redistribute.redistributed`.
+        deal: :func:`~horovod_compress.engine.saved.redistribute.redistributed`, with what it has to know of the method.
         check: refuses a state that could not be taken; changes nothing.
         known: by this process, of its job's folders.
 
@@ -145,7 +148,7 @@ def load(
         try:
             if residuals not in WAYS:
                 raise ConfigError(f"residuals should be one of {', '.join(WAYS)}, got {residuals!r}")
-            state, way, seen = state_folder.of_one_look(path, lambda seen: _read(path, seen, residuals, saver, owned))
+            state, way, seen = state_folder.of_one_look(path, lambda seen: _read(path, seen, residuals, saver, deal))
             check(state, way)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
             problem = _said(error)
@@ -165,7 +168,7 @@ def load(
 
 
 def _read(
-    folder: Path, manifest: Manifest, residuals: str, saver: Saver, owned: set[str]
+    folder: Path, manifest: Manifest, residuals: str, saver: Saver, deal: Deal
 ) -> tuple[dict[str, Any], str, Manifest]:
     mine = manifest.files[saver.shard :: saver.shards]  # of the ranks that had what this one has
     if residuals == "reset" and mine:
@@ -185,7 +188,7 @@ def _read(
             "residuals"
         )
     states = (state_folder.read(folder, entry) for entry in mine)  # one at a time: a model may be large
-    return redistributed(states, saver.rank, saver.world, owned), "restore", manifest
+    return deal(states, saver.rank, saver.world), "restore", manifest
 
 
 def _said(error: Exception) -> list[str]:
@@ -258,9 +261,10 @@ class Saved:
 
     def load_folder(self, folder: str | os.PathLike[str], residuals: str) -> None:
         """Restore this rank's part, once every rank has found its own good."""
-        session = self._session
+        session, methods = self._session, self._session.methods
+        deal = partial(redistributed, owned=methods.folded(), coded=methods.coded())
         state, how = load(
-            folder, residuals, self._saver(), session.methods.folded(), self._check,
+            folder, residuals, self._saver(), deal, self._check,
             lambda value: session.gather_all(value, "hvc.load"), _known,
         )  # fmt: skip
         self._take(state, how)

@@ -13,9 +13,11 @@ from horovod_compress import ops
 from horovod_compress.codecs import registry
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.engine.saved import checkpoint
-from horovod_compress.errors import ConfigError
+from horovod_compress.engine.saved.redistribute import redistributed
+from horovod_compress.errors import ConfigError, StateError
 from tests.battery.kept import empty, kept, same
 from tests.support.local import Fleet, all_same, random_grads, spec
+from tests.support.states import unsealed
 
 BLOCK, TOP = 64, 7
 LOCO: dict[str, Any] = {"bits": 4, "block": BLOCK, "rounding": "nearest", "feedback": "average"}
@@ -245,6 +247,45 @@ def test_errors_follow_a_gradient_scaler(method: str, options: dict[str, Any]) -
         for end in ends[1:]
     ]
     assert same_bits == [True, False]
+
+
+@METHODS
+def test_another_number_of_ranks_begins_without_errors(method: str, options: dict[str, Any]) -> None:
+    """They are codes, which do not add. The control takes them for numbers, whose mean is something else than 0."""
+    tensors = [spec("a", COUNT), spec("b", 70)]
+    with Fleet(2, tensors, method, **options) as fleet:
+        run(fleet, range(3))
+        assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
+        states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
+        coded = fleet.methods.coded()
+    for names in (coded, ()):
+        found = redistributed(states, 1, 3, (), names)
+        assert found["tables"].keys() == states[0]["tables"].keys() and not found["carries"]
+        assert any(bool(table.any()) for table in found["tables"].values()) is (names == ())
+
+
+@METHODS
+@pytest.mark.parametrize("part", ["tables", "carries"])
+@pytest.mark.parametrize("norm", [torch.inf, torch.nan, 2.0**96, -1.0, 2.0**95])
+def test_errors_that_no_step_has_left_are_refused(norm: float, part: str, method: str, options: dict[str, Any]) -> None:
+    """The last one is the control. Nothing is changed."""
+    with Fleet(2, [spec("a", COUNT)], method, **options) as fleet:
+        run(fleet, range(2))
+        assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
+        state = unsealed(copy.deepcopy(checkpoint.save(fleet.reducers[0], fleet.methods)))
+        if not state[part]:
+            assert method == "global_qsgd" and part == "carries"
+            return
+        (codes,) = state[part].values()
+        size = ops.qsgd_record_bytes(options.get("residual_bits", 8), options.get("block", 256))
+        codes.view(-1)[size : size + 4] = torch.tensor([norm]).view(torch.uint8)
+        before = kept(fleet)
+        if norm == 2.0**95:
+            checkpoint.load(fleet.reducers[0], fleet.methods, state, "restore")
+            return
+        with pytest.raises(StateError, match=r"1 scale\(s\) in the codes of 0 "):
+            checkpoint.load(fleet.reducers[0], fleet.methods, state, "restore")
+        assert same(kept(fleet), before)
 
 
 def _equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

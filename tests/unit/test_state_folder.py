@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from horovod_compress.engine.saved import checkpoint, state_folder
+from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError, StateError
 from horovod_compress.fronts import saving
 from tests.battery.kept import kept, same
@@ -70,7 +72,7 @@ class Team:
 
     def load(self, folder: Path, residuals: str = "refuse") -> list[HorovodCompressError | None]:
         fleet = self.fleet
-        owned = fleet.methods.folded()
+        deal = partial(redistributed, owned=fleet.methods.folded(), coded=fleet.methods.coded())
 
         def call(rank: int) -> None:
             reducer = fleet.reducers[rank]
@@ -78,7 +80,7 @@ class Team:
                 folder,
                 residuals,
                 saving.Saver(rank, fleet.world),
-                owned,
+                deal,
                 lambda state, way: checkpoint.check(reducer, fleet.methods, state, way),
                 lambda value: self._share(rank, value),
                 self.known[rank],

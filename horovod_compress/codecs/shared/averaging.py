@@ -45,7 +45,7 @@ class Remembering(Codec):
             Law(bound="what waits of an element is at most half of its largest level so far"),
             divides=divides,
             has_private_state=True,
-            moves_tables=TableMoves(self._read_tables, self._write_tables, self._scale_tables),
+            moves_tables=TableMoves(self._read_tables, self._write_tables, self._scale_tables, self._count_spoilt),
             stands_for_mean=True,
         )
 
@@ -77,10 +77,18 @@ class Remembering(Codec):
     def _scale_tables(self, work: Work, factor: float) -> None:
         """Let errors have another unit: of a record, the norm is multiplied, which stays finite."""
         for kept in (work.tables["errors"], *(carry.kept for carry in work.carry.values())):
-            whole = kept.numel() // self.errors_size * self.errors_size
-            norms = kept.view(-1)[:whole].view(-1, self.errors_size)[:, :NORM_BYTES]
+            norms = self._norms(kept)
             scaled = norms.contiguous().view(torch.float32) * factor
             norms.copy_(scaled.clamp_(max=torch.finfo(torch.float32).max).view(torch.uint8))
+
+    def _norms(self, kept: Tensor) -> Tensor:
+        """Return the bytes of the norms of records."""
+        whole = kept.numel() // self.errors_size * self.errors_size
+        return kept.view(-1)[:whole].view(-1, self.errors_size)[:, :NORM_BYTES]
+
+    def _count_spoilt(self, kept: Tensor, most: float) -> int:
+        norms = self._norms(kept.contiguous()).contiguous().view(torch.float32)
+        return int((~((norms >= 0) & (norms < most))).sum())
 
     # ---- other buckets ----
 

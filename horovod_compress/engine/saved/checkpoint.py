@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...codecs.base import variants_of
 from ...codecs.work import work_dtype
 from ...errors import ConfigError, CorruptFrameError, StateError
 from ...schedule.plan import Plan
@@ -131,6 +132,7 @@ def check(
         plan = go_on(saved_plan(state))
     if residuals == "restore":
         _check_tables(parts.shares(plan), methods, parts.ranks, state)
+        _check_codes(reducer, plan, methods, state)
     if not go_on:
         _check_seals(state)
 
@@ -167,6 +169,22 @@ def _check_tables(plan: Plan, methods: Methods, world: int, state: Mapping[str, 
     if tables:
         _expect("plan", plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
     _check_kept({"table": tables}, {"table": state["tables"]})
+
+
+def _check_codes(reducer: Reducer, plan: Plan, methods: Methods, state: Mapping[str, Any]) -> None:
+    """Refuse codes whose scales would corrupt later steps."""
+    own, saved = reducer.kept.carries(), state.get("carries", {})
+    carries = [n for n in own.keys() & saved.keys() if checksums.kind_of(own[n]) == checksums.kind_of(saved[n])]
+    for bucket in (bucket for bucket in plan.buckets if not bucket.plain):
+        for codec in variants_of(methods.codecs[bucket.method]):
+            moves = codec.properties().moves_tables
+            if moves is None or moves.spoilt is None:
+                continue
+            tables = codec.layout(bucket, reducer.kept.ranks).tables
+            kept = {name: state["tables"][name] for name in (f"{bucket.index} {table}" for table in tables)}
+            kept |= {name: saved[name] for name in carries if name.startswith(f"{bucket.index} {codec.name} ")}
+            for name, codes in kept.items():
+                _refuse_spoilt(moves.spoilt(codes, withheld.MOST), "scale", f"codes of {name}")
 
 
 def check_exchanged(exchanged: str, state: Mapping[str, Any]) -> None:
@@ -340,12 +358,16 @@ def _check_kept(kept: Mapping[str, Mapping[str, Tensor]], saved: Mapping[str, Ma
         for name, tensor in mine.items():
             want, got = checksums.kind_of(tensor), checksums.kind_of(theirs[name])
             _expect(f"{kind} of {name}", want, got, "resume with the same model")
-            if number := withheld.count(theirs[name]):
-                raise StateError(
-                    f"the saved compression state has {number} value(s) in the {kind} of {name} that are not finite or "
-                    f"not below {withheld.MOST:.1e}, which would corrupt every later step; load an earlier state, or "
-                    'pass residuals="reset"'
-                )
+            _refuse_spoilt(withheld.count(theirs[name]), "value", f"{kind} of {name}")
+
+
+def _refuse_spoilt(number: int, what: str, where: str) -> None:
+    if number:
+        raise StateError(
+            f"the saved compression state has {number} {what}(s) in the {where} that are not finite or not below "
+            f"{withheld.MOST:.1e}, which would corrupt every later step; load an earlier state, or pass "
+            'residuals="reset"'
+        )
 
 
 def _between_steps(reducer: Reducer, verb: str) -> None:

@@ -3,7 +3,7 @@
 A step applies the mean over ranks, so what waits is the mean of the residuals: every new rank gets that. What a rank
 keeps as the owner of elements, as an error of the mean itself, is added up and given to rank 0; a method hands over
 what its rank does not own. What merging keeps belongs to places that another number of ranks does not have: it begins
-with zeros. So do tables of bytes, which are codes that do not add: averages of errors, which fade anyway.
+with zeros. So do tables that hold codes, which do not add: averages of errors, which fade anyway.
 """
 
 from __future__ import annotations
@@ -36,17 +36,24 @@ class _Sum:
 
     def dealt(self, owned: bool, rank: int, ranks: int = 0) -> Tensor:
         """Return a new rank's share; of so many ranks that saved, where some have nothing of it."""
-        if (owned and rank) or self._dtype is torch.uint8:
-            return torch.zeros_like(self._total, dtype=self._dtype)
+        if owned and rank:
+            return self.zeros()
         return (self._total if owned else self._total / (ranks or self._ranks)).to(self._dtype)
 
+    def zeros(self) -> Tensor:
+        """Return the share of what does not add."""
+        return torch.zeros_like(self._total, dtype=self._dtype)
 
-def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, owned: Collection[str]) -> dict[str, Any]:
+
+def redistributed(
+    states: Iterable[Mapping[str, Any]], rank: int, world: int, owned: Collection[str], coded: Collection[str] = ()
+) -> dict[str, Any]:
     """Return the state of one rank of another number of ranks.
 
     Args:
         states: of all ranks that saved, in rank order; each is let go before the next one is asked for.
         owned: kinds of state that ranks keep as owners of elements.
+        coded: names of tables that hold codes.
 
     Raises:
         StateError: the states are not of one checkpoint.
@@ -79,7 +86,11 @@ def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, ow
         number += 1
         del state  # as this loop would
     kept = {kind: _dealt(tensors, kind in owned, rank) for kind, tensors in sums["state"].items()}
-    changed = {"rank": rank, "world": world, "state": kept, "tables": _dealt(sums["tables"], False, rank)}
+    tables = {
+        name: table.zeros() if name.partition(" ")[2] in coded else table.dealt(False, rank)  # "BUCKET NAME"
+        for name, table in sums["tables"].items()
+    }
+    changed = {"rank": rank, "world": world, "state": kept, "tables": tables}
     if waiting:
         changed[_WAITING] = {name: found.dealt(False, rank, number) for name, found in waiting.items()}
     return checksums.sealed(rest | changed | {"carries": {}})
