@@ -46,6 +46,7 @@ class Session:
         step: the one that these belong to.
         compared: all ranks are known to hand over gradients alike.
         unused: nothing was handed over yet, and no model or optimizer has the compression.
+        sparse: the parameters whose gradients are sparse, where their modules say so beforehand.
         attached: the optimizer needs no tokens.
         exchanges: "gradients" or "updates".
         before_saving: ends what may be under way between two steps.
@@ -62,6 +63,7 @@ class Session:
         self.lock = threading.RLock()
         self.under_way, self.step = 0, -1
         self.compared, self.unused, self.attached = False, True, False
+        self.sparse: list[str] = []
         self.exchanges = "gradients"
         self.before_saving: Callable[[], object] = lambda: None
         self.unfinished: Callable[[], str | None] = lambda: None
@@ -139,7 +141,9 @@ class Session:
     def _compare(self, attached: bool) -> None:
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
         self.steps.settle_moments()
-        mine = Way(self.reducer.plan.fingerprint(), attached, self.steps.second_moment(), self.steps.options())
+        mine = Way(
+            self.reducer.plan.fingerprint(), attached, self.steps.second_moment(), self.steps.options(), self.sparse
+        )
         differences.check([Way(**way) for way in self.gather(asdict(mine), "hvc.attach", by_name=True)])
         self.compared = True
 
@@ -148,6 +152,11 @@ class Session:
         self.step = step = self.reducer.offer(index, grad)
         self.under_way += 1
         return step
+
+    def is_sparse(self, parameter: nn.Parameter) -> bool:
+        """Return whether gradients of a parameter are known to be sparse, so that the ranks do not exchange them."""
+        names, index = self.reducer.sparse.names, self.steps.index.get(id(parameter))
+        return bool(names) and index is not None and self.reducer.plan.names()[index] in names
 
     def result(self, index: int, step: int, result_scale: float | None = None) -> Tensor:
         """Wait for one result and return it, see :meth:`~horovod_compress.engine.reducer.Reducer.result`."""
@@ -160,8 +169,16 @@ class Session:
         return result
 
 
-def gradient_of(parameter: nn.Parameter) -> Tensor:
-    """Return a parameter's gradient; zeros where no backward pass has brought one, as all ranks hand over the same."""
+def gradient_of(parameter: nn.Parameter, sparse: bool = False) -> Tensor:
+    """Return a parameter's gradient; zeros where no backward pass has brought one, as all ranks hand over the same.
+
+    Args:
+        sparse: as an embedding's gradient: no rows, each of which were dense.
+    """
+    if parameter.grad is None and sparse:
+        rows, none = parameter.new_empty(0, *parameter.shape[1:]), torch.empty(1, 0, dtype=torch.int64)
+        of, shape = (none.to(rows.device), rows.detach()), parameter.shape
+        parameter.grad = torch.sparse_coo_tensor(*of, shape, check_invariants=False)
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return local(parameter.grad)

@@ -1,14 +1,18 @@
-"""In what ranks differ, in words: in what they decode with, and in how they hand gradients over."""
+"""In what ranks differ, in words: in what they decode with, and in how they hand which gradients over."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...errors import MismatchError
+from ...errors import ExchangeError, MismatchError
+
+if TYPE_CHECKING:  # `inspect` reads notes, and needs no torch
+    from ...exchange.transports.transport import Transport
 
 # ---- ranks in words ------------------------------------------------------------------------------
 
@@ -126,12 +130,14 @@ class Way:
         attached: whether it needs no tokens.
         second_moment: whose the optimizer's is, in words.
         options: what else the optimizer does, by name, in words.
+        sparse: the parameters whose gradients are known to be sparse.
     """
 
     plan: str
     attached: bool
     second_moment: str
     options: Mapping[str, str] = field(default_factory=dict)
+    sparse: Sequence[str] = ()
 
 
 def check(ways: Sequence[Way]) -> None:
@@ -152,6 +158,7 @@ def check(ways: Sequence[Way]) -> None:
         )
     if told := difference({rank: way.options for rank, way in enumerate(ways)}):
         raise MismatchError(told)
+    check_sparse({rank: way.sparse for rank, way in enumerate(ways)})
     kinds = [way.second_moment for way in ways]
     if len(set(kinds)) > 1:
         other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
@@ -159,3 +166,106 @@ def check(ways: Sequence[Way]) -> None:
             f"the second moment of the optimizer is {kinds[0]} on rank 0, and {kinds[other]} on rank {other}; give "
             f"every rank the same optimizer, and attach() the same options"
         )
+
+
+# ---- whose gradients are sparse ------------------------------------------------------------------
+
+_SPARSE = "sparse"
+_POLL_SECONDS = 0.002
+
+
+class Sparse:
+    """Compares whose gradients are sparse: they are no part of an exchange, so no frame speaks of them.
+
+    A rank that skips a bucket which another one exchanges would send frames of the next bucket, of another length. So a
+    rank with sparse gradients leaves word of them, and skips none before all others have left theirs. One that has only
+    dense gradients leaves no word; it sees that of the others while it waits for results.
+
+    Args:
+        seconds: waits for other ranks at most so long.
+
+    Attributes:
+        names: those of this rank's that are sparse.
+    """
+
+    def __init__(self, transport: Transport, seconds: float) -> None:
+        self._transport, self._seconds = transport, seconds
+        self.names: frozenset[str] = frozenset()
+
+    def meet(self, step: int, names: frozenset[str], failed: Callable[[], object]) -> None:
+        """Wait until all ranks have the same sparse gradients, where others than before are sparse.
+
+        Args:
+            failed: returns whether an exchange has failed, so that no more words will come.
+
+        Raises:
+            MismatchError: names the first that is not sparse on all ranks.
+            ExchangeError: some rank has left no word in time.
+        """
+        if names == self.names:
+            return
+        self.names, end = names, time.monotonic() + self._seconds
+        self._say(step)
+        while True:
+            found = self._said(step)
+            check_sparse({rank: theirs for rank, (at, theirs) in found.items() if at == step})
+            waits = [rank for rank in range(self._transport.size) if found.get(rank, (0, None))[1] != names]
+            if not waits or failed():
+                return
+            if time.monotonic() > end:
+                raise ExchangeError(
+                    f"rank {self._transport.rank}: the gradients of {', '.join(sorted(names)[:5])} are sparse, and "
+                    f"rank(s) {listed(waits)} did not say within {self._seconds:g} s whether theirs are; look at "
+                    "their output"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def check(self, step: int) -> None:
+        """Refuse to wait for ranks that have other sparse gradients in this step.
+
+        Raises:
+            MismatchError: see :meth:`meet`.
+        """
+        now = {rank: names for rank, (at, names) in self._said(step).items() if at == step}
+        if any(names != self.names for names in now.values()):
+            self._say(step)  # they wait for it
+            check_sparse({**now, self._transport.rank: self.names})
+
+    def refuse_dense(self, name: str) -> None:
+        """Refuse a dense gradient of a parameter that had sparse ones.
+
+        Raises:
+            MismatchError: it is one.
+        """
+        if name in self.names:
+            raise MismatchError(
+                f"rank {self._transport.rank}: the gradient of {name} is dense, and was sparse before, on every rank; "
+                "keep sparse= of its embedding as it is, and its weight out of other modules"
+            )
+
+    def _say(self, step: int) -> None:
+        self._transport.say(_SPARSE, json.dumps([step, *sorted(self.names)]))
+
+    def _said(self, step: int) -> dict[int, tuple[int, frozenset[str]]]:
+        """Return what ranks have said last, up to a step, and in which one."""
+        words = {rank: json.loads(word) for rank, word in self._transport.said(_SPARSE).items()}
+        return {rank: (at, frozenset(names)) for rank, (at, *names) in words.items() if at <= step}
+
+
+def check_sparse(found: Mapping[int, Collection[str]]) -> None:
+    """Compare the parameters whose gradients are sparse.
+
+    Args:
+        found: by rank, of those that are known.
+
+    Raises:
+        MismatchError: names the first that differs, and the ranks.
+    """
+    for name in sorted({name for names in found.values() for name in names}):
+        sparse = [rank for rank, names in sorted(found.items()) if name in names]
+        if dense := sorted(found.keys() - set(sparse)):
+            raise MismatchError(
+                f"the gradient of {name} is sparse on rank(s) {listed(sparse)}, and dense or none on rank(s) "
+                f"{listed(dense)}; give its embedding the same sparse= on every rank, and use it in the first step on "
+                "every rank, or write sparse=False"
+            )

@@ -37,6 +37,7 @@ from .private import (
     in_join,
     results_due,
     waits_for_tokens,
+    with_settling,
 )
 
 if TYPE_CHECKING:
@@ -256,13 +257,17 @@ class Compression(BaseCompression, Factories):
             )
         return True
 
-    def _result(self, session: Session, index: int, step: int, result_scale: float | None = None) -> Tensor:
-        if self._settled != step:
+    def _settle(self, session: Session, step: int) -> None:
+        """Before the first result of a step, hand over the rest of it."""
+        if session.under_way and self._settled != step:
             self._settled = step
             for optimizer in self._attached if len(self._attached) > 1 else ():
                 hand_over_rest(optimizer)  # a bucket may have parameters of several
             self._skip_sparse(session, step)
+
+    def _result(self, session: Session, index: int, step: int, result_scale: float | None = None) -> Tensor:
         try:
+            self._settle(session, step)
             return session.result(index, step, result_scale)
         except HorovodCompressError as error:
             for optimizer in self._attached or filter(None, [calling_optimizer(self)]):
@@ -275,11 +280,9 @@ class Compression(BaseCompression, Factories):
         """Count in the parameters whose gradients Horovod reduces itself, as they are sparse."""
         reducer = session.reducer
         reducer.settle(step - 1)  # a bucket of sparse gradients only is awaited by nobody else
-        missing = set(reducer.missing(step))
-        for index, name in enumerate(reducer.plan.names()):
-            grad = session.steps.parameters[index].grad
-            if name in missing and grad is not None and grad.is_sparse:
-                reducer.skip(index)
+        missing, of = set(reducer.missing(step)), zip(reducer.plan.names(), session.steps.parameters, strict=True)
+        sparse = [at for at, (name, p) in enumerate(of) if name in missing and p.grad is not None and p.grad.is_sparse]
+        reducer.skip_sparse(sparse, step)
 
     def _leave_step(self, optimizer: Any) -> bool:
         """Give up a step whose results an optimizer does not fetch; return whether it was exchanged on all ranks."""
@@ -368,10 +371,11 @@ def _attach(optimizer: Any, compression: Compression, session: Session) -> None:
     stock = optimizer._allreduce_grad_async
 
     def hand_over(parameter: nn.Parameter) -> tuple[Any, Any]:
-        grad = gradient_of(parameter)
+        grad = gradient_of(parameter, session.is_sparse(parameter))
         if grad.is_sparse:
             if not optimizer.sparse_as_dense:
-                return stock(parameter)
+                # Where some rank has a dense one, waiting for it would be in vain.
+                return with_settling(stock(parameter), lambda: compression._settle(session, session.step))
             grad = grad.to_dense()
         if id(parameter) not in session.steps.index:
             raise ConfigError(compression._finder.why_unknown(grad))

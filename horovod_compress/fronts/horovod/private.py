@@ -138,8 +138,23 @@ def hand_over_rest(optimizer: Any) -> None:
 
 
 def results_due(optimizer: Any) -> int:
-    """Return how many results an attached optimizer has yet to fetch in this step."""
-    return sum(callable(handle) for handle, _ in optimizer._handles.values())
+    """Return how many results of ours an attached optimizer has yet to fetch in this step."""
+    dense = [
+        p for p in optimizer._handles if p.grad is not None and (optimizer.sparse_as_dense or not p.grad.is_sparse)
+    ]
+    return sum(callable(optimizer._handles[parameter][0]) for parameter in dense)
+
+
+def with_settling(handed: tuple[Any, Any], settle: Callable[[], object]) -> tuple[Any, Any]:
+    """Return what Horovod has made of a sparse gradient; before that is waited for, something is to be done."""
+    handle, context = handed
+
+    def wait() -> torch.Tensor:
+        settle()
+        found: torch.Tensor = handle()
+        return found
+
+    return wait, context
 
 
 def forget_step(optimizer: Any) -> None:

@@ -277,6 +277,12 @@ def refuse_sharded(optimizer: Any, own: bool) -> None:
         )
 
 
+def sparse_in(module: nn.Module) -> set[int]:
+    """Return the parameters whose gradients are sparse, by identity, as DistributedDataParallel expects it too."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    return {id(found.weight) for found in module.modules() if isinstance(found, kinds) and found.sparse}
+
+
 def mean_of(grad: Tensor, group: Any) -> Any:
     """Return a future of the mean over ranks, which travels as indices and values."""
     share = grad / dist.get_world_size(group)

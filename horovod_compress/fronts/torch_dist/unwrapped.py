@@ -94,9 +94,8 @@ class Unwrapped:
         self._session, self._begin_step, self._look, self._group = session, begin_step, look, group
         self._pass: Pass | None = None
         self._paused = False
-        kinds = (nn.Embedding, nn.EmbeddingBag)
-        #: By identity: those whose gradients are sparse, as DistributedDataParallel expects it too.
-        self._sparse = {id(m.weight) for m in module.modules() if isinstance(m, kinds) and m.sparse}
+        self._sparse = checks.sparse_in(module)
+        session.sparse = [name for name, parameter in session.steps.named if id(parameter) in self._sparse]
         hook = _Hook(self)
         for parameter in session.steps.parameters:
             needs, _ = parameter.requires_grad, parameter.requires_grad_(True)  # else torch takes no hook

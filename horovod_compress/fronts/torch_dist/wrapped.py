@@ -43,6 +43,8 @@ class Wrapped:
         """Take note of the model whose buckets will come; it holds the hook, and so this."""
         if looks_for_unused(model):
             self._left_out = Unused(model, self._session.reducer.kept)
+        sparse = checks.sparse_in(model)
+        self._session.sparse = [name for name, parameter in self._session.steps.named if id(parameter) in sparse]
         model.join_hook = checks.RefusedJoin(model)  # type: ignore[method-assign]
         self.model = weakref.ref(model)
 
