@@ -15,7 +15,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -134,6 +134,15 @@ class Failure:
             self.broken = failure
             self._context.changed.notify_all()
         self._tell(**note_of(failure))
+
+    @contextlib.contextmanager
+    def of_all(self, work: str) -> Iterator[None]:
+        """Report an error of this rank: others would wait for what it does not send."""
+        try:
+            yield
+        except HorovodCompressError as error:
+            self.report(work, error)
+            raise
 
     def call_off(self, why: str) -> HorovodCompressError | None:
         """Fail, as nothing more will come of this job, and return the error that says which ranks gave no sign of life.

@@ -13,16 +13,15 @@ that way there are :mod:`.failure`, :mod:`.comparison`, :mod:`.norms` and :mod:`
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..codecs.base import Codec
-from ..errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError
+from ..errors import ConfigError, ExchangeError, MismatchError
 from ..exchange.choose import Choose
 from ..exchange.device import Device
 from ..exchange.hosts import LocalHost
@@ -112,7 +111,7 @@ class Reducer:
         """
         self.buckets.check_fits(index, grad)
         if self.sparse.names and index not in self.buckets.frozen:
-            with self._ending("sparse gradients"):
+            with self.failure.of_all("sparse gradients"):
                 self.sparse.refuse_dense(self.plan.names()[index])
         position, turn = self.buckets.where(index)[1], self._claim(index)
         if index in self.buckets.frozen:
@@ -129,31 +128,6 @@ class Reducer:
     def skip(self, index: int) -> None:
         """Count a tensor in that has no dense gradient in this step, on any rank."""
         self._offering.count_in(self._claim(index), [self.buckets.where(index)[1]], [0])
-
-    def skip_sparse(self, indices: Sequence[int], step: int) -> None:
-        """Count tensors in whose gradients are sparse in this step, on every rank.
-
-        Raises:
-            MismatchError: they are dense on some rank.
-            ExchangeError: an exchange has failed, or some rank did not say whether its gradients are sparse.
-        """
-        names, plan = self.sparse.names, self.plan.names()
-        if indices:
-            names = frozenset(plan[index] for index in indices)
-        with self._ending("sparse gradients"):
-            self.sparse.meet(step, names, self.failure.failed)
-        self.failure.raise_if_failed()
-        for index in indices:
-            self.skip(index)
-
-    @contextlib.contextmanager
-    def _ending(self, work: str) -> Iterator[None]:
-        """Let an error end the exchange of all ranks: others would wait for what this one does not send."""
-        try:
-            yield
-        except HorovodCompressError as error:
-            self.failure.report(work, error)
-            raise
 
     def _claim(self, index: int) -> Turn:
         """Announce a gradient; return the turn of its bucket, which begins with the first one."""

@@ -46,7 +46,6 @@ class Session:
         step: the one that these belong to.
         compared: all ranks are known to hand over gradients alike.
         unused: nothing was handed over yet, and no model or optimizer has the compression.
-        sparse: the parameters whose gradients are sparse, where their modules say so beforehand.
         attached: the optimizer needs no tokens.
         exchanges: "gradients" or "updates".
         before_saving: ends what may be under way between two steps.
@@ -63,7 +62,6 @@ class Session:
         self.lock = threading.RLock()
         self.under_way, self.step = 0, -1
         self.compared, self.unused, self.attached = False, True, False
-        self.sparse: list[str] = []
         self.exchanges = "gradients"
         self.before_saving: Callable[[], object] = lambda: None
         self.unfinished: Callable[[], str | None] = lambda: None
@@ -142,7 +140,11 @@ class Session:
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
         self.steps.settle_moments()
         mine = Way(
-            self.reducer.plan.fingerprint(), attached, self.steps.second_moment(), self.steps.options(), self.sparse
+            self.reducer.plan.fingerprint(),
+            attached,
+            self.steps.second_moment(),
+            self.steps.options(),
+            self.steps.sparse,
         )
         differences.check([Way(**way) for way in self.gather(asdict(mine), "hvc.attach", by_name=True)])
         self.compared = True
@@ -152,6 +154,22 @@ class Session:
         self.step = step = self.reducer.offer(index, grad)
         self.under_way += 1
         return step
+
+    def skip_sparse(self, indices: Sequence[int], step: int) -> None:
+        """Count parameters in whose gradients are sparse in this step, on every rank.
+
+        Raises:
+            MismatchError: they are dense on some rank.
+            ExchangeError: an exchange has failed, or some rank did not say whether its gradients are sparse.
+        """
+        reducer, failure = self.reducer, self.failure
+        if indices:
+            plan = reducer.plan.names()
+            with failure.of_all("sparse gradients"):
+                reducer.sparse.meet(step, frozenset(plan[index] for index in indices), failure.failed)
+            failure.raise_if_failed()
+        for index in indices:
+            reducer.skip(index)
 
     def is_sparse(self, parameter: nn.Parameter) -> bool:
         """Return whether gradients of a parameter are known to be sparse, so that the ranks do not exchange them."""

@@ -56,6 +56,7 @@ class Steps:
         named: the parameters that are exchanged.
         parameters: in the order of the plan.
         index: their places in it, by identity.
+        sparse: the names of those whose gradients are sparse, where a module says so beforehand.
         tuner: chooses buckets, where the schedule is an adaptive one.
     """
 
@@ -65,6 +66,7 @@ class Steps:
         self._verification = verification = reducer.verification
         exchanged = frozenset(reducer.plan.names())
         self.named = [(name, parameter) for name, parameter in given if name in exchanged]
+        self.sparse: list[str] = []
         self.scale = Scale(reducer)
         self._takers = Takers()
         self._exact_first = 0  # so many first steps are exact

@@ -173,14 +173,15 @@ def _check_tables(plan: Plan, methods: Methods, world: int, state: Mapping[str, 
 
 def _check_codes(reducer: Reducer, plan: Plan, methods: Methods, state: Mapping[str, Any]) -> None:
     """Refuse codes whose scales would corrupt later steps."""
-    own, saved = reducer.kept.carries(), state.get("carries", {})
+    parts, saved = reducer.kept, state.get("carries", {})
+    own = parts.carries()
     carries = [n for n in own.keys() & saved.keys() if checksums.kind_of(own[n]) == checksums.kind_of(saved[n])]
     for bucket in (bucket for bucket in plan.buckets if not bucket.plain):
         for codec in variants_of(methods.codecs[bucket.method]):
             moves = codec.properties().moves_tables
             if moves is None or moves.spoilt is None:
                 continue
-            tables = codec.layout(bucket, reducer.kept.ranks).tables
+            tables = codec.layout(bucket, parts.ranks).tables
             kept = {name: state["tables"][name] for name in (f"{bucket.index} {table}" for table in tables)}
             kept |= {name: saved[name] for name in carries if name.startswith(f"{bucket.index} {codec.name} ")}
             for name, codes in kept.items():

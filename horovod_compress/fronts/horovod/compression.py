@@ -282,7 +282,7 @@ class Compression(BaseCompression, Factories):
         reducer.settle(step - 1)  # a bucket of sparse gradients only is awaited by nobody else
         missing, of = set(reducer.missing(step)), zip(reducer.plan.names(), session.steps.parameters, strict=True)
         sparse = [at for at, (name, p) in enumerate(of) if name in missing and p.grad is not None and p.grad.is_sparse]
-        reducer.skip_sparse(sparse, step)
+        session.skip_sparse(sparse, step)
 
     def _leave_step(self, optimizer: Any) -> bool:
         """Give up a step whose results an optimizer does not fetch; return whether it was exchanged on all ranks."""

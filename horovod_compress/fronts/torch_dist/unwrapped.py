@@ -95,7 +95,7 @@ class Unwrapped:
         self._pass: Pass | None = None
         self._paused = False
         self._sparse = checks.sparse_in(module)
-        session.sparse = [name for name, parameter in session.steps.named if id(parameter) in self._sparse]
+        session.steps.sparse = [name for name, parameter in session.steps.named if id(parameter) in self._sparse]
         hook = _Hook(self)
         for parameter in session.steps.parameters:
             needs, _ = parameter.requires_grad, parameter.requires_grad_(True)  # else torch takes no hook

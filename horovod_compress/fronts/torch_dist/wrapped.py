@@ -44,7 +44,8 @@ class Wrapped:
         if looks_for_unused(model):
             self._left_out = Unused(model, self._session.reducer.kept)
         sparse = checks.sparse_in(model)
-        self._session.sparse = [name for name, parameter in self._session.steps.named if id(parameter) in sparse]
+        steps = self._session.steps
+        steps.sparse = [name for name, parameter in steps.named if id(parameter) in sparse]
         model.join_hook = checks.RefusedJoin(model)  # type: ignore[method-assign]
         self.model = weakref.ref(model)
 
