@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.dgc import Dgc
@@ -134,6 +135,31 @@ def test_blocks_of_randomk_are_neighbours() -> None:
             kept = np.mean([kept_on(fleet, rank) for rank in range(WORLD)], axis=0)
             assert np.allclose(kept, waits, rtol=1e-5)
             assert np.allclose(results[0]["w"].double().numpy()[sent] > 0, True)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(count=st.integers(1, 400), percent=st.integers(1, 100), block=st.integers(1, 500), scaled=st.booleans())
+def test_blocks_of_randomk_of_any_length(count: int, percent: int, block: int, scaled: bool) -> None:
+    """What is sent are whole blocks, the same of all ranks; the mean of it and of what waits is all that was given."""
+    most, waits = -(-percent * count // 100), np.zeros(count)
+    block = min(block, most)
+    groups = -(-percent * -(-count // block) // 100)  # each sends one
+    options = {"density": percent / 100, "block": block, "scaled": scaled}
+    with Fleet(2, [spec("w", count)], "randomk", min_elements=1, **options) as fleet:
+        for step in range(3):
+            grads = [grad.abs() + 1 for grad in one_tensor(2, count, seed=step)]
+            results = fleet.step([{"w": grad.clone()} for grad in grads])
+            found, mean = results[0]["w"].numpy(), torch.stack(grads).double().mean(dim=0).numpy()
+            sent = found != 0
+            starts = range(0, count, block)
+            assert all(len(set(sent[at : at + block])) == 1 for at in starts) and all_same(results)
+            assert sum(bool(sent[at]) for at in starts) == groups
+            if scaled:
+                assert bool((found[sent] >= mean[sent] * (1 - 1e-6)).all())
+                continue
+            assert np.allclose(found, np.where(sent, mean + waits, 0), rtol=1e-5)
+            waits = np.where(sent, 0, mean + waits)
+            assert np.allclose(np.mean([kept_on(fleet, rank)[:count] for rank in range(2)], axis=0), waits, rtol=1e-5)
 
 
 @pytest.mark.parametrize("block", [1, 16])

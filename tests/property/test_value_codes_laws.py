@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from horovod_compress import ops
@@ -15,6 +16,7 @@ from horovod_compress.codecs.shared.forms import value_form
 from horovod_compress.codecs.spardl import SparDL
 from horovod_compress.codecs.topk import TopK
 from horovod_compress.errors import ConfigError
+from horovod_compress.ops.reference import codebook as reference
 from horovod_compress.schedule.plan import Bucket
 from tests.property.test_sparse_methods_laws import kept_on, largest
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
@@ -48,25 +50,63 @@ def chosen(x: np.ndarray, density: float, chunk: int) -> np.ndarray:
     ids=str,
 )
 def test_the_rule(options: dict[str, Any]) -> None:
+    senders = follow_the_rule(COUNT, 30, **options)
+    assert senders >= {0, 1, 2}  # else the rules are the same
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(
+    count=st.integers(1, 300),
+    percent=st.integers(1, 100),
+    bits=st.sampled_from([*CODES, 32]),
+    chunk=st.sampled_from([0, 64, 128]),
+    decay=st.floats(0.01, 1.0),
+    average=st.sampled_from(["ranks", "senders"]),
+)
+def test_the_rule_with_any_options(count: int, percent: int, bits: int, chunk: int, decay: float, average: str) -> None:
+    follow_the_rule(count, percent, value_bits=bits, chunk=chunk, residual_decay=decay, average=average)
+
+
+def follow_the_rule(count: int, percent: int, **options: Any) -> set[float]:
+    """Compare results and residuals with the rule; return how many ranks have sent an element."""
     bits, decay = options.get("value_bits", 32), options.get("residual_decay", 1.0)
-    residuals = np.zeros((WORLD, COUNT))
-    with Fleet(WORLD, [spec("w", COUNT, dtype=F64)], "topk", density=0.3, **options) as fleet:
+    residuals, density = np.zeros((WORLD, count)), percent / 100
+    with Fleet(WORLD, [spec("w", count, dtype=F64)], "topk", density=density, **options) as fleet:
         for step in range(4):
-            grads = [grad.double() for grad in one_tensor(WORLD, COUNT, seed=step)]
-            total, senders = np.zeros(COUNT), np.zeros(COUNT)
+            grads = [grad.double() for grad in one_tensor(WORLD, count, seed=step)]
+            total, senders = np.zeros(count), np.zeros(count)
             for rank, grad in enumerate(grads):
-                x, sent = residuals[rank] + grad.numpy(), np.zeros(COUNT)
-                at = chosen(x, 0.3, options.get("chunk", 0))
-                sent[at] = decoded(x[at], bits) if bits < 16 else x[at]
+                x, sent = residuals[rank] + grad.numpy(), np.zeros(count)
+                at = chosen(x, density, options.get("chunk", 0))
+                codes = bits < 16 and (4 << bits - 1) + -(-at.size * bits // 8) < 8 * at.size  # else values are shorter
+                sent[at] = decoded(x[at], bits) if codes else x[at]
                 senders[at] += 1
                 residuals[rank], total = decay * (x - sent), total + sent
             results = fleet.step([{"w": grad.clone()} for grad in grads])
             assert all_same(results)
-            by = np.maximum(senders, 1) if "average" in options else WORLD
+            by = np.maximum(senders, 1) if options.get("average") == "senders" else WORLD
             assert np.allclose(results[0]["w"].numpy(), total / by, rtol=1e-12, atol=1e-14)
             for rank in range(WORLD):
-                assert np.allclose(kept_on(fleet, rank), residuals[rank], rtol=1e-12, atol=1e-14)
-            assert set(senders) >= {0, 1, 2}  # else the rules are the same
+                assert np.allclose(kept_on(fleet, rank)[:count], residuals[rank], rtol=1e-12, atol=1e-14)
+    return set(senders)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=50),
+    repeated=st.integers(0, 2000),
+    bits=st.sampled_from(CODES),
+)
+def test_levels_of_any_values_are_among_them_and_rise(values: list[float], repeated: int, bits: int) -> None:
+    """Also of equal ones, of zeros, of subnormal and of huge ones, in the kernel as in its reference."""
+    x = torch.tensor(values + values[:1] * repeated, dtype=torch.float32)
+    levels, expected = (torch.full((1 << bits - 1,), 7.0) for _ in range(2))
+    ops.codebook_fit(x, levels, bits=bits)
+    reference.codebook_fit(x, expected, bits=bits)
+    assert torch.equal(levels, expected)
+    assert bool((levels.diff() >= 0).all())
+    size = x.abs() if len(x) else torch.zeros(1)
+    assert float(size.min()) <= float(levels[0]) and float(levels[-1]) <= float(size.max())
 
 
 @pytest.mark.parametrize("masking", [True, False])
