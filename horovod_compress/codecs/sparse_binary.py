@@ -28,7 +28,7 @@ from ..errors import ConfigError
 from ..schedule.plan import Bucket, TensorSpec
 from .base import Law, Properties, check_choice
 from .registry import register
-from .shared.sections import Sections, check_density, cut, numbers_of, parameter
+from .shared.sections import Sections, check_density, numbers_of, parameter
 from .work import Regions, Work, work_dtype
 
 #: The published settings: (local steps between exchanges, density).
@@ -121,7 +121,6 @@ class SparseBinary(Sections):
         given = (work.memo["parameters"][position], work.grad(position), work.residual_of(position))
         return ops.binary_decode(sections, rank, *given, scale)
 
-    def _clear(self, work: Work, position: int, momenta: list[Tensor]) -> None:
-        (sections,) = cut([work.regions["payload"][: work.used]], len(work.bucket.tensors))
+    def _clear(self, work: Work, position: int, momenta: list[Tensor], section: Tensor) -> None:
         for momentum in momenta:
-            ops.binary_clear(sections[position], work.memo["parameters"][position], momentum)
+            ops.binary_clear(section, work.memo["parameters"][position], momentum)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from horovod_compress.codecs import sparse_binary
 from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.dgc import Dgc
 from horovod_compress.codecs.randomk import RandomK
+from horovod_compress.codecs.shared import sections
 from horovod_compress.codecs.shared.sections import Sections
 from horovod_compress.codecs.stc import Stc
 from horovod_compress.codecs.topk import TopK
@@ -253,3 +257,26 @@ def test_randomk_empties_momentum_where_values_were_sent_and_only_with_a_residua
                 assert int(sent.sum()) == 70
                 assert torch.equal(momentum == 0, torch.zeros_like(sent) if scaled else sent)
                 assert bool(((momentum == 0) | (momentum == 1)).all())
+
+
+def test_sections_are_cut_once_for_a_bucket_also_where_momentum_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time waits for a GPU. What this rank has sent is emptied, of every tensor."""
+    cuts, stock = [], sections.cut
+
+    def cut(payloads: Any, number: int) -> Any:
+        cuts.append(number)
+        return stock(payloads, number)
+
+    for module in (sections, sparse_binary):
+        monkeypatch.setattr(module, "cut", cut, raising=False)
+    tensors = [spec("w", COUNT), spec("v", 300)]
+    with Fleet(2, tensors, "sparse_binary", density=0.1, min_elements=1, schedule="single") as fleet:
+        momenta = [[torch.ones(tensor.shape) for tensor in tensors] for _ in fleet.reducers]
+        for reducer, mine in zip(fleet.reducers, momenta, strict=True):
+            for index, name in enumerate(reducer.plan.names()):
+                reducer.buckets.clear_where_sent(index, [mine[["w", "v"].index(name)]])
+        result = fleet.step(random_grads(2, tensors))[0]
+    assert cuts == [2, 2], "once on each rank"
+    for at, name in enumerate(("w", "v")):
+        emptied = torch.stack([mine[at] == 0 for mine in momenta])
+        assert torch.equal(emptied.any(dim=0), result[name] != 0) and not torch.equal(*emptied)

@@ -219,7 +219,7 @@ class Sections(Codec):
             self._put_back(work, position)
             work.saturate(position, result_scale)
             if momenta := work.momenta.get(position):
-                self._clear(work, position, momenta)
+                self._clear(work, position, momenta, sections[key.rank][position])
 
     def scale(self, work: Work, result_scale: float) -> float:
         """Return what the sums that are decoded are multiplied by."""
@@ -250,8 +250,12 @@ class Sections(Codec):
             own = work.memo["places"][position]
             residual.index_add_(0, work.local["positions"][own][: rest.numel()].long(), rest)
 
-    def _clear(self, work: Work, position: int, momenta: list[Tensor]) -> None:
-        """Empty an optimizer's momentum where this rank sent a value."""
+    def _clear(self, work: Work, position: int, momenta: list[Tensor], section: Tensor) -> None:
+        """Empty an optimizer's momentum where this rank sent a value.
+
+        Args:
+            section: this rank's own.
+        """
         own = work.memo["places"][position]
         sent = work.local["positions"][own][: work.memo["kept"][position]].long()
         for momentum in momenta:
