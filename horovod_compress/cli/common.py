@@ -46,26 +46,29 @@ def _has_horovod() -> bool:
         return False
 
 
-def module_of(launcher: str, name: str) -> Any:
+def module_of(launcher: str, name: str, front: str = "") -> Any:
     """Return a module of a launcher's front.
+
+    Args:
+        front: for models that ``fully_shard`` divides, "fsdp".
 
     Raises:
         ImportError: says what is missing.
     """
-    front = "horovod" if launcher == "horovodrun" else "torch_dist"
+    front = front or ("horovod" if launcher == "horovodrun" else "torch_dist")
     try:
         return importlib.import_module(f"horovod_compress.fronts.{front}.{name}")
     except ImportError as error:
         raise ImportError(_NEEDS[launcher].format(error)) from None
 
 
-def ranks_of(launcher: str) -> Any:
+def ranks_of(launcher: str, front: str = "") -> Any:
     """Join the job that this process is a rank of, and return its ranks.
 
     Raises:
         ImportError: says what is missing.
     """
-    return module_of(launcher, "ranks").begin()
+    return module_of(launcher, "ranks", front).begin()
 
 
 def refuse(verb: str, problem: str) -> int:

@@ -3,11 +3,15 @@
     hvd-compress verify --np 4
     horovodrun -np 8 -H a:4,b:4 hvd-compress verify
     torchrun --nproc-per-node 4 --no-python hvd-compress verify
+    hvd-compress verify --launcher torchrun --front fsdp
 
 Every method trains for some steps, after which all ranks must have the same weights, bit for bit. Then a frame with one
 bit changed, a different seed on one rank and a result with one bit changed must be refused; and if a rank is killed or
 frozen in the middle of a step, every other rank must fail in time and name it. Under a launcher, which ends all ranks
 when one dies, the last two are left out.
+
+--front fsdp trains a model that fully_shard divides among two ranks, if there is an even number of ranks from 4 on; the
+checks of faults, and all with another number of ranks, are done with one rank a replica.
 
 The exit status is 0 if all checks pass, 1 if one fails, 2 if they could not be run. --plant makes one rank misbehave
 where nothing should go wrong, to show that the checks notice: the exit status is then 1, and the table says where.
@@ -46,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--np", type=int, default=4, metavar="N", help="ranks to start on this machine (default 4)")
     parser.add_argument("--plant", choices=PLANTS, help="make the last rank misbehave; the checks must notice")
     common.add_launcher(parser)
+    parser.add_argument(
+        "--front",
+        choices=("ddp", "fsdp"),
+        help="with torchrun: whole models, with DistributedDataParallel (default), or replicas that are divided",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,20 +62,23 @@ def run(arguments: argparse.Namespace) -> int:
     if not 2 <= arguments.np <= _MOST_RANKS:
         return _refuse(f"--np should be a number from 2 to {_MOST_RANKS}, got {arguments.np}")
     under, launcher = common.started_by(), common.chosen_launcher(arguments.launcher)
+    front = "fsdp" if arguments.front == "fsdp" else ""
+    if arguments.front and launcher != "torchrun":
+        return _refuse(f"--front {arguments.front} needs ranks of torch.distributed: give --launcher torchrun, too")
     if under not in ("", launcher):
         return _refuse(f"--launcher {launcher} needs ranks that verify starts itself: run it without {under}")
     if under and arguments.plant == "freeze":
         return _refuse(f"--plant freeze needs ranks that verify starts itself: run it without {under}")
     table = _Table(quiet=arguments.json)
     try:
-        ranks = common.ranks_of(launcher) if under else None
+        ranks = common.ranks_of(launcher, front) if under else None
         if ranks is not None and ranks.size < 2:
             return _refuse(
                 "one rank has no one to exchange with; start it on the hosts of your job, such as\n"
                 f"  {_START[launcher]}",
             )
         if ranks is None:
-            _with_own_ranks(arguments, launcher, table)
+            _with_own_ranks(arguments, launcher, front, table)
         else:
             _in_this_job(arguments, ranks, launcher, table)
     except ImportError as error:
@@ -76,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = {
         "ranks": ranks.size if ranks else arguments.np,
         "launcher": launcher,
+        "front": front or ("ddp" if launcher == "torchrun" else "horovod"),
         "ok": all(row["ok"] for row in table.rows),
         "seconds": table.seconds(),
         "checks": table.rows,
@@ -109,8 +122,8 @@ class _Table:
             print(text, flush=True)  # into a pipe too, which somebody may watch
 
 
-def _with_own_ranks(arguments: argparse.Namespace, launcher: str, table: _Table) -> None:
-    run = common.module_of(launcher, "ranks").run_local
+def _with_own_ranks(arguments: argparse.Namespace, launcher: str, front: str, table: _Table) -> None:
+    run = common.module_of(launcher, "ranks", front).run_local
     world, plant = arguments.np, arguments.plant or ""
     table.begin(world, launcher)
     victims = [world - 1] if plant == "freeze" else []

@@ -43,6 +43,9 @@ class Ranks(Protocol):
     def size(self) -> int:
         """Return how many there are."""
 
+    def undivided(self) -> Ranks:
+        """Return ranks of which each has all parameters, and exchanges with all others; every rank has to ask."""
+
     def gather(self, value: Any, name: str, seconds: float = PATIENCE) -> list[Any]:
         """Return plain data of every rank, in rank order."""
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..codecs.registry import built_in
 from ..engine.agreement.differences import minority
+from ..engine.shards import is_divided, local
 from ..errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
 from ..exchange.wire import HEADER_BYTES
 from ..known import MethodName
@@ -116,6 +117,8 @@ class Checks:
         self, ranks: Ranks, plant: str = "", tell: Callable[[list[dict[str, Any]]], None] | None = None
     ) -> None:
         self._ranks, self._plant, self._tell = ranks, plant, tell
+        #: Where ranks fail: others than those that they exchange with would wait for torch's own collectives.
+        self._whole = ranks.undivided()
         self._victim = ranks.size - 1
         self._mine = ranks.rank == self._victim
 
@@ -155,7 +158,8 @@ class Checks:
         planted = self._plant if method == _PLANTED_IN else ""
         plant = planted if self._mine else ""
         seconds = 3.0 if planted else PATIENCE  # the same on every rank, each of which knows of a fault
-        job = _Trained(self._ranks, method, seconds, seed=int(plant == "mismatch"))
+        ranks = self._whole if planted else self._ranks
+        job = _Trained(ranks, method, seconds, seed=int(plant == "mismatch"))
         try:
             if plant == "corruption":
                 job.transport.plant(self._ranks.size + 1, _damaged)
@@ -166,7 +170,7 @@ class Checks:
                     os.kill(os.getpid(), signal.SIGSTOP)
                 job.step(step)
                 if plant == "drift" and step == 1:
-                    next(job.model.parameters()).data.view(-1).view(torch.int32)[7] ^= 1
+                    local(next(job.model.parameters())).view(-1).view(torch.int32)[7] ^= 1
             self._compare(job.model, method)
         finally:
             job.compression.close()
@@ -187,7 +191,7 @@ class Checks:
         Raises:
             CheckFailed: some rank went on.
         """
-        job, told = _Trained(self._ranks, "marsit", seconds=10.0), ""
+        job, told = _Trained(self._whole, "marsit", seconds=10.0), ""
         if self._mine:
             job.transport.plant(self._ranks.size + 1, _damaged)
         try:
@@ -209,7 +213,7 @@ class Checks:
             CheckFailed: some rank started.
         """
         try:
-            _Trained(self._ranks, "qsgd", seed=int(self._mine)).compression.close()
+            _Trained(self._whole, "qsgd", seed=int(self._mine)).compression.close()
             told = ""
         except MismatchError as error:
             told = str(error)
@@ -224,7 +228,7 @@ class Checks:
         Raises:
             CheckFailed: it was not found, or blamed on another rank.
         """
-        job, told = _Trained(self._ranks, "fp16", exchange="ring"), ""
+        job, told = _Trained(self._whole, "fp16", exchange="ring"), ""
         if self._ranks.rank == (self._victim - 1) % self._ranks.size:  # from which the victim has its results
             job.transport.plant(2 * self._ranks.size - 3, _forged)  # the last frame of the first bucket
         try:
@@ -241,8 +245,9 @@ class Checks:
         return "one changed bit of a result was found in its step, by bucket and rank"
 
 
-def _hash(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+def _hash(tensor: Any) -> str:
+    whole: Tensor = tensor.full_tensor() if is_divided(tensor) else tensor
+    return hashlib.sha256(whole.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 # ---- a rank ends ----
@@ -251,7 +256,7 @@ def _hash(tensor: Tensor) -> str:
 def lose_a_rank(ranks: Ranks, how: str, seconds: float) -> None:
     """Train, and let the last rank be killed or frozen in a step; the others leave what they saw."""
     ranks.barrier()  # some ranks start later than others, and what follows waits for `seconds` only
-    job = _Trained(ranks, "marsit", seconds=seconds)
+    job = _Trained(ranks.undivided(), "marsit", seconds=seconds)
     ranks.barrier()
     job.step(0)
     ranks.barrier()

@@ -76,6 +76,28 @@ def test_all_is_well(tmp_path: Path, launcher: str) -> None:
     assert sum(name.startswith("same bits: ") for name in found) >= 20
 
 
+FSDP = ("--launcher", "torchrun", "--front", "fsdp")
+
+
+@pytest.mark.parametrize("ranks", ["3", "4"])
+def test_all_is_well_where_replicas_are_divided(tmp_path: Path, ranks: str) -> None:
+    status, output = run(tmp_path, "--np", ranks, *FSDP)
+    assert status == 0, output
+    found = checks(output)
+    assert {"corruption", "mismatch", "drift", "kill", "freeze"} < set(found)
+    assert sum(name.startswith("same bits: ") for name in found) >= 20
+    assert json.loads(output)["front"] == "fsdp"
+
+
+@pytest.mark.parametrize("plant", FOUND)
+def test_a_planted_fault_is_found_where_models_are_divided(tmp_path: Path, plant: str) -> None:
+    status, output = run(tmp_path, "--np", "4", "--plant", plant, *FSDP)
+    assert status == 1, output
+    failed = [check for check in checks(output).values() if not check["ok"]]
+    assert [check["check"] for check in failed] == ["same bits: marsit"]
+    assert FOUND[plant].replace("rank 2 = 1", "rank 3 = 1").replace("rank 2", "rank 3") in failed[0]["detail"]
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_four_ranks_take_a_minute_and_rows_come_as_they_are_done(tmp_path: Path, launcher: str) -> None:

@@ -119,6 +119,14 @@ def test_wrong_arguments_are_refused(words: list[str], said: str, capsys: pytest
     assert said in capsys.readouterr().err
 
 
+def test_horovod_has_no_front_for_divided_models(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(common, "started_by", lambda: "")
+    assert main(["verify", "--launcher", "horovodrun", "--front", "fsdp"]) == 2
+    assert "give --launcher torchrun, too" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("variables", "launcher", "plant", "said"),
     [
@@ -137,7 +145,7 @@ def test_what_is_not_for_ranks_of_a_launcher(
 ) -> None:
     for name in variables:
         monkeypatch.setenv(name, "0")
-    assert verify.run(argparse.Namespace(np=4, plant=plant, json=False, launcher=launcher)) == 2
+    assert verify.run(argparse.Namespace(np=4, plant=plant, json=False, launcher=launcher, front=None)) == 2
     assert said in capsys.readouterr().err
 
 
@@ -157,6 +165,7 @@ def test_only_a_planted_fault_is_waited_for_briefly(
 
     monkeypatch.setattr(selftest, "_Trained", job)
     ranks: Any = SimpleNamespace(rank=rank, size=2)
+    ranks.undivided = lambda: ranks
     with pytest.raises(selftest.CheckFailed):
         selftest.Checks(ranks, plant).same_bits(method)
     assert (given[0] < PATIENCE) is hurried
@@ -167,7 +176,7 @@ def test_one_rank_is_refused(
     launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(common, "started_by", lambda: launcher)
-    monkeypatch.setattr(common, "ranks_of", lambda launcher: SimpleNamespace(rank=0, size=1))
+    monkeypatch.setattr(common, "ranks_of", lambda launcher, front: SimpleNamespace(rank=0, size=1))
     assert main(["verify", "--launcher", launcher]) == 2
     said = capsys.readouterr().err
     assert "one rank has no one to exchange with" in said and f"  {launcher} " in said

@@ -46,6 +46,9 @@ class HorovodRanks:
     def size(self) -> int:
         return int(hvd.size())
 
+    def undivided(self) -> HorovodRanks:
+        return self
+
     def gather(self, value: Any, name: str, seconds: float = PATIENCE) -> list[Any]:
         return HorovodJob(hvd.global_process_set).gather(value, Gathering(name, seconds))
 

@@ -51,6 +51,9 @@ class TorchRanks:
     def size(self) -> int:
         return dist.get_world_size()
 
+    def undivided(self) -> TorchRanks:
+        return self
+
     def gather(self, value: Any, name: str, seconds: float = PATIENCE) -> list[Any]:
         return TorchJob(None).gather(value, Gathering(name, seconds))
 
@@ -88,9 +91,14 @@ class TorchRanks:
 
 
 def run_local(
-    world: int, what: Any, seconds: float, victims: Collection[int] = (), look: Look = lambda left: None
+    world: int,
+    what: Any,
+    seconds: float,
+    victims: Collection[int] = (),
+    look: Look = lambda left: None,
+    module: str = _MODULE,
 ) -> list[End]:
-    """Run this module as every rank of a job on this machine; see :func:`..local_ranks.run`."""
+    """Run a module, this one, as every rank of a job on this machine; see :func:`..local_ranks.run`."""
     store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
     common = {
         "MASTER_ADDR": _HOST,
@@ -102,7 +110,7 @@ def run_local(
         "GLOO_SOCKET_IFNAME": "lo",
     }
     own = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
-    return local_ranks.run(_MODULE, own, what, seconds, victims, look)
+    return local_ranks.run(module, own, what, seconds, victims, look)
 
 
 if __name__ == "__main__":
