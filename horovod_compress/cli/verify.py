@@ -168,9 +168,12 @@ def merged(of_ranks: list[list[dict[str, Any]] | None], outputs: list[str]) -> l
 
 
 def unfinished(ends: Sequence[Any], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for the first rank that did not end well, where the checks say nothing of it."""
+    """Return a row for the first rank that did not end well, where the rows of all ranks say nothing of it."""
     if not all(row["ok"] for row in rows):
         return []
+    of_some = (row for end in ends for row in end.found.get("checks", []) if not row["ok"])
+    if failed := next(of_some, None):  # in a check that others could not end
+        return [failed]
     bad = next((end for end in ends if end.status != 0), None)
     if bad is None:
         return []

@@ -343,6 +343,8 @@ class Norms:
         if not now.measures:
             return
         grads = [grad for grad in state.grads if grad is not None and grad.numel()]
+        if not grads:  # this rank's shard of a divided model has no row of these tensors
+            return
         sums = state.device.zeros(len(grads), torch.float64)
         ops.norm_offer_all(grads, list(sums.split(1)), [grad.numel() for grad in grads], power=2)
         sums = _fetched(state.device, sums, self._context.deadline())

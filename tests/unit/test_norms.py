@@ -193,6 +193,17 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
         assert run(ranks, range(10, 11))[0][2] == given.factor
 
 
+def test_a_bucket_of_which_this_shard_has_no_row_is_measured_too() -> None:
+    tensors = [spec("a", 40, 100), spec("b", 0, 7)]
+    with Fleet(2, tensors, "topk", schedule="layerwise", min_elements=0) as ranks:
+        for reducer in ranks.reducers:
+            reducer.norms.follow(["a", "b"])
+        for step in range(3):
+            grads = random_grads(2, tensors, seed=step)
+            assert all_same(stepped(ranks, grads))
+        assert all(reducer.norms.given.factor > 1.0 for reducer in ranks.reducers)  # type: ignore[union-attr]
+
+
 def test_one_rank_turns_it_off_for_all() -> None:
     with fleet("marsit", {"full_precision_every": 0}) as ranks:
         ranks.reducers[2].norms.vote_against()

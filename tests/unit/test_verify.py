@@ -47,6 +47,8 @@ def test_a_rank_that_does_not_come_to_the_end_has_failed() -> None:
     assert verify.unfinished([whole, hung, crashed], [row("a", ok=False)]) == []  # that says enough
     (found,) = verify.unfinished([whole, crashed, hung], [row("a")])
     assert not found["ok"] and found["detail"] == "rank 2 ended with -11: Segmentation fault"
+    (found,) = verify.unfinished([crashed, End(0, 0, {"checks": [row("a"), row("b", ok=False)]}, "")], [row("a")])
+    assert found["check"] == "b"
     (found,) = verify.unfinished([whole, hung], [row("a")])
     assert found["detail"].startswith("rank 1 did not end")
 
