@@ -75,8 +75,8 @@ def measure(codec: Codec, ranks: int, elements: int, schedule: str = SCHEDULE) -
         for _ in range(STEPS):
             _step(reducers, tensors)
         total = (_bytes(tensors_of_process()) - before) / ranks / gradients
-        kept = sum(map(_kept, reducers)) / ranks / gradients
-        frames = sum(map(_frames, reducers)) / ranks / gradients
+        kept = sum(_bytes(kept_by(reducer)) for reducer in reducers) / ranks / gradients
+        frames = sum(_bytes(frames_of(reducer)) for reducer in reducers) / ranks / gradients
     finally:
         for reducer in reducers:
             reducer.close()
@@ -111,13 +111,14 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _kept(reducer: Reducer) -> int:
+def kept_by(reducer: Reducer) -> list[torch.Tensor]:
+    """Return what a reducer keeps from step to step."""
     states = [tensor for kept in reducer.kept.states().values() for tensor in kept.values()]
-    return _bytes([*states, *reducer.kept.tables().values(), *reducer.kept.carries().values()])
+    return [*states, *reducer.kept.tables().values(), *reducer.kept.carries().values()]
 
 
-def _frames(reducer: Reducer) -> int:
-    return _bytes(buffer.memory for buffers in reducer.context.pool._buffers.values() for buffer in buffers)
+def frames_of(reducer: Reducer) -> list[torch.Tensor]:
+    return [buffer.memory for buffers in reducer.context.pool._buffers.values() for buffer in buffers]
 
 
 def table(found: Sequence[Memory]) -> str:

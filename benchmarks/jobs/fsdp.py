@@ -52,9 +52,12 @@ class Contestant:
 
     Args:
         how: "native" and the dtype in which torch reduces, or a method of ours with its options.
+        optimizer: its class.
     """
 
-    def __init__(self, asked: dict[str, Any], how: dict[str, Any], mesh: DeviceMesh) -> None:
+    def __init__(
+        self, asked: dict[str, Any], how: dict[str, Any], mesh: DeviceMesh, optimizer: Any = torch.optim.SGD
+    ) -> None:
         options = dict(how)
         reduced = getattr(torch, options.pop("native", "float32"))
         method = options.pop("method", None)
@@ -69,7 +72,7 @@ class Contestant:
         for layer in self.model.layers:
             fully_shard(layer, **given)
         fully_shard(self.model, **given)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.optimizer = optimizer(self.model.parameters(), lr=1e-3)
         self.compression: Any = None
         if method:
             self.compression = hvc.Compression.create(method, self.model.named_parameters(), **options)
