@@ -17,13 +17,14 @@ from typing import cast
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from tasks import Text
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 import horovod_compress.fsdp as hvc
+from tasks import Text
 
 CLIP = 1.0
 LINES = 10  # of progress
@@ -84,11 +85,11 @@ def main() -> None:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs).flatten(0, 1).float(), targets.flatten())
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        norm = cast(DTensor, nn.utils.clip_grad_norm_(model.parameters(), CLIP))
         optimizer.step()
         schedule.step()
         if step % max(1, chosen.steps // LINES) == 0:
-            mean, whole = loss.detach(), norm.full_tensor()  # type: ignore[attr-defined]  a DTensor
+            mean, whole = loss.detach(), norm.full_tensor()
             dist.all_reduce(mean, dist.ReduceOp.AVG)
             if rank == 0:
                 pace = (time.perf_counter() - began) / step

@@ -1,4 +1,4 @@
-"""Train a small network that is divided in two, twice, on 8x8 digits; start it with torchrun --nproc-per-node 4 FILE."""
+"""Train a small network on 8x8 digits, each replica divided in two; torchrun --nproc-per-node 4 FILE starts it."""
 
 import torch
 import torch.distributed as dist

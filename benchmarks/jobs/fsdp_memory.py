@@ -31,7 +31,7 @@ def count(contestant: Contestant) -> dict[str, int]:
     parameters = list(contestant.model.parameters())
     states = (value for state in contestant.optimizer.state.values() for value in state.values())
     reducer = contestant.compression and contestant.compression._session.reducer
-    kinds = {
+    kinds: dict[str, Iterable[Any]] = {
         "parameters": parameters,
         "gradients": [parameter.grad for parameter in parameters],
         "optimizer": states,
