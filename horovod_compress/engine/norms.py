@@ -340,10 +340,8 @@ class Norms:
         now.names |= {t.name for t, g in zip(state.bucket.tensors, state.grads, strict=True) if g is not None}
         if self._looks and not self.holds_results:
             self._sample(state)
-        if not now.measures:
-            return
         grads = [grad for grad in state.grads if grad is not None and grad.numel()]
-        if not grads:  # this rank's shard of a divided model has no row of these tensors
+        if not now.measures or not grads:  # a shard may have no row of these tensors
             return
         sums = state.device.zeros(len(grads), torch.float64)
         ops.norm_offer_all(grads, list(sums.split(1)), [grad.numel() for grad in grads], power=2)
