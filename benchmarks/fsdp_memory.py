@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{method} ...", file=sys.stderr, flush=True)
         try:
             records.append(measure(chosen, method))
+            print(f"{method}: {records[-1]['bytes']}", file=sys.stderr, flush=True)
         except (subprocess.SubprocessError, OSError) as failure:
             print(f"fsdp_memory: {method}: {failure}", file=sys.stderr)
             return 1
