@@ -239,6 +239,7 @@ def test_options_written_as_code_exist(page: Path) -> None:
     known |= {"every", "labels", "callbacks", "ddp_comm_hook", "comm_hook"}  # of publish(), Lightning and Accelerate
     known |= {"gradient_accumulation_steps", "ddp_find_unused_parameters", "torch_compile"}  # of the Trainer
     known |= {"lr", "momentum", "nesterov"}  # of SGD
+    known |= {"neighbour_copy"}  # of elastic()
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
     assert not set(calls) - known
 
