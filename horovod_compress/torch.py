@@ -40,6 +40,7 @@ else:
 
 try:
     from .fronts.horovod.compression import Compression, trace
+    from .fronts.horovod.elastic import configure as elastic, register as _register
     from .fronts.updates import distributed_update_optimizer as DistributedUpdateOptimizer
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "horovod":
@@ -48,6 +49,8 @@ except ModuleNotFoundError as error:
         "horovod_compress.torch needs Horovod, which is not installed: hvd-compress build-horovod builds it; "
         "or, with DistributedDataParallel and torchrun, import horovod_compress.ddp"
     ) from None
+
+_register()
 
 __all__ = [
     "Compression",
@@ -65,6 +68,7 @@ __all__ = [
     "Trace",
     "available",
     "by_step",
+    "elastic",
     "masked",
     "method",
     "optim",

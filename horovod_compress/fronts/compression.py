@@ -27,7 +27,7 @@ from ..schedule.plan import Plan
 from .copies import copied
 from .reports import Counters
 from .saving import Saved
-from .session import Closing, Session, await_dropped, look_for_steps, weakly
+from .session import Closing, Session, await_dropped, look_for_steps, meetings, weakly
 from .startup import Wrap, as_it_is, before_handshake, start
 from .update_options import FOR_UPDATES, TAKEN
 
@@ -85,9 +85,16 @@ class BaseCompression(metaclass=_Listed):
 
     def _start(self, method: Any, named: Any, options: Mapping[str, Any], wrap: Wrap) -> None:
         """Meet the other ranks; from then on there is a session."""
-        job = self._job
-        with before_handshake(job):
+        with before_handshake(self._job):
             given, method, options, said = names.in_arguments(named, method, options)
+        self._made_of, self.number = (method, given, options, wrap), next(meetings)
+        self._connect()
+        if said and self._job.rank == 0:
+            _log.info("%s", said)
+
+    def _connect(self) -> None:
+        """Connect the ranks of the job, and begin with nothing kept; again after a reset of an elastic job."""
+        (method, given, options, wrap), job = self._made_of, self._job
         methods, reducer = start(method, given, options, job, self._hooks(job), wrap)
         self._closing = Closing(self, job)
         self._closing.add(reducer.close)
@@ -101,8 +108,6 @@ class BaseCompression(metaclass=_Listed):
             undo.pop_all()
         self._session = session
         _open.add(self)
-        if said and job.rank == 0:
-            _log.info("%s", said)
 
     def __dir__(self) -> list[str]:
         return _public(super().__dir__())
@@ -287,17 +292,16 @@ class BaseCompression(metaclass=_Listed):
         times_fewer_bytes             the ratio of bytes_dense and bytes_sent
         seconds                       by phase
         residual_norm                 the norm of what waits
-        norm_ratio                    what compressed gradients are handed back times, so that they have the norm of
-                                      the exact mean
+        norm_ratio                    what compressed gradients are handed back times, to have the exact mean's norm
         gradient_norm                 that norm, as last measured; 0 before that
+        residual_lost                 the norm of what was lost with ranks of an elastic job that failed
         nonfinite                     NaN and infinite values offered by all ranks together, however treated
         verified                      steps whose results were compared across ranks
         buckets, plain_buckets        how many there are, and how many of them the schedule leaves uncompressed
         collectives                   those in use
         tuned                         no search for buckets is in progress
         method                        its name
-        overlap, overlap_seconds      the share of the exchange time that the backward pass hides, 0 to 1, and the
-                                      seconds it is computed from
+        overlap, overlap_seconds      the share of the exchange time that backward hides, 0 to 1, and its seconds
         """
         self._here()
         return self._counters.stats()
@@ -352,7 +356,7 @@ class BaseCompression(metaclass=_Listed):
     def _warn_of_rest(self, session: Session) -> None:
         """Say what the end of a training that went well loses; once, on rank 0."""
         ended = self not in _open or self._job.forked() or session.failure.failed() or session.reducer.rank
-        if not ended and (text := session.unfinished()):
+        if not ended and session.updating is not None and (text := session.updating._updates.unfinished()):
             _log.warning("%s", text)
 
 

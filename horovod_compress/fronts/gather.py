@@ -36,6 +36,7 @@ _PURPOSES = {
     "clip": "the comparison of the norms of updates",
     "save": "the saving of a checkpoint folder",
     "load": "the loading of a checkpoint folder",
+    "elastic": "the meeting of an elastic job, in which its ranks go on together or part",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +31,8 @@ class Counters:
 
     def __init__(self, session: Session, method: str) -> None:
         self._session, self._method = session, method
+        self._published: list[tuple[Any, ...]] = []
+        self._lost = 0.0
         reducer = session.reducer
         self._kept, self._ratio, self._overlap = reducer.kept, reducer.norms.ratio, reducer.context.overlap
         self.reports = Reports(
@@ -73,6 +76,7 @@ class Counters:
             "method": self._method,
             "norm_ratio": self._ratio.used(),
             "gradient_norm": self._ratio.norm,
+            "residual_lost": self._lost,
         }
 
     def at_any_time(self) -> AtAnyTime:
@@ -97,6 +101,18 @@ class Counters:
         if file:
             self.reports.add(file, every)
             _writers[file.path.resolve()] = self._session
+        self._published.append((tensorboard, prometheus, every, labels))
+
+    def lost(self, norm: float) -> None:
+        """Count what was lost with ranks of an elastic job."""
+        self._lost = math.hypot(self._lost, norm)
+
+    def follow(self, before: Counters) -> None:
+        """Count and report on from where others of the same compression, among other ranks, have ended."""
+        self._lost = before._lost
+        self._session.reducer.metrics.go_on(before._session.reducer.metrics)
+        for asked in before._published:
+            self.publish(*asked)
 
     def end(self) -> None:
         """Leave the files to other compressions."""

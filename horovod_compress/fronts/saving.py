@@ -285,7 +285,8 @@ class Saved:
         session.steps.load(state, residuals, begun=session.compared)
 
     def _check_between_steps(self) -> None:
-        self._session.before_saving()
+        if self._session.updating is not None:
+            self._session.updating._updates.settle()
         if self._session.under_way:
             raise ConfigError(
                 f"rank {self._session.job.number}: a step is under way; the compression state can be saved and loaded "

@@ -33,6 +33,10 @@ T = TypeVar("T")
 _log = logging.getLogger("horovod_compress")
 
 
+#: Numbers what ranks meet for while a program makes its compressions and optimizers.
+meetings = itertools.count()
+
+
 class Session:
     """The started engine of one compression, with what a front has to know of its steps.
 
@@ -48,8 +52,7 @@ class Session:
         unused: nothing was handed over yet, and no model or optimizer has the compression.
         attached: the optimizer needs no tokens.
         exchanges: "gradients" or "updates".
-        before_saving: ends what may be under way between two steps.
-        unfinished: returns what closing would lose, in words.
+        updating: the optimizer in update mode; None where there is none.
     """
 
     def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named) -> None:
@@ -63,8 +66,7 @@ class Session:
         self.under_way, self.step = 0, -1
         self.compared, self.unused, self.attached = False, True, False
         self.exchanges = "gradients"
-        self.before_saving: Callable[[], object] = lambda: None
-        self.unfinished: Callable[[], str | None] = lambda: None
+        self.updating: Any = None
 
     def is_over(self) -> bool:
         """Return whether nothing will be exchanged any more: closed, failed, or of ranks that are no longer there."""

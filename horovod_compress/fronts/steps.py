@@ -136,6 +136,10 @@ class Steps:
         for taker in self._takers:
             taker.leave()
 
+    def release(self) -> None:
+        """Leave the optimizers to the steps of other ranks."""
+        self._takers.release()
+
     def _begin_exact(self) -> None:
         """Let the first steps be exact where that is needed."""
         # Where a second moment is held, its own exact rounds come first.

@@ -203,11 +203,12 @@ def in_plan_order(
     return parameters
 
 
-def agree(session: Session, settings: Settings | None, options: Mapping[str, str], problem: str | None) -> None:
+def agree(session: Session, settings: Settings | None, options: Mapping[str, str] | None, problem: str | None) -> None:
     """Compare the options with the other ranks; a rank that has to refuse takes part.
 
     Args:
-        options: of the optimizer.
+        options: of the optimizer; None for one that goes on after a reset of an elastic job, which gives its own to
+            those that join.
 
     Raises:
         ConfigError: some rank refuses, or options of update mode differ.
@@ -218,7 +219,8 @@ def agree(session: Session, settings: Settings | None, options: Mapping[str, str
     for rank, (refusal, *_) in enumerate(found):
         if refusal:
             raise ConfigError(refusal if refusal == problem else f"rank {rank}: {refusal}")
-    if told := difference({rank: shown for rank, (_, _, shown) in enumerate(found)}):
+    shown = {rank: shown for rank, (_, _, shown) in enumerate(found)}
+    if None not in shown.values() and (told := difference(shown)):
         raise MismatchError(told)
     for rank, (_, theirs, _) in enumerate(found):
         for name, value in (found[0][1] or {}).items():

@@ -27,10 +27,10 @@ from ..engine.optimizer.second_moment import WARMUP_STEPS
 from ..engine.optimizer.update_moment import SharedSecondMoment
 from ..engine.optimizer.updates import UpdateExchange
 from ..errors import ConfigError, NonFiniteError
-from .session import Session
+from .session import Session, meetings
 from .update_options import UpdateOptions, agree, in_plan_order, settings_of
 
-_STATE_KEY = "horovod_compress"
+STATE_KEY = "horovod_compress"
 
 
 def distributed_update_optimizer(
@@ -105,7 +105,8 @@ def distributed_update_optimizer(
         communication_delay, outer_optimizer, warmup_exchanges, overlap, fragments, mixing, clip, second_moment,
         warmup_steps, rebuild_every, momentum_masking,
     ).completed(compression.method)  # fmt: skip
-    settings, exchange = _agreed(optimizer, list(named_parameters), session, given)
+    norms = (lambda norm: _norms_of_all(compression._here(), norm)) if given.clip else None
+    settings, exchange = _agreed(optimizer, list(named_parameters), session, given, norms)
     return _wrapped(optimizer, compression, session, exchange, settings)
 
 
@@ -114,6 +115,7 @@ def _agreed(
     named_parameters: list[tuple[str, nn.Parameter]],
     session: Session,
     given: UpdateOptions,
+    norms: Callable[[float], list[float]] | None,
 ) -> tuple[Settings, UpdateExchange]:
     """Return the options and what exchanges by them, once all ranks are known to have the same ones.
 
@@ -124,7 +126,6 @@ def _agreed(
     try:
         settings = settings_of(optimizer, session, given)
         parameters = in_plan_order(optimizer, named_parameters, session)
-        norms = partial(_norms_of_all, session) if settings.clip else None
         exchange = UpdateExchange(session.reducer, parameters, settings.masking, settings.mixing, norms)
         if given.outer_optimizer is not None:
             exchange.outer = Outer(given.outer_optimizer, exchange.base)
@@ -147,21 +148,15 @@ def _wrapped(
     optimizer: torch.optim.Optimizer, compression: Any, session: Session, exchange: UpdateExchange, settings: Settings
 ) -> torch.optim.Optimizer:
     """Return the optimizer as one of update mode. From now on the session refuses gradients."""
-    kind: Any = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
+    kind: Any = type(f"Update{type(optimizer).__name__}", (UpdateMode, type(optimizer)), {})
     made = kind.__new__(kind)
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
-    reducer, reports = session.reducer, compression._counters.reports
-    session.exchanges, session.unused, reducer.result_scale = "updates", False, 1.0
-    reports.updates = True
-    if session.steps.tuner:
-        session.steps.tuner.stop()
-    named = dict(zip(reducer.plan.names(), exchange.parameters, strict=True))
-    moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
+    named = dict(zip(session.reducer.plan.names(), exchange.parameters, strict=True))
+    moment = SharedSecondMoment(made, named) if settings.shared else None
     made._updates = Schedule(made, exchange, settings, moment)
-    session.before_saving, session.unfinished = made._updates.settle, made._updates.unfinished
-    made._planned = frozenset(exchange.parameters if reducer.world > 1 else ())
+    made._number = next(meetings)
+    made._serve(compression, session)
     made._check_caller = compression._check_update_step
-    made._agree = session.job.agree
     made._last_hook = made.register_step_pre_hook(uncompiled(lambda *given: made._updates.prepare())).id
     # Before the exchange, if one follows. And the compression is in use as long as the optimizer.
     made.register_step_post_hook(uncompiled(lambda *given: compression._counters.reports.look()))
@@ -182,10 +177,11 @@ def _left_out(groups: Iterable[dict[str, Any]], exchanged: Container[Any]) -> st
     return None
 
 
-class _UpdateMode:
+class UpdateMode:
     """Put before an optimizer's class: its own ``step`` becomes the local step."""
 
     _updates: Schedule
+    _number: int  # of the meeting in which its ranks agreed
     _planned: frozenset[nn.Parameter]  # those that are exchanged; none with one rank
     _last_hook: int
     _check_caller: Callable[[], None]  # refuses a step that is none
@@ -227,6 +223,27 @@ class _UpdateMode:
         finally:
             self.__dict__.update(scaler)  # the scaler removes them itself
         return loss
+
+    def _serve(self, compression: Any, session: Session) -> None:
+        """Let a session, whose ranks have agreed, exchange the updates of this optimizer, and no gradients."""
+        reducer = session.reducer
+        session.exchanges, session.unused, reducer.result_scale = "updates", False, 1.0
+        compression._counters.reports.updates = True
+        if session.steps.tuner:
+            session.steps.tuner.stop()
+        session.updating = self
+        self._planned = frozenset(session.steps.parameters if reducer.world > 1 else ())
+        self._agree = session.job.agree
+
+    def _go_on(self, compression: Any, session: Session) -> None:
+        """After a reset of an elastic job, go on with the ranks of another session.
+
+        Raises:
+            ConfigError: they have other options.
+        """
+        agree(session, self._updates.settings, None, None)
+        self._updates.go_on(session.reducer)
+        self._serve(compression, session)
 
     # The local step calls the hooks; torch would wrap this method too when a state is loaded.
     step.hooked = True  # type: ignore[attr-defined]
@@ -275,7 +292,7 @@ class _UpdateMode:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer and of the exchange; each rank saves its own."""
-        return {**super().state_dict(), _STATE_KEY: self._updates.state_dict()}  # type: ignore[misc]
+        return {**super().state_dict(), STATE_KEY: self._updates.state_dict()}  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; load the model as well.
@@ -283,16 +300,16 @@ class _UpdateMode:
         Raises:
             ConfigError: the state is not of an update-mode optimizer, or of another model.
         """
-        if _STATE_KEY not in state_dict:
+        if STATE_KEY not in state_dict:
             raise ConfigError(
                 "this state was not saved by a DistributedUpdateOptimizer; load it into the plain optimizer before "
                 "you wrap it"
             )
-        rest = {name: part for name, part in state_dict.items() if name != _STATE_KEY}
-        self._updates.check(state_dict[_STATE_KEY])
+        rest = {name: part for name, part in state_dict.items() if name != STATE_KEY}
+        self._updates.check(state_dict[STATE_KEY])
         groups = self.param_groups
         super().load_state_dict(rest)  # type: ignore[misc]
         # A schedule made with the optimizer as it was before it was wrapped looks into this list.
         groups[:] = self.param_groups
         self.param_groups = groups
-        self._updates.load_state_dict(state_dict[_STATE_KEY])
+        self._updates.load_state_dict(state_dict[STATE_KEY])

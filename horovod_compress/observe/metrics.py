@@ -81,6 +81,7 @@ class Stats(AtAnyTime):
         method: its name.
         norm_ratio: what compressed gradients are handed back times, so that they have the norm of the exact mean.
         gradient_norm: that norm, as last measured; 0 before that.
+        residual_lost: the norm of what was lost with ranks of an elastic job that failed.
     """
 
     residual_norm: float
@@ -91,6 +92,7 @@ class Stats(AtAnyTime):
     method: str
     norm_ratio: float
     gradient_norm: float
+    residual_lost: float
 
 
 class StepOverlap(NamedTuple):
@@ -210,6 +212,12 @@ class Metrics:
         before, self._before = self._before, (self.bytes_exact, self.bytes_compressed)
         self.exact_steps += self.bytes_exact > before[0] and self.bytes_compressed == before[1]
         self.steps += 1
+
+    def go_on(self, before: Metrics) -> None:
+        """Count on from what others have counted, before the first step."""
+        for name in ("_before", *CounterValues.__annotations__.keys() - {"times_fewer_bytes", "seconds"}):
+            setattr(self, name, getattr(before, name))
+        self.seconds.update(before.seconds)
 
     def timed(self, phase: str, within: str | None = None, where: tuple[Any, ...] = ()) -> _Timed:
         """Add the time of a block to a phase, and take it from the one that it is a part of.

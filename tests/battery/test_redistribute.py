@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Codec, check_world
+from horovod_compress.engine.reducer import Reducer
 from horovod_compress.engine.saved import checkpoint, checksums
-from horovod_compress.engine.saved.redistribute import redistributed
+from horovod_compress.engine.saved.redistribute import (
+    Carried,
+    added,
+    common_of,
+    of_one_rank,
+    pooled,
+    redistributed,
+    resized,
+)
 from horovod_compress.errors import ConfigError
 from tests.battery.cases import each_case
 from tests.support.local import all_same, random_grads, spec
@@ -51,7 +63,88 @@ def test_nothing_that_waits_is_lost_to_other_ranks(case: Sample) -> None:
         assert all_same(after.step(random_grads(AFTER, TENSORS, seed=7)))
 
 
-def _owed(states: Sequence[Mapping[str, Any]], name: str) -> Tensor:
-    """Return what waits: the mean of residuals, and what owners have kept of means."""
-    waits = torch.stack([state["residual"][name].double() for state in states]).mean(dim=0)
+@each_case(_owes, cheap=True)
+def test_all_ranks_together_come_to_what_a_checkpoint_is_dealt_out_as(case: Sample) -> None:
+    with case.fleet(BEFORE, TENSORS, schedule="layerwise") as fleet:
+        for seed in range(3):
+            fleet.step(random_grads(BEFORE, TENSORS, seed=seed))
+        states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
+        owned, own_tables = fleet.methods.folded(), [_own_tables(reducer) for reducer in fleet.reducers]
+    together = _Together(BEFORE)
+    with ThreadPoolExecutor(BEFORE) as pool:
+        found = list(
+            pool.map(lambda state, own: pooled(state, together.total, BEFORE, owned, own, {}), states, own_tables)
+        )
+    expected = redistributed(states, 0, BEFORE, owned)
+    for state in found:
+        checksums.check(state)
+        for kind, tensors in expected["state"].items():
+            torch.testing.assert_close(state["state"][kind], tensors, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("there", "summed", "copied"), [((0, 1), False, False), ((1,), True, False), ((1,), False, True)]
+)
+@each_case(_owes, cheap=True)
+def test_what_ranks_keep_counts_as_before_among_others(
+    case: Sample, there: tuple[int, ...], summed: bool, copied: bool
+) -> None:
+    """Ranks that stay keep their part of the mean or the sum; new ones have nothing; what others had is lost."""
+    with case.fleet(BEFORE, TENSORS, schedule="layerwise") as before:
+        for seed in range(3):
+            before.step(random_grads(BEFORE, TENSORS, seed=seed))
+        states = [checkpoint.save(reducer, before.methods) for reducer in before.reducers]
+        owned, kept_of = before.methods.folded(), [*states]
+    if copied:  # by the neighbour of the one that is gone
+        kept_of[1] = added(states[1], checksums.parse(_bytes_of(of_one_rank(states[0]))))
+    more, less = AFTER / BEFORE, BEFORE / AFTER
+    with case.fleet(AFTER, TENSORS, schedule="layerwise") as after:
+        for rank, reducer in enumerate(after.reducers):
+            own_tables = _own_tables(reducer)
+            carried = Carried(1.0 if summed else more, less if summed else 1.0, owned, own_tables)
+            mine = kept_of[there[rank]] if rank < len(there) else None
+            fresh = checkpoint.save(reducer, after.methods)
+            state = resized(fresh, mine, common_of(states[there[0]], own_tables), carried)
+            checksums.check(state)
+            checkpoint.load(reducer, after.methods, state, "restore")
+        now = [reducer.kept.states() for reducer in after.reducers]
+        for name in ("a", "b"):
+            # Results are means, which a sum takes times the number of ranks.
+            lasting = range(BEFORE) if copied else there
+            owed = _owed([states[rank]["state"] for rank in lasting], name, BEFORE) * (BEFORE if summed else 1)
+            kept = _owed(now, name, AFTER) * (AFTER if summed else 1)
+            torch.testing.assert_close(kept, owed, rtol=1e-5, atol=1e-5)
+        assert any(bool(_owed([states[rank]["state"] for rank in there], name).any()) for name in ("a", "b"))
+        assert {reducer.step for reducer in after.reducers} == {3}
+        assert all_same(after.step(random_grads(AFTER, TENSORS, seed=7)))
+
+
+class _Together:
+    """Adds tensors up over threads, each of which is a rank."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier, self._given = threading.Barrier(ranks, timeout=20.0), list[Tensor]()
+
+    def total(self, tensor: Tensor) -> Tensor:
+        self._given.append(tensor)
+        self._barrier.wait()
+        found = torch.stack(self._given).sum(dim=0)
+        if not self._barrier.wait():
+            self._given.clear()
+        self._barrier.wait()
+        return found
+
+
+def _bytes_of(state: Mapping[str, Any]) -> bytearray:
+    return bytearray(b"".join(checksums.parts(state)))
+
+
+def _own_tables(reducer: Reducer) -> list[str]:
+    own = (state for state in reducer.buckets if state.rounds.own_tables)
+    return [f"{state.bucket.index} {name}" for state in own for name in state.memory.tables]
+
+
+def _owed(states: Sequence[Mapping[str, Any]], name: str, ranks: int = 0) -> Tensor:
+    """Return what waits: the mean of residuals, of so many ranks in all, and what owners have kept of means."""
+    waits = torch.stack([state["residual"][name].double() for state in states]).sum(dim=0) / (ranks or len(states))
     return waits + sum(state["server"][name].double() for state in states if "server" in state)

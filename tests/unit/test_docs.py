@@ -240,6 +240,7 @@ def test_options_written_as_code_exist(page: Path) -> None:
     known |= {"gradient_accumulation_steps", "ddp_find_unused_parameters", "torch_compile"}  # of the Trainer
     known |= {"lr", "momentum", "nesterov"}  # of SGD
     known |= {"replicas", "replicate", "reshard_after_forward", "checkpoint_id"}  # of fully_shard and its checkpoints
+    known |= {"neighbour_copy"}  # of elastic()
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
     assert not set(calls) - known
 

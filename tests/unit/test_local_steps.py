@@ -537,7 +537,7 @@ def test_fragments_are_neighbours_of_about_equal_size() -> None:
 def test_presets_of_local_steps_bring_their_options() -> None:
     for method, delay, outer, overlap in (("diloco", 30, True, 0), ("cd_sgd", 1, False, 1), ("none", 1, False, 0)):
         _, made = train(sgd, lambda *given: None, method, world=2)
-        settings = made[0]._updates._settings
+        settings = made[0]._updates.settings
         assert (settings.delay, settings.outer, settings.overlap) == (delay, outer, overlap)
     _, made = train(sgd, lambda *given: None, "diloco", world=2, communication_delay=5)
-    assert made[0]._updates._settings.delay == 5 and made[0].outer.defaults["nesterov"]
+    assert made[0]._updates.settings.delay == 5 and made[0].outer.defaults["nesterov"]

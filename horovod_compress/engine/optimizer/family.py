@@ -118,6 +118,13 @@ def prepare_last(optimizer: Any, prepare: Callable[[], None]) -> None:
     optimizer.register_step_pre_hook(made)
 
 
+def unprepared(optimizer: Any, prepare: Callable[[], None]) -> None:
+    """Remove the hook that :func:`prepare_last` has given to an optimizer."""
+    hooks = optimizer._optimizer_step_pre_hooks
+    for number in [number for number, hook in hooks.items() if getattr(hook, "prepares", None) == prepare]:
+        del hooks[number]
+
+
 def ready(optimizer: Any, step: int, done: int, settled: Callable[[], bool]) -> bool:
     """Return whether an optimizer is about to use the results of a step for the first time.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...errors import NonFiniteError, StateError
 from ..agreement import differences
+from ..reducer import Reducer
 from ..saved import checksums
 from . import local_state
 from .family import options_of
@@ -78,12 +79,13 @@ class Schedule:
         exchanges: those that are done or under way; the parts of one cycle count as one.
         due: whether the second moment is to be rebuilt.
         pending: the exchange under way.
+        settings: when exchanges begin and end.
     """
 
     def __init__(
         self, optimizer: Any, exchange: UpdateExchange, settings: Settings, moment: SharedSecondMoment | None
     ) -> None:
-        self._optimizer, self._exchange, self._settings, self._moment = optimizer, exchange, settings, moment
+        self._optimizer, self._exchange, self.settings, self._moment = optimizer, exchange, settings, moment
         self.steps = self.since = self.exchanges = 0
         self.due = False
         self.pending: InFlight | None = None
@@ -113,7 +115,7 @@ class Schedule:
             if self._exchange.reducer.world == 1:
                 if not skip:
                     local()
-            elif self.steps < self._settings.warmup:
+            elif self.steps < self.settings.warmup:
                 self._compare(self._exchange.weights())
                 self._show(warming=True)
                 if self._exchange.gradients():
@@ -144,12 +146,12 @@ class Schedule:
         for fragment in self.fragments:
             fragment.since += 1
         refused = self._age()
-        if self.steps < self._settings.steady:
+        if self.steps < self.settings.steady:
             self.since = 0
             self._exchange_now(self.fragments, outer=False)
         else:
             due = [fragment for fragment in self.fragments if fragment.at == self.since]
-            if self.since == self._settings.delay:
+            if self.since == self.settings.delay:
                 self.since = 0
             if due:
                 self._exchange_soon(due)
@@ -158,7 +160,7 @@ class Schedule:
 
     def prepare(self) -> None:
         """Before the optimizer's own step, let it divide by the second moment that is held, if one is."""
-        if self._moment and self._moment.holds:
+        if self._moment and self._moment.holds and self._exchange.reducer.world > 1:
             self._moment.prepare()
 
     # ---- exchanges ----
@@ -190,7 +192,7 @@ class Schedule:
 
     def _exchange_soon(self, fragments: list[Fragment]) -> None:
         """Exchange the updates of some fragments; with an overlap, local steps go on before they are applied."""
-        mixing, overlap = self._settings.mixing, self._settings.overlap
+        mixing, overlap = self.settings.mixing, self.settings.overlap
         if mixing == 1.0 and not overlap:
             self._exchange_now(fragments)
             return
@@ -217,7 +219,7 @@ class Schedule:
         if self.pending is None:
             return None
         self.pending.age += 1
-        return self._land() if self.pending.age >= self._settings.overlap else None
+        return self._land() if self.pending.age >= self.settings.overlap else None
 
     def _land(self, *, rebuild: bool = True) -> NonFiniteError | None:
         """Apply what is pending; return why it is refused, if it is.
@@ -241,7 +243,7 @@ class Schedule:
                 self._moment.rebuild(self.steps + 1)  # with the one that is being done
 
     def _is_due(self, exchange: int) -> bool:
-        return exchange % self._settings.rebuild_every == 0
+        return exchange % self.settings.rebuild_every == 0
 
     # ---- what ranks compare ----
 
@@ -279,6 +281,17 @@ class Schedule:
             "call optimizer.flush() on every rank at the end of training"
         )
 
+    # ---- other ranks ----
+
+    def give_up(self) -> None:
+        """Forget the exchange under way, whose ranks are gone; a state is loaded then."""
+        self.pending = None
+
+    def go_on(self, reducer: Reducer) -> None:
+        """Exchange with the ranks of another reducer from now on, for the same plan."""
+        self._exchange.move(reducer)
+        self._compared = False
+
     # ---- state ----
 
     def settle(self) -> None:
@@ -293,9 +306,10 @@ class Schedule:
         strayed = any(fragment.strayed for fragment in self.fragments)
         base = [base.clone() for base in self._exchange.base] if strayed else []
         counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
-        held = {"second_moment": self._moment.state_dict()} if self._moment else {}
+        several = self._exchange.reducer.world > 1  # one rank has the optimizer's own
+        held = {"second_moment": self._moment.state_dict()} if self._moment and (several or self._moment.holds) else {}
         resting = {"resting": self._exchange.resting()} if strayed else {}
-        more = local_state.of(self.fragments, self.pending, self._exchange, self.since, self._settings.rhythm)
+        more = local_state.of(self.fragments, self.pending, self._exchange, self.since, self.settings.rhythm)
         return checksums.sealed(counters | {"base": base} | held | resting | more)
 
     def check(self, state: dict[str, Any]) -> None:
@@ -307,15 +321,15 @@ class Schedule:
         local_state.check_form(state)
         shapes = [list(base.shape) for base in state["base"]]
         expected = [list(base.shape) for base in self._exchange.base] if local_state.has_strayed(state) else []
-        if state["since"] >= self._settings.delay or shapes != expected:
+        if state["since"] >= self.settings.delay or shapes != expected:
             raise StateError(
                 f"the saved optimizer was {state['since']} local steps past an exchange, with the common weights of "
-                f"{len(shapes)} parameters; expected fewer steps than communication_delay={self._settings.delay} and "
+                f"{len(shapes)} parameters; expected fewer steps than communication_delay={self.settings.delay} and "
                 f"{len(expected)} parameters of the same shapes: resume with the same options and model"
             )
-        local_state.check_fits(state, self.fragments, self._settings.rhythm, self._exchange)
+        local_state.check_fits(state, self.fragments, self.settings.rhythm, self._exchange)
         if self._moment and "second_moment" in state:
-            self._moment.check(state["second_moment"], warming=state["steps"] < self._settings.warmup)
+            self._moment.check(state["second_moment"], warming=state["steps"] < self.settings.warmup)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned and :meth:`check` accepted."""
@@ -335,6 +349,6 @@ class Schedule:
 
     def _rebuilt(self) -> int:
         """Return after how many local steps the second moment moved last, which earlier versions did not save."""
-        warmup, every = self._settings.warmup, self._settings.rebuild_every
+        warmup, every = self.settings.warmup, self.settings.rebuild_every
         exchanges = self.exchanges % every + every * self.due
-        return max(warmup, self.steps - self.since - exchanges * self._settings.delay) if self.steps >= warmup else -1
+        return max(warmup, self.steps - self.since - exchanges * self.settings.delay) if self.steps >= warmup else -1

@@ -18,7 +18,7 @@ from ...errors import ConfigError
 from ..methods import Methods
 from ..reducer import Reducer
 from . import held, momentum
-from .family import options_of, prepare_last, uncompiled
+from .family import options_of, prepare_last, uncompiled, unprepared
 from .matching import Matching
 from .momentum import Rates
 from .second_moment import names_of, places
@@ -92,6 +92,7 @@ class Takers:
         self._seen: list[Taker] = []  # of optimizers that were looked at, perhaps in vain
         self._known: list[Taker] = []
         self._stepped: set[int] = set()  # which of them have made a step since the weights were looked at
+        self._handles: list[Any] = []  # of hooks that note these steps
         self._last: Any = None  # of them to do so
 
     def __iter__(self) -> Iterator[Taker]:
@@ -140,8 +141,17 @@ class Takers:
         """
         if look and not self:
             for taker in takers:
-                taker.optimizer.register_step_post_hook(uncompiled(partial(self._note_step, look)))
+                note = uncompiled(partial(self._note_step, look))
+                self._handles.append(taker.optimizer.register_step_post_hook(note))
         self._known = takers
+
+    def release(self) -> None:
+        """Leave all optimizers without a hook of these, for others that take their place."""
+        for taker in self._seen:
+            taker.leave()
+            unprepared(taker.optimizer, taker.prepare)
+        for handle in self._handles:
+            handle.remove()
 
     def _note_step(self, look: Callable[[], None], optimizer: Any, *given: Any) -> None:
         if optimizer is self._last and len(self._known) > 1:

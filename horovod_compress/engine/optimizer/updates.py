@@ -68,8 +68,8 @@ class UpdateExchange:
         mixing: float = 1.0,
         norms: Callable[[float], Sequence[float]] | None = None,
     ) -> None:
-        self.reducer, self.parameters = reducer, parameters
-        self._buckets, self._start, self._verification = reducer.buckets, reducer.start, reducer.verification
+        self.parameters = parameters
+        self.move(reducer)
         self._masking, self._mixing, self._norms = masking, mixing, norms
         self.base = [torch.empty_like(local(parameter), requires_grad=False) for parameter in parameters]
         self.remember(range(len(parameters)))  # an optimizer that is made of them may look
@@ -78,6 +78,11 @@ class UpdateExchange:
         self.outer: Outer | None = None
         self._dense = 0.0
         self._resting: set[int] = set()  # frozen in all local steps since the last exchange
+
+    def move(self, reducer: Reducer) -> None:
+        """Exchange with the ranks of a reducer; in an elastic job others take their place, with the same plan."""
+        self.reducer = reducer
+        self._buckets, self._start, self._verification = reducer.buckets, reducer.start, reducer.verification
 
     def leave_frozen(self) -> list[int]:
         """Let a local step skip frozen parameters, whatever gradients they have left; return which these are."""

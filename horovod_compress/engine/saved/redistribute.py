@@ -4,16 +4,22 @@ A step applies the mean over ranks, so what waits is the mean of the residuals: 
 keeps as the owner of elements, as an error of the mean itself, is added up and given to rank 0; a method hands over
 what its rank does not own. What merging keeps belongs to places that another number of ranks does not have: it begins
 with zeros. So do tables that hold codes, which do not add: averages of errors, which fade anyway.
+
+A checkpoint is dealt out by :func:`redistributed`. In a job that goes on with other ranks, :func:`pooled` comes to the
+same while all ranks of before are still there. Where one of them is gone, the others keep what they have, and
+:func:`resized` lets it count as before: with M ranks a residual e enters the mean as e / M.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...codecs.work import LAST
 from ...errors import StateError
 from . import checksums
 
@@ -113,3 +119,132 @@ def _add(sums: Any, part: Any) -> None:
 
 def _dealt(sums: Mapping[str, _Sum], owned: bool, rank: int) -> dict[str, Tensor]:
     return {name: found.dealt(owned, rank) for name, found in sums.items()}
+
+
+# ---- in a job that goes on -----------------------------------------------------------------------
+
+
+def pooled(
+    state: Mapping[str, Any],
+    total: Callable[[Tensor], Tensor],
+    ranks: int,
+    owned: Collection[str],
+    own_tables: Collection[str],
+    waiting: Mapping[str, int],
+) -> dict[str, Any]:
+    """Return what every rank of another number of ranks begins with; all ranks call this, each with its own state.
+
+    Of what is owned only one rank may keep it.
+
+    Args:
+        total: returns the sum over ranks of a tensor in host memory.
+        owned: kinds of state that ranks keep as owners of elements.
+        own_tables: those which differ between ranks: they hold codes.
+        waiting: the tensors for which something waits on any rank, with their numbers of elements.
+    """
+
+    def dealt(tensor: Tensor, of: float) -> Tensor:
+        return total(tensor).div_(of)
+
+    kept = {
+        kind: {name: dealt(tensors[name], 1.0 if kind in owned else ranks) for name in sorted(tensors)}
+        for kind, tensors in sorted(state["state"].items())
+    }
+    tables = {name: torch.zeros_like(t) if name in own_tables else t for name, t in state["tables"].items()}
+    changed: dict[str, Any] = {"state": kept, "tables": tables, "carries": {}}
+    if waiting:
+        mine = {name: tensor.double() for name, tensor in state.get(_WAITING, {}).items()}
+        like = {name: torch.zeros(count, dtype=torch.float64) for name, count in waiting.items()}
+        dtypes = {name: tensor.dtype for name, tensor in state.get(_WAITING, {}).items()}
+        dealt_out = {name: dealt(mine.get(name, like[name]), ranks) for name in sorted(waiting)}
+        changed[_WAITING] = {name: tensor.to(dtypes.get(name, torch.float32)) for name, tensor in dealt_out.items()}
+    return checksums.sealed({name: part for name, part in state.items() if name != checksums.KEY} | changed)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How much of what a rank has kept counts among other ranks.
+
+    Attributes:
+        waits: what waits is multiplied by this.
+        owned: and this, what is kept as the owner of elements.
+        kinds: those which are owned.
+        own_tables: tables which differ between ranks.
+    """
+
+    waits: float
+    owned: float
+    kinds: Collection[str]
+    own_tables: Collection[str]
+
+
+def resized(
+    fresh: Mapping[str, Any], mine: Mapping[str, Any] | None, common: Mapping[str, Any], carried: Carried
+) -> dict[str, Any]:
+    """Return the state with which a rank goes on among other ranks.
+
+    Args:
+        fresh: its state there, with nothing kept.
+        mine: what it had among those of before; None if it was not there.
+        common: the state of a rank that was: what is equal on all ranks is taken from it.
+        carried: how much of ``mine`` counts.
+    """
+    rest = {name: part for name, part in common.items() if name not in _LEFT_OUT}
+    if "tuned" in rest and common["world"] != fresh["world"]:
+        rest["tuned"] = False  # other ranks have other times
+    own = mine or {}
+    kept = {
+        kind: {
+            name: _carried(
+                zeros, (common if kind == LAST else own).get("state", {}).get(kind, {}).get(name),
+                1.0 if kind == LAST else carried.owned if kind in carried.kinds else carried.waits,
+            )
+            for name, zeros in tensors.items()
+        }
+        for kind, tensors in fresh["state"].items()
+    }  # fmt: skip
+    same = fresh["plan"] == common["plan"]
+    tables = {
+        name: _carried(zeros, (own if name in carried.own_tables else common).get("tables", {}).get(name), 1.0)
+        if same
+        else zeros
+        for name, zeros in fresh["tables"].items()
+    }
+    changed = {"rank": fresh["rank"], "world": fresh["world"], "state": kept, "tables": tables, "carries": {}}
+    if waiting := own.get(_WAITING):
+        changed[_WAITING] = {name: tensor * carried.waits for name, tensor in waiting.items()}
+    return checksums.sealed(rest | changed)
+
+
+def common_of(state: Mapping[str, Any], own_tables: Collection[str]) -> dict[str, Any]:
+    """Return of a state what is equal on all ranks."""
+    equal = {name: part for name, part in state.items() if name not in _LEFT_OUT}
+    tables = {name: table for name, table in state["tables"].items() if name not in own_tables}
+    return checksums.sealed(equal | {"state": {LAST: state["state"].get(LAST, {})}, "tables": tables})
+
+
+def of_one_rank(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of a state what is this rank's own, adds, and would be lost with it."""
+    kept = {kind: tensors for kind, tensors in state["state"].items() if kind != LAST}
+    return {"state": kept, _WAITING: state.get(_WAITING, {})}
+
+
+def added(mine: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with what was another rank's own, among the same ranks."""
+
+    def both(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {**theirs, **{name: tensor + theirs[name] if name in theirs else tensor for name, tensor in own.items()}}
+
+    changed: dict[str, Any] = {
+        "state": {kind: both(tensors, other["state"].get(kind, {})) for kind, tensors in mine["state"].items()}
+    }
+    if waiting := both(mine.get(_WAITING, {}), other[_WAITING]):
+        changed[_WAITING] = waiting
+    return checksums.sealed({name: part for name, part in mine.items() if name != checksums.KEY} | changed)
+
+
+def _carried(zeros: Tensor, kept: Tensor | None, factor: float) -> Tensor:
+    """Return what goes on of a tensor."""
+    if kept is None or checksums.kind_of(kept) != checksums.kind_of(zeros):
+        return zeros
+    return kept if factor == 1.0 else kept * factor

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import horovod
 import horovod.torch as hvd
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...engine.job import Job
 from ...engine.optimizer.second_moment import names_of
@@ -20,9 +20,10 @@ from ...observe.trace import MAX_EVENTS, Trace
 from .. import factories
 from ..compression import BaseCompression, begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
-from ..session import Session, gradient_of, in_backward, weakly
+from ..session import Session, in_backward, weakly
 from ..update_options import TAKEN
-from .gradients import Finder, Tokens, leave_before_loading, leave_frozen, refuse_foreign, result_scale_of, watch_steps
+from . import gradients
+from .gradients import Finder, Tokens, leave_before_loading, leave_frozen, refuse_foreign, result_scale_of
 from .job import HorovodJob
 from .private import (
     await_tokens,
@@ -37,7 +38,6 @@ from .private import (
     in_join,
     results_due,
     waits_for_tokens,
-    with_settling,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class Compression(BaseCompression, Factories):
     _ranks_in_words = "process set"
     _warned = _logged = False
     _attached: Sequence[Any] = ()  # the optimizers that attach() was given
+    _attached_with: tuple[Sequence[Any], dict[str, Any]]  # and its options
+    _resets: Any = None  # what follows the resets of an elastic job, where its state has this compression
     _watched: tuple[Any, ...] = ()  # those that have our hooks
     _settled = -1  # the step whose sparse gradients were looked for
 
@@ -88,7 +90,29 @@ class Compression(BaseCompression, Factories):
         self._settled = -1
         self._finder = Finder(session.steps.parameters, session.job.number)
 
+    # ---- the resets of an elastic job ----
+
+    def _current(self) -> Session:
+        """Return the session among the ranks that are there now: in an elastic job these change."""
+        if self._resets is not None:
+            self._resets.go_on()
+        return self._here()
+
+    def _restart(self, job: HorovodJob) -> None:
+        """Connect other ranks once the session of before has ended; nothing is kept, and no optimizer known yet."""
+        counters, self._job, self._logged = self._counters, job, False
+        self._connect()
+        self._counters.follow(counters)
+
+    def _attach_again(self) -> None:
+        """Let the optimizers that attach() was given take the results of these ranks, too."""
+        session, (options, named) = self._here(), self._attached_with
+        self._meet(session, self._attached, *options, **named)
+        session.reducer.result_scale = result_scale_of(self._attached[0].op, session.reducer.world)
+        session.attached = True
+
     def _check_update_step(self) -> None:
+        self._current()
         if in_broadcast_optimizer_state():
             raise ConfigError(
                 "hvd.broadcast_optimizer_state() does not support an optimizer in update mode, whose state belongs to "
@@ -100,7 +124,7 @@ class Compression(BaseCompression, Factories):
     @of_an_object
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Accept a gradient; Horovod all-reduces the one-element token that this returns."""
-        session = self._here()
+        session = self._current()
         if session.exchanges == "updates":
             raise ConfigError(TAKEN)
         repeat = self._is_repeat(session, calling_optimizer(self))
@@ -174,14 +198,15 @@ class Compression(BaseCompression, Factories):
             self._check_same_ranks(each)
         if not session:
             return given
-        self._meet(session, optimizers, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
+        options = (second_moment, warmup_steps, rebuild_every), {"match_norm": match_norm, "step": step}
+        self._meet(session, optimizers, *options[0], **options[1])
         if not horovod.__version__.startswith(_PRIVATE_API):
             _log.warning("Horovod %s is unknown to attach(); using the stock path instead", horovod.__version__)
             return given
         session.reducer.result_scale = result_scale_of(optimizers[0].op, session.reducer.world)
         for each in optimizers:
-            _attach(each, self, session)
-        self._attached, session.attached = optimizers, True
+            gradients.take_gradients(each, self)
+        self._attached, session.attached, self._attached_with = optimizers, True, options
         return given
 
     def _why_unused(self, tells: bool) -> str | None:
@@ -210,8 +235,8 @@ class Compression(BaseCompression, Factories):
             if not steps.met and not any(optimizer is other for other in self._watched):
                 self._watched += (optimizer,)
                 if session.reducer.world > 1:
-                    watch_steps(optimizer, names_of(session.others) if not session.job.rank else None)
-                leave_frozen(optimizer, lambda: steps.frozen)
+                    gradients.watch_steps(optimizer, names_of(session.others) if not session.job.rank else None)
+                leave_frozen(optimizer, lambda: self._here().steps.frozen)
                 leave_before_loading(optimizer, self._leave_step)
         steps.meet(optimizers, *options, **named)
 
@@ -364,33 +389,6 @@ def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, eve
     if not hvd.is_initialized():
         raise ConfigError("hvc.trace() needs the number of this rank: call hvd.init() first")
     return begin_trace(path, hvd.rank(), steps, events)
-
-
-def _attach(optimizer: Any, compression: Compression, session: Session) -> None:
-    """Replace the call that hands one gradient over; Horovod takes a callable as its handle."""
-    stock = optimizer._allreduce_grad_async
-
-    def hand_over(parameter: nn.Parameter) -> tuple[Any, Any]:
-        grad = gradient_of(parameter, session.is_sparse(parameter))
-        if grad.is_sparse:
-            if not optimizer.sparse_as_dense:
-                # Where some rank has a dense one, waiting for it would be in vain.
-                return with_settling(stock(parameter), lambda: compression._settle(session, session.step))
-            grad = grad.to_dense()
-        if id(parameter) not in session.steps.index:
-            raise ConfigError(compression._finder.why_unknown(grad))
-        if compression._is_repeat(session, optimizer):
-            return (lambda: grad), None
-        with session.lock:
-            if not session.under_way:
-                compression._begin_step()
-            index = session.steps.index[id(parameter)]
-            step = session.offer(index, grad)
-        return (lambda: compression._result(session, index, step)), None
-
-    optimizer._allreduce_grad_async = hand_over
-    # The plan's buckets take the place of Horovod's groups, whose handles cannot be callables.
-    optimizer._groups = None
 
 
 add_factories(

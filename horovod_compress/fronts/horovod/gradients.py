@@ -18,7 +18,8 @@ from ...engine.agreement import notes
 from ...engine.optimizer.family import uncompiled
 from ...errors import ConfigError, HorovodCompressError
 from ..reports import Unexchanged
-from .private import await_tokens, calling_optimizer, owner_of_token, submit_rest
+from ..session import gradient_of
+from .private import await_tokens, calling_optimizer, owner_of_token, submit_rest, with_settling
 
 NO_ADASUM = "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
 
@@ -67,6 +68,34 @@ class Finder:
             f"the compression all parameters of the optimizer, created while they need a gradient, and use it with "
             f"that optimizer only"
         )
+
+
+def take_gradients(optimizer: Any, compression: Any) -> None:
+    """Replace the call by which an optimizer hands one gradient over; Horovod takes a callable as its handle."""
+    stock = optimizer._allreduce_grad_async
+
+    def hand_over(parameter: nn.Parameter) -> tuple[Any, Any]:
+        session = compression._current()
+        grad = gradient_of(parameter, session.is_sparse(parameter))
+        if grad.is_sparse:
+            if not optimizer.sparse_as_dense:
+                # Where some rank has a dense one, waiting for it would be in vain.
+                return with_settling(stock(parameter), lambda: compression._settle(session, session.step))
+            grad = grad.to_dense()
+        if id(parameter) not in session.steps.index:
+            raise ConfigError(compression._finder.why_unknown(grad))
+        if compression._is_repeat(session, optimizer):
+            return (lambda: grad), None
+        with session.lock:
+            if not session.under_way:
+                compression._begin_step()
+            index = session.steps.index[id(parameter)]
+            step = session.offer(index, grad)
+        return (lambda: compression._result(session, index, step)), None
+
+    optimizer._allreduce_grad_async = hand_over
+    # The plan's buckets take the place of Horovod's groups, whose handles cannot be callables.
+    optimizer._groups = None
 
 
 # ---- tokens ----

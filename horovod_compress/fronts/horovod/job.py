@@ -27,6 +27,8 @@ from ...exchange.transports import gloo
 from ..gather import FORKED, pack, unpack, why_not_all
 from .private import Run
 
+#: What ranks that begin meet for first: one that joins a job has its model to make before.
+_FIRST = "hvc.handshake"
 _WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
 
 
@@ -89,8 +91,8 @@ class HorovodJob:
         if self.run.replaced():
             raise ConfigError(
                 f"rank {hvd.rank()}: Horovod was shut down and started again, perhaps with other ranks, and this "
-                "compression belongs to the previous ones. Elastic jobs are not supported yet: create model, "
-                "compression and optimizer again after each reset, or restart the job from a checkpoint"
+                "compression belongs to the previous ones. In an elastic job, let its state have the compression: "
+                "hvd.elastic.TorchState(model=model, optimizer=optimizer, compression=compression)"
             )
 
     def place(self) -> Place:
@@ -99,8 +101,9 @@ class HorovodJob:
     def gather(self, value: Any, asked: Gathering) -> list[Any]:
         # Word that this rank is there: an error can then name the ranks that are not. It takes messages of its own.
         roll = RollCall(asked.name, self.process_set) if asked.by_name else None
+        seconds = max(asked.seconds, _join_seconds()) if asked.name == _FIRST else asked.seconds
         try:
-            values = gather(value, asked.under or asked.name, self.process_set, asked.seconds, asked.failed)
+            values = gather(value, asked.under or asked.name, self.process_set, seconds, asked.failed)
         except HorovodInternalError as error:
             if _WITH_JOIN in str(error):
                 raise ConfigError(
@@ -110,6 +113,16 @@ class HorovodJob:
         if roll:
             roll.held()
         return values
+
+
+def _join_seconds() -> float:
+    """Return for how long ranks of an elastic job wait for others at the handshake, 0 in any other job.
+
+    Those that join have a model to load, and those that go on have their callbacks. It is what Horovod allows for a
+    change of hosts.
+    """
+    elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+    return float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or 600.0) if elastic else 0.0
 
 
 def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
@@ -167,6 +180,37 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
     except (LateGather, StoppedGather):
         _given_up[key] = handle
         raise
+
+
+def forget_given_up() -> None:
+    """Forget the gathers of a run of Horovod that has ended: the next one gives their numbers to others."""
+    _given_up.clear()
+
+
+def total(tensor: torch.Tensor, name: str, process_set: Any, seconds: float) -> torch.Tensor:
+    """Return the sum over ranks of a tensor in host memory, the same bits on each.
+
+    Raises:
+        LateGather: some rank did not come in time; the job has to begin anew.
+        HorovodInternalError: Horovod has ended.
+    """
+    handle = hvd.allreduce_async(tensor, name=name, op=hvd.Sum, process_set=process_set)
+    return _wait(handle, Deadline(seconds), lambda: False)
+
+
+def broadcast(data: torch.Tensor, name: str, process_set: Any, seconds: float) -> None:
+    """Give the bytes of rank 0 to all; likewise."""
+    _wait(hvd.broadcast_async_(data, 0, name=name, process_set=process_set), Deadline(seconds), lambda: False)
+
+
+def to_next(data: torch.Tensor, name: str, job: HorovodJob, seconds: float) -> torch.Tensor:
+    """Send a tensor to the next rank, the last to rank 0; return that of the rank before. Likewise."""
+    counts = [data.numel() if rank == (job.rank + 1) % job.size else 0 for rank in range(job.size)]
+    splits = torch.tensor(counts, dtype=torch.int32)
+    handle = hvd.alltoall_async(data, splits, name=name, process_set=job.process_set)
+    found: Any = _wait(handle, Deadline(seconds), lambda: False)
+    received: torch.Tensor = found[0]  # beside how much came from each rank
+    return received
 
 
 def _wait(handle: int, deadline: Deadline, failed: Callable[[], bool]) -> torch.Tensor:

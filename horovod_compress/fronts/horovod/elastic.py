@@ -1,0 +1,136 @@
+"""Elastic jobs: a compression whose ranks change goes on, and loses nothing where changes are announced.
+
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, compression=compression, batch=0)
+
+The compression object stays, as its optimizer has it; its session is made anew for each run of Horovod:
+
+    commit()                save: a copy in host memory; ranks then show each other the norms of what waits
+    hosts will change       on all ranks at the same commit: what waits is pooled among them, and connections are closed
+    a rank has failed       restore: back to the copy, and connections are closed
+    after the reset         ranks connect again, before anything else that new ranks meet for; then rank 0 gives new
+                            ranks what is equal on all, and each goes on with its share of what waits
+
+Where hosts were only removed, Horovod has ranks go on without ``sync()``: they connect at their next gradient then.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import horovod.torch as hvd
+from horovod.common.exceptions import HostsUpdatedInterrupt
+from horovod.torch.elastic import state as stock
+
+from ...errors import ConfigError
+from ..updates import STATE_KEY, UpdateMode
+from .compression import Compression
+from .private import calling_state
+from .resets import Resets
+
+#: Of the states that are made from now on.
+_chosen = {"copies": False}
+
+
+def configure(*, neighbour_copy: bool = False) -> None:
+    """Choose what the elastic states do that are made after this call; call it on every rank.
+
+    Args:
+        neighbour_copy: at each commit, every rank sends what waits on it to the next rank, so that nothing is lost with
+            a rank that dies alone. It costs the bytes of the residuals at each commit, and as much host memory.
+    """
+    if not isinstance(neighbour_copy, bool):
+        raise ConfigError(f"neighbour_copy should be True or False, got {neighbour_copy!r}")
+    _chosen["copies"] = neighbour_copy
+
+
+def register() -> None:
+    """Let Horovod's elastic states take compressions."""
+    ours = [(Compression, CompressionHandler), (UpdateMode, UpdateModeHandler)]
+    known = [kind for kind, _ in stock.get_handler_registry()]
+    if Compression not in known:
+        stock.set_handler_registry([*ours, *stock.get_handler_registry()])  # in front of that for all optimizers
+
+
+class CompressionHandler(stock.StateHandler):  # type: ignore[misc]
+    """What an elastic state of Horovod's calls for a compression that it has.
+
+    Raises:
+        ConfigError: the compression cannot follow a change of ranks; it says why.
+    """
+
+    def __init__(self, compression: Compression) -> None:
+        super().__init__(compression)
+        self._resets = Resets(compression, copies=_chosen["copies"])
+        if (state := calling_state(stock.TorchState)) is not None:
+            _watch(state, self._resets)
+
+    def save(self) -> None:
+        self._resets.save()
+
+    def restore(self) -> None:
+        self._resets.restore()
+
+    def sync(self) -> None:
+        self._resets.sync()
+
+    def set_value(self, value: Any) -> None:
+        if value is not self.value:
+            raise ConfigError("the compression of an elastic state cannot be replaced; make another state")
+        self.save()
+
+
+class UpdateModeHandler(stock.OptimizerStateHandler):  # type: ignore[misc]
+    """What it calls for an optimizer in update mode, whose momentum is each rank's own."""
+
+    _member = False  # it was there before
+
+    def restore(self) -> None:
+        self.value._updates.give_up()
+        super().restore()
+
+    def sync(self) -> None:
+        """Give new ranks the optimizer's state of rank 0, and all the common weights and counters."""
+        members = hvd.allgather_object(self._member)
+        if any(members):
+            state = hvd.broadcast_object(self.value.state_dict())
+            mine = self.value.state_dict()
+            self.value.load_state_dict({**mine, STATE_KEY: state[STATE_KEY]} if self._member else state)
+        self._member = True
+
+
+# ---- the state of the job ------------------------------------------------------------------------
+
+#: By state.
+_watched: weakref.WeakKeyDictionary[Any, list[Resets]] = weakref.WeakKeyDictionary()
+
+
+def _watch(state: Any, resets: Resets) -> None:
+    """Let an elastic state connect ranks before they meet for anything else, and pool what waits before they part."""
+    if state in _watched:
+        _watched[state].append(resets)
+        return
+    several = _watched[state] = [resets]
+    sync, check_host_updates = state.sync, state.check_host_updates
+
+    def connect_then_sync() -> None:
+        for _, meet in sorted((meeting for each in several for meeting in each.meetings()), key=lambda one: one[0]):
+            meet()
+        # Models last: to have a state that Horovod can fill, a new rank's optimizer makes a step without gradients, and
+        # with weight decay, as AdamW's, that moves its weights.
+        handlers = sorted(state._handlers.items(), key=lambda item: isinstance(item[1], stock.ModelStateHandler))
+        state._handlers = dict(handlers)
+        sync()
+
+    def check_then_part() -> None:
+        try:
+            check_host_updates()
+        except HostsUpdatedInterrupt:
+            for each in several:
+                each.part()
+            raise
+        for each in several:
+            each.show()
+
+    # Not by setattr, which asks for handlers that are not there yet.
+    vars(state).update(sync=connect_then_sync, check_host_updates=check_then_part)

@@ -1,0 +1,61 @@
+"""Copies of what waits on a rank of an elastic job, which its neighbour holds from commit to commit.
+
+Each rank sends its own to the next one, the last to rank 0. Where a rank dies, the one that has its copy adds that to
+its own: residuals enter the mean over ranks, so it does not matter who has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...engine.saved import checksums
+from ...engine.saved.redistribute import added, of_one_rank
+from .job import HorovodJob, to_next
+
+
+class Neighbour:
+    """What the rank before this one kept at the last commit.
+
+    Attributes:
+        rank: of that rank; -1 where nothing is held.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self._held, self._mine = -1, dict[str, Any](), bytearray()
+
+    def prepare(self, mine: Mapping[str, Any]) -> int:
+        """Write down what is this rank's own; return its bytes, which ranks show each other."""
+        self._mine = bytearray()
+        for part in checksums.parts(of_one_rank(mine)):
+            self._mine += part
+        return len(self._mine)
+
+    def exchange(self, sizes: list[int], job: HorovodJob, seconds: float) -> None:
+        """Send that to the next rank, and hold what the one before has sent; all ranks call this.
+
+        Args:
+            sizes: what :meth:`prepare` has returned on each rank.
+
+        Raises:
+            ExchangeError, HorovodInternalError: some rank did not come; what was held before still is.
+        """
+        if job.size > 1:
+            before, number = (job.rank - 1) % job.size, len(self._mine)
+            self._mine += bytes(-number % 8)  # counts of elements have 32 bits
+            found = to_next(torch.frombuffer(self._mine, dtype=torch.int64), "hvc.elastic.copy", job, seconds)
+            self._held = checksums.parse(bytearray(found.numpy().tobytes()[: sizes[before]]))
+            self.rank = before
+        else:
+            self.forget()
+        self._mine = bytearray()
+
+    def forget(self) -> None:
+        """Hold nothing."""
+        self.rank, self._held = -1, {}
+
+    def added_to(self, mine: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this rank's state with what is held."""
+        return added(mine, self._held)

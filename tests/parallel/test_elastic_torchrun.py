@@ -1,0 +1,75 @@
+"""The example for torchrun: a job that gets SIGTERM saves, and another number of ranks goes on with what waits."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress.engine.saved import state_folder
+from tests.support.jobs import ROOT, kill_marked
+from tests.support.nursery import MARK, settings
+
+EXAMPLE = ROOT / "examples" / "elastic_torchrun.py"
+SECONDS = 120.0
+#: torchrun ends ranks by SIGKILL after 30 seconds.
+MOST_TO_SAVE = 10.0
+
+
+def run(world: int, folder: Path, *words: str, stop: bool = False) -> str:
+    """Run the example; return what it printed, also where it was stopped by SIGTERM."""
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    process = subprocess.Popen(
+        [*command, str(EXAMPLE), str(folder), *words], env=os.environ | settings() | {MARK: mark}, cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        if stop:
+            time.sleep(0.1)
+            _await_steps(folder, process)
+            process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=SECONDS)
+    finally:
+        kill_marked(mark)
+        process.wait(10)
+    return output
+
+
+def _await_steps(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until ranks exchange gradients: until then a signal would end them."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end and process.poll() is None and not (folder / "began").exists():
+        time.sleep(0.05)
+
+
+def waiting(folder: Path) -> dict[str, Tensor]:
+    """Return the mean of all residuals of the last checkpoint, by tensor."""
+    saved = folder / (folder / "latest").read_text() / "compression"
+    states = [state_folder.read(saved, entry) for entry in state_folder.manifest(saved).files]
+    residuals = [state["state"]["residual"] for state in states]
+    return {name: torch.stack([each[name].double() for each in residuals]).mean(dim=0) for name in residuals[0]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_job_that_is_stopped_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    output = run(2, tmp_path, "--steps", "1000000", stop=True)
+    found = re.search(r"saved after step (\d+) in ([\d.]+) s", output)
+    assert found and float(found[2]) < MOST_TO_SAVE, output
+    before, step = waiting(tmp_path), int(found[1])
+    assert any(bool(residual.any()) for residual in before.values())
+    output = run(3, tmp_path, "--steps", str(step))  # loads, and saves at once
+    assert f"went on after step {step} with 3 ranks" in output, output
+    torch.testing.assert_close(waiting(tmp_path), before, rtol=1e-6, atol=1e-7)
+    output = run(1, tmp_path, "--steps", str(step + 5))
+    assert f"saved after step {step + 5}" in output, output
