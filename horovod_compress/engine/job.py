@@ -42,7 +42,7 @@ class Job(Protocol):
 
     @property
     def row(self) -> Job | None:
-        """Return the ranks that have the other parts of what this rank has a part of; None where it has the whole."""
+        """Return the ranks, this one included, that have one model in parts; None where each has the whole."""
 
     def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
         """Return the error that training can go on after, of this rank or of any other one of its row."""

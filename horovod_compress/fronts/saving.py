@@ -230,9 +230,8 @@ class Saved:
 
     def _saver(self) -> Saver:
         session, reducer = self._session, self._session.reducer
-        others = session.job.row
-        row = [others.rank, others.size] if others else []
-        return Saver(reducer.rank, reducer.world, *row)
+        row = session.job.row
+        return Saver(reducer.rank, reducer.world, row.rank, row.size) if row else Saver(reducer.rank, reducer.world)
 
     def load(self, state: Mapping[str, Any], residuals: str) -> None:
         """Restore a state, completely or not at all.

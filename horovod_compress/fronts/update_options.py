@@ -215,7 +215,7 @@ def agree(session: Session, settings: Settings | None, options: Mapping[str, str
         MismatchError: options of the optimizers differ.
     """
     mine = dataclasses.asdict(settings) if settings else None
-    found = session.gather([problem, mine, options], "hvc.update", by_name=True)
+    found = session.gather_all([problem, mine, options], "hvc.update")
     for rank, (refusal, *_) in enumerate(found):
         if refusal:
             raise ConfigError(refusal if refusal == problem else f"rank {rank}: {refusal}")

@@ -27,7 +27,7 @@ def run(grid: tuple[int, int], **asked: Any) -> list[dict[str, Any]]:
 def found() -> list[dict[str, Any]]:
     return run(
         (2, 2), ways=WAYS[:1] + WAYS[3:4] + WAYS[8:], conserve=CONSERVE[:1], resume=["marsit"],
-        more=["norms", "refused", "raise", "updates"],
+        more=["norms", "refused", "raise", "updates", "before"],
     )  # fmt: skip
 
 
@@ -81,6 +81,14 @@ def test_local_steps_of_divided_models(found: list[dict[str, Any]]) -> None:
         assert len(way["told"]) == len(found[0]["updates"]["told"]) > 0
 
 
+def test_what_comes_before_register_does_no_harm(found: list[dict[str, Any]]) -> None:
+    for report in found:
+        way = report["before"]
+        assert "not registered yet" in way["shown"] and "has none of the parameters" in way["wrong"]
+        assert way["equal"]
+    assert "residuals of 4 replicas" in found[0]["before"]["other"], found[0]["before"]["other"]
+
+
 REFUSED = {
     "two dimensions": "ConfigError: first.0.weight is divided by a mesh of 2 dimensions, along one of which it is",
     "whole": "ConfigError: first.0.weight is not divided among ranks: call fully_shard() with the whole model",
@@ -93,6 +101,10 @@ REFUSED = {
     "not registered": "ConfigError: the ranks do not know each other yet: write compression.register(",
     "a scaler before": "ConfigError: the ranks do not know each other yet: write compression.register(",
     "an option": "ConfigError: ",
+    "other options of another shard": "MismatchError: ",
+    "hosts": 'ConfigError: exchange="hierarchical" shares tensors among the ranks of a host',
+    "masks": "ConfigError: masked() looks at whole tensors",
+    "local steps": "ConfigError: replicate= should be the dimension of a mesh",
     "no optimizer": "ConfigError: register() takes an optimizer",
 }
 
@@ -120,6 +132,13 @@ def test_replicas_are_equal_after_every_step_of_every_method(grid: tuple[int, in
     reports = run(grid, methods=methods())
     for name in methods():
         assert len({report[name] for report in reports}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+def test_blocks_that_are_compiled() -> None:
+    way = run((2, 2), ways=["compiled"])[0]["compiled"]
+    assert way["far"] < 1e-5 < 1e-4 < way["control"]
 
 
 @pytest.mark.slow

@@ -207,10 +207,13 @@ def check_shard(mine: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     Raises:
         StateError: says which part it is of.
     """
-    again = "resume with as many shards, or save with torch.distributed.checkpoint, which divides anew"
     whole = [0, 1]
-    saved = state.get("shard", whole) if isinstance(state, Mapping) else whole
-    _expect("shard, and number of shards,", mine.get("shard", whole), saved, again)
+    here, saved = (part.get("shard", whole) if isinstance(part, Mapping) else whole for part in (mine, state))
+    if here != saved:
+        raise StateError(
+            f"the saved state is of shard {saved!r:.50} (number, and of how many), and this rank has shard {here}: "
+            "resume with as many shards, or save with torch.distributed.checkpoint, which divides anew"
+        )
 
 
 def _check_form(state: object) -> None:

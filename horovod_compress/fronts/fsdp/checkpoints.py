@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from ...errors import StateError
 from ..saving import Saved
 from ..session import Session
 
-_RESIDUALS, _ABOUT, _RANKS = "residuals", "about", "ranks"
+_ABOUT, _RANKS = "about", "ranks"
+#: Kinds of what is kept: what any method may have, and what waits for elements that rounds leave out.
+_RESIDUAL, _WAITING = "residual", "waiting"
 #: What is equal on all ranks, and goes with what waits.
 _COMMON = ("method", "config", "seed", "step", "exchanged", "rates", "last_rates", "scale")
 #: That which has to be as it was.
@@ -57,7 +60,7 @@ class Sharded:
         torch.save(state, whole)
         about = {name: state[name] for name in _COMMON if name in state}
         return {
-            _RESIDUALS: self._residuals(state),
+            _of(self._mesh.shape[0]): self._residuals(state),
             _ABOUT: json.dumps(about),
             _RANKS: {self._part: whole.getvalue()},
         }
@@ -75,21 +78,43 @@ class Sharded:
                 f"this is not what state_dict() returned for {self._part}; for a checkpoint of another grid of ranks, "
                 "load compression.resharded(replicas=) in its place"
             )
-        self._saved.load(torch.load(io.BytesIO(part), weights_only=True), residuals)
+        self._saved.load(torch.load(io.BytesIO(part), map_location="cpu", weights_only=True), residuals)
 
     # ---- residuals that can be divided anew ----
 
+    def _kinds(self) -> dict[str, list[str]]:
+        """Return what is kept for elements, with the names of the tensors; the same on all ranks.
+
+        A bucket may be small enough on one rank to go uncompressed, and on another not.
+        """
+        reducer = self._session.reducer
+        found: dict[str, list[str]] = {}
+        for bucket in reducer.plan.buckets:
+            codec = self._session.methods.codecs[bucket.method]
+            names = [tensor.name for tensor in bucket.tensors]
+            kinds = codec.layout(replace(bucket, plain=False), reducer.world).state
+            for kind in kinds if _RESIDUAL in kinds else [*kinds, _WAITING]:
+                found.setdefault(kind, []).extend(names)
+        return found
+
     def _residuals(self, state: Mapping[str, Any]) -> dict[str, dict[str, DTensor]]:
         """Return what this rank keeps for elements, by kind and tensor, as its part of what all ranks keep."""
-        divisors, waiting = self._session.steps.divisors(), state.get("waiting", {})
+        divisors, waiting = self._session.steps.divisors(), state.get(_WAITING, {})
         found: dict[str, dict[str, DTensor]] = {}
-        for kind, kept in state["state"].items():
-            for name, tensor in kept.items():
-                local = tensor * divisors[name] if name in divisors else tensor
-                if kind == "residual" and name in waiting:
-                    local = local + waiting[name]
-                found.setdefault(kind, {})[name] = self._divided(name, local)
+        for kind, names in self._kinds().items():
+            for name in names:
+                kept = waiting.get(name) if kind == _WAITING else state["state"].get(kind, {}).get(name)
+                part = self._zeros(name) if kept is None else kept
+                if kind != _WAITING and name in divisors:
+                    part = part * divisors[name]
+                if kind == _RESIDUAL and name in waiting:
+                    part = part + waiting[name]
+                found.setdefault(kind, {})[name] = self._divided(name, part)
         return found
+
+    def _zeros(self, name: str) -> Tensor:
+        mine = self._parameters[name].to_local()
+        return torch.zeros(mine.numel(), dtype=torch.promote_types(mine.dtype, torch.float32), device=mine.device)
 
     def _divided(self, name: str, local: Tensor) -> DTensor:
         parameter = self._parameters[name]
@@ -103,26 +128,26 @@ class Sharded:
     def empty(self, replicas: int) -> dict[str, Any]:
         """Return what is to be filled from a checkpoint of so many replicas, with whatever number of shards."""
         found: dict[str, dict[str, DTensor]] = {}
-        for kind, kept in self._saved.state()["state"].items():
-            for name, tensor in kept.items():
+        for kind, names in self._kinds().items():
+            for name in names:
                 parameter = self._parameters[name]
                 shape = torch.Size([replicas, *parameter.shape])
-                mine = torch.zeros(replicas, *parameter.to_local().shape, dtype=tensor.dtype, device=tensor.device)
+                mine = self._zeros(name).new_zeros(replicas, *parameter.to_local().shape)
                 stride = torch.empty(shape, device="meta").stride()
                 placements = [Replicate(), Shard(_dimension_of(parameter) + 1)]
                 found.setdefault(kind, {})[name] = DTensor.from_local(
                     mine, self._mesh, placements, run_check=False, shape=shape, stride=stride
                 )
-        return {_RESIDUALS: found, _ABOUT: ""}
+        return {_of(replicas): found, _ABOUT: ""}
 
-    def fill(self, state: Mapping[str, Any]) -> None:
+    def fill(self, state: Mapping[str, Any], replicas: int) -> None:
         """Take what waits on all replicas of the checkpoint that :meth:`empty` was filled from.
 
         Every replica gets the mean of it, as a step applies the mean; what a rank keeps as an owner is added up, and
         replica 0 has it.
 
         Raises:
-            StateError: the checkpoint is of another method or seed.
+            StateError: the checkpoint is of another method or seed, or has something that nothing here waits as.
         """
         about = json.loads(state[_ABOUT])
         mine, owned = self._saved.state(), self._session.methods.folded()
@@ -133,12 +158,23 @@ class Sharded:
                     "resume with the same options"
                 )
         kept: dict[str, dict[str, Tensor]] = {}
-        for kind, tensors in state[_RESIDUALS].items():
+        waiting: dict[str, Tensor] = {}
+        for kind, tensors in state[_of(replicas)].items():
             for name, tensor in tensors.items():
                 of_all = tensor.to_local().double()
                 dealt = of_all.sum(0) * (not self._session.reducer.rank) if kind in owned else of_all.mean(0)
-                kept.setdefault(kind, {})[name] = dealt.view(-1).to(tensor.dtype)
-        rest = {name: part for name, part in mine.items() if name not in (checksums.KEY, "second_moment", "waiting")}
+                part = dealt.view(-1).to(tensor.dtype)
+                if kind == _WAITING:
+                    waiting |= {name: part} if bool(part.any()) else {}
+                elif name in mine["state"].get(kind, {}):
+                    kept.setdefault(kind, {})[name] = part.to(mine["state"][kind][name].dtype)
+                elif bool(part.any()):
+                    raise StateError(
+                        f"the checkpoint has a {kind} of {name}, which is exchanged uncompressed here: give the "
+                        "compression the same schedule= and min_elements=, or begin without what waits"
+                    )
+        rest = {name: part for name, part in mine.items() if name not in (checksums.KEY, "second_moment", _WAITING)}
+        rest |= {_WAITING: waiting} if waiting else {}
         more = {name: about[name] for name in _COMMON if name in about and name not in _FIXED}
         self._saved.load(checksums.sealed(rest | more | {"state": kept, "carries": {}}), "restore")
 
@@ -163,7 +199,12 @@ class Resharded:
         Raises:
             StateError: the checkpoint is of another method or seed.
         """
-        self._sharded.fill(state)
+        self._sharded.fill(state, self._replicas)
+
+
+def _of(replicas: int) -> str:
+    """Return the key of residuals, which torch names where the checkpoint has those of another number of replicas."""
+    return f"residuals of {replicas} replicas"
 
 
 def _dimension_of(parameter: DTensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -11,22 +12,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ...engine.agreement import differences, handshake
 from ...engine.job import Job
 from ...engine.names import in_arguments, pairs
 from ...engine.reducer import Hooks
-from ...errors import ConfigError, HorovodCompressError
+from ...errors import ConfigError, HorovodCompressError, MismatchError
 from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Unexchanged
 from ..session import Session, look_for_steps, weakly
-from ..startup import Wrap, check_alone
+from ..startup import Wrap, before_handshake, check_alone
 from ..torch_dist.checks import not_exchanged, refuse_no_optimizer
 from ..torch_dist.of_group import TorchCompression
-from ..torch_dist.unwrapped import Unwrapped, begin_alike, leave_other
+from ..torch_dist.unwrapped import Unwrapped, begin_alike
 from . import divided
 from .checkpoints import Resharded, Sharded
 from .grid import Column, Unmet
 
 Model = TypeVar("Model", bound=nn.Module)
+
+_log = logging.getLogger("horovod_compress")
 
 if TYPE_CHECKING:
     from .factory_types import Factories
@@ -65,7 +69,7 @@ class Compression(TorchCompression, Factories):
     _ranks_in_words = "mesh"
     _job: Column
     _sharded: Sharded
-    _arguments: tuple[Any, ...] | None = None  # of a compression that no model was registered with yet
+    _arguments: tuple[Any, ...] | None = None  # of a compression whose ranks have not met
     _end_look: Callable[[], object] = staticmethod(lambda: None)
 
     def _start(self, method: Any, named: Any, options: Mapping[str, Any], wrap: Wrap) -> None:
@@ -73,7 +77,7 @@ class Compression(TorchCompression, Factories):
         given, own, others, _ = in_arguments(named, method, options)
         check_alone(own, given, others)
         self._given = pairs(given)
-        divided.shard_mesh(self._given)
+        divided.check_options(own, others, divided.shard_mesh(self._given).size())
         self._arguments = (method, named, options, wrap)
         trained = [parameter for _, parameter in self._given if parameter.requires_grad]
         self._end_look = look_for_steps(trained, weakly(self._why_unregistered))
@@ -91,6 +95,9 @@ class Compression(TorchCompression, Factories):
 
     def _begin(self, session: Session) -> None:
         self._unexchanged = Unexchanged(lambda: session.others, "the compression", "it")
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self._session else f"<{type(self).__name__} {self.method}: not registered yet>"
 
     def _joined(self) -> Session | None:
         return self._here()
@@ -136,15 +143,16 @@ class Compression(TorchCompression, Factories):
             MismatchError: ranks were given different options, parameters or versions.
             ExchangeError: not every rank arrived in time.
         """
-        if self._arguments is None:
+        if self._unwrapped() or (self._session and self._session.exchanges == "updates"):
             raise ConfigError("this compression has a module already; a compression serves one, and is registered once")
         refuse_no_optimizer(optimizer)
-        leave_other(model)
+        for module in divided.modules(model):
+            module.reshard()  # a forward pass without a backward one leaves the root's parameters whole
         trained = [(name, one) for name, one in self._given if one.requires_grad]
-        divided.check_model(model, trained, [one for one in self._given if not one[1].requires_grad])
-        session = self._meet(replicate)
+        frozen = [one for one in self._given if not one[1].requires_grad]
+        session = self._meet(replicate, lambda: divided.check_model(model, trained, frozen))
         with self._explained():
-            begin_alike(model, session, self._job.group)
+            begin_alike([*model.named_parameters(), *model.named_buffers()], session, self._job.group)
         self._attach_all(
             optimizer,
             second_moment=second_moment,
@@ -156,22 +164,49 @@ class Compression(TorchCompression, Factories):
         self._follow(model, session)
         return model
 
-    def _meet(self, replicate: object) -> Session:
-        """Let the ranks of all shards and replicas meet; return the session of this rank's shard."""
-        assert self._arguments is not None
+    def _meet(self, replicate: object, check: Callable[[], None]) -> Session:
+        """Let the ranks of all shards and replicas meet, unless they have; return the session of this rank's shard.
+
+        Args:
+            check: refuses what this rank was given.
+        """
+        if self._arguments is None:  # what came after that has failed
+            check()
+            return self._here()
         job: Any = self._job
         self._job = Column(job.replicate if replicate is None else replicate, divided.shard_mesh(self._given))
         with self._explained():
+            with before_handshake(self._job):
+                check()
+                divided.leave_others(self._given)
             super()._start(*self._arguments)
-            session = self._here()
-            mesh = self._job.mesh(session.gather_all(self._job.place_in_grid(), "hvc.grid"))
+            try:
+                mesh = self._compare_columns(session := self._here())
+            except HorovodCompressError:
+                self._closing.close()
+                self._session = None
+                raise
         self._sharded = Sharded(session, self._saved, mesh)
         self._arguments = None
         self._end_look()
         return session
 
+    def _compare_columns(self, session: Session) -> DeviceMesh:
+        """See that all columns have the same options, and are a grid; return its mesh."""
+        reducer = session.reducer
+        shown = handshake.fields(session.methods, reducer.options, [], "", reducer.world)
+        found = session.gather_all([self._job.place_in_grid(), shown], "hvc.grid")
+        if told := differences.difference({place[-1]: theirs for place, theirs in found}):
+            raise MismatchError(told)
+        return self._job.mesh([place for place, _ in found])
+
     def _for_updates(self, replicate: object) -> Session | None:
-        return self._meet(replicate) if self._arguments else self._here()
+        if self._arguments is None:
+            return self._here()
+        session = self._meet(replicate, lambda: None)
+        with self._explained():
+            begin_alike(self._given, session, self._job.group)
+        return session
 
     def _follow(self, model: nn.Module, session: Session) -> None:
         """Take the gradients of a model from now on."""
@@ -186,7 +221,9 @@ class Compression(TorchCompression, Factories):
         try:
             yield
         except HorovodCompressError as error:
-            raise type(error)(f"{error}. {self._job.in_words}") from error
+            if (words := self._job.in_words) in str(error):
+                raise
+            raise type(error)(f"{error}. {words}") from None
 
     @of_an_object
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -204,8 +241,8 @@ class Compression(TorchCompression, Factories):
             ConfigError: no model was registered.
         """
         self._here()
-        unwrapped = self._unwrapped()
-        assert unwrapped is not None
+        if (unwrapped := self._unwrapped()) is None:
+            raise ConfigError("no_sync() is for a model that was registered, and not for update mode")
         return unwrapped.paused()
 
     # ---- state ----
@@ -217,8 +254,15 @@ class Compression(TorchCompression, Factories):
             torch.distributed.checkpoint.save(state, checkpoint_id=folder)
 
         What waits is in it twice: once for the same grid of ranks, and once so that it can be divided anew.
+
+        Raises:
+            ConfigError: a step is under way; or this is update mode, where each rank has more to save.
         """
-        self._here()
+        if self._here().exchanges == "updates":
+            raise ConfigError(
+                "in update mode the optimizer has a part of the state that torch.distributed.checkpoint leaves out: "
+                "save model and optimizer.state_dict() on each rank by torch.save(), and compression.save(folder)"
+            )
         return self._sharded.state()
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
@@ -241,8 +285,8 @@ class Compression(TorchCompression, Factories):
             state = {"model": ..., "optimizer": ..., "compression": compression.resharded(replicas=2)}
             torch.distributed.checkpoint.load(state, checkpoint_id=folder)
 
-        What waits is divided anew, and every replica gets the mean over those that there were: the sum that waits is
-        the same, and the steps that follow are not those of the same grid, bit by bit.
+        What waits is divided anew, and every replica gets the mean over those that there were, so that a step applies
+        what it would have; the steps that follow are not those of the same grid, bit by bit.
 
         Args:
             replicas: how many there were when the checkpoint was saved.
@@ -253,6 +297,8 @@ class Compression(TorchCompression, Factories):
         return Resharded(self._sharded, replicas)
 
     def close(self) -> None:
+        if self._session is None and self._arguments and (text := self._why_unregistered(True)):
+            _log.warning("%s", text)
         self._end_look()
         super().close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -11,8 +11,10 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ...engine.methods import parse
 from ...errors import ConfigError
 from ..torch_dist.checks import check_parameters
+from ..torch_dist.unwrapped import leave_other
 from .grid import RECIPE
 
 Named = Sequence[tuple[str, nn.Parameter]]
@@ -24,6 +26,45 @@ _REPLICATED = "ReplicateModule"
 def modules(model: nn.Module) -> Iterator[Any]:
     """Yield the modules that ``fully_shard`` was called with."""
     yield from (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def check_options(method: Any, options: Mapping[str, Any], shards: int) -> None:
+    """Refuse options that look at a whole tensor, or a whole host, where a rank has a shard.
+
+    Args:
+        method: its name, or what makes it.
+
+    Raises:
+        ConfigError: says what to do.
+    """
+    methods, chosen = parse(method, options)
+    if chosen.exchange == "hierarchical":
+        raise ConfigError(
+            'exchange="hierarchical" shares tensors among the ranks of a host, and fully_shard() does so already: '
+            'divide the model within a host, and leave exchange="auto"'
+        )
+    if shards > 1 and methods.masked:
+        raise ConfigError("masked() looks at whole tensors, and is not supported for a model of several shards yet")
+
+
+def leave_others(named: Named) -> None:
+    """Take the hooks of a closed compression from parameters, and refuse those of others.
+
+    Raises:
+        ConfigError: says which parameter has one.
+    """
+    leave_other(parameter for _, parameter in named)
+    for name, parameter in named:
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            raise ConfigError(
+                f"{name} has a hook that is called when its gradient is there, {_name_of(hook)}, such as an optimizer's "
+                "step in the backward pass; gradients are those of all replicas only when backward() returns: let the "
+                "optimizer make its step after that"
+            )
+
+
+def _name_of(hook: object) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__name__))
 
 
 def check_model(model: object, named: Named, others: Named) -> None:
@@ -55,13 +96,6 @@ def check_model(model: object, named: Named, others: Named) -> None:
             "compression; for a model that is whole on every rank, use horovod_compress.ddp"
         )
     check_parameters(model.named_parameters(), model, named, others)
-    for name, parameter in named:
-        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-            raise ConfigError(
-                f"{name} has a hook that is called when its gradient is there, {hook!r:.100}, such as an optimizer's "
-                "step in the backward pass; gradients are those of all replicas only when backward() returns: let the "
-                "optimizer make its step after that"
-            )
 
 
 def shard_mesh(named: Named) -> DeviceMesh:
@@ -77,7 +111,8 @@ def shard_mesh(named: Named) -> DeviceMesh:
         if not isinstance(parameter, DTensor):
             raise ConfigError(
                 f"{name} is not divided among ranks: call fully_shard() with the whole model, after its blocks, and "
-                "then create the compression, with the parameters that the model has by then"
+                "then create the compression, with the parameters that the model has by then; after a forward pass "
+                "without a backward one, call model.reshard() first"
             )
         mesh, kinds = parameter.device_mesh, parameter.placements
         if mesh.ndim > 1 and any(kind.is_replicate() for kind in kinds):
@@ -94,7 +129,7 @@ def shard_mesh(named: Named) -> DeviceMesh:
         meshes.setdefault(mesh, name)
     if len(meshes) > 1:
         raise ConfigError(
-            f"{' and '.join(list(meshes.values())[:2])} are divided along different dimensions, {[*meshes]!r:.200}; "
-            "create a compression for the parameters of each"
+            f"{' and '.join(list(meshes.values())[:2])} are divided along different dimensions, {[*meshes]!r:.200}, "
+            "which is not supported: give all calls of fully_shard() the same mesh"
         )
     return next(iter(meshes))

@@ -136,8 +136,8 @@ class Compression(TorchCompression, Factories):
             checks.check_model(model, self._job.group, session.steps.named, session.others)
         else:
             checks.check_unwrapped(model, session.steps.named, session.others)
-            leave_other(model)
-            begin_alike(model, session, self._job.group)
+            leave_other(model.parameters())
+            begin_alike([*model.named_parameters(), *model.named_buffers()], session, self._job.group)
 
     @of_an_object
     def no_sync(self) -> contextlib.AbstractContextManager[None]:

@@ -28,6 +28,7 @@ class TorchCompression(BaseCompression):
     _job: TorchJob
     _unwrapped: Callable[[], Unwrapped | None] = staticmethod(lambda: None)  # the module keeps it
     _unexchanged: Unexchanged
+    _told = False
 
     def _hooks(self, job: Job) -> Hooks:
         self._told = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -305,13 +305,13 @@ class _Hook:
 _in_use: weakref.WeakKeyDictionary[nn.Module, Unwrapped] = weakref.WeakKeyDictionary()
 
 
-def leave_other(module: nn.Module) -> None:
-    """Take the hooks of a closed compression from a module.
+def leave_other(parameters: Iterable[nn.Parameter]) -> None:
+    """Take the hooks of a closed compression from the parameters of a module.
 
     Raises:
-        ConfigError: it has one that is in use.
+        ConfigError: they have one that is in use.
     """
-    for parameter in module.parameters():
+    for parameter in parameters:
         hooks: Any = parameter._post_accumulate_grad_hooks or {}
         for key, hook in list(hooks.items()):
             if isinstance(hook, _Hook) and not hook.is_over():
@@ -326,14 +326,17 @@ def leave_other(module: nn.Module) -> None:
 # ---- all ranks begin alike ----
 
 
-def begin_alike(module: nn.Module, session: Session, group: Any) -> None:
+def begin_alike(of_module: Iterable[tuple[str, Tensor]], session: Session, group: Any) -> None:
     """Let every rank begin with the parameters and buffers of rank 0, as DistributedDataParallel does.
+
+    Args:
+        of_module: these, by name.
 
     Raises:
         MismatchError: the modules of ranks differ.
         ExchangeError: not every rank came in time.
     """
-    named = [(name, local(one)) for name, one in [*module.named_parameters(), *module.named_buffers()]]
+    named = [(name, local(one)) for name, one in of_module]
     mine = [[name, f"{tensor.dtype}".removeprefix("torch."), list(tensor.shape)] for name, tensor in named]
     for rank, theirs in enumerate(session.gather(mine, "hvc.register", by_name=True)):
         if theirs == mine:

@@ -175,6 +175,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "checkpoints": {"checkpoints": True},
     "offload": {"offload": True},
     "a scaler, and an infinity in one shard": {"scaler": True, "bad": [3, 3]},
+    "compiled": {"compiled": True},
     "bfloat16 reduction": {"precision": (BF16, BF16)},
 }
 
@@ -215,7 +216,7 @@ def conserved(method: str, options: dict[str, Any]) -> float:
         optimizer.step()
         optimizer.zero_grad()
     far = size = 0.0
-    waiting = compression.state_dict()["residuals"].get("residual", {})
+    waiting = residuals(compression)
     for name, total, given in zip(names, sums, results, strict=True):
         mean = waiting[name].to_local()[0].double() if name in waiting else torch.zeros_like(total)
         dist.all_reduce(mean, group=MESH["replicate"].get_group())
@@ -269,6 +270,11 @@ def refused() -> dict[str, str]:
             parameter.register_post_accumulate_grad_hook(lambda one: None)
         made.register(model, replicate=MESH["replicate"])
 
+    def columns() -> Any:
+        one = model_of()
+        method = "topk" if rank() % SHARDS else "none"
+        hvc.Compression.create(method, one.named_parameters(), timeout=LONG).register(one, replicate=MESH["replicate"])
+
     def twice() -> Any:
         model = model_of()
         made = create(model, replicate=MESH["replicate"])
@@ -285,11 +291,17 @@ def refused() -> dict[str, str]:
         "the other dimension": lambda: create(one := model_of()).register(one, replicate=MESH["shard"]),
         "both dimensions": lambda: create(one := model_of()).register(one, replicate=MESH),
         "a hook": stepping,
-        "wrapped": lambda: create(model_of()).register(DistributedDataParallel(Net()), replicate=MESH["shard"]),
+        "wrapped": lambda: create(model_of()).register(DistributedDataParallel(Net()), replicate=MESH["replicate"]),
         "twice": twice,
         "not registered": lambda: create(model_of()).stats(),
         "a scaler before": lambda: create(model_of()).follow(torch.amp.GradScaler("cpu")),
         "an option": lambda: hvc.Compression.topk(model_of().named_parameters(), density=7),
+        "other options of another shard": columns,
+        "hosts": lambda: create(model_of(), exchange="hierarchical"),
+        "masks": lambda: hvc.Compression.create(hvc.masked("topk"), model_of().named_parameters()),
+        "local steps": lambda: hvc.DistributedUpdateOptimizer(
+            torch.optim.SGD((one := model_of()).parameters(), lr=0.1), one.named_parameters(), create(one)
+        ),
         "no optimizer": lambda: create(one := model_of()).register(one, [], replicate=MESH["replicate"]),
     }
     return {name: told(case) for name, case in cases.items()}
@@ -323,9 +335,15 @@ def of_a_rank(method: str, steps: range, where: str, *, mesh: DeviceMesh = MESH,
     return found, waits
 
 
+def residuals(compression: Any) -> dict[str, Any]:
+    """Return what waits on all ranks, by name."""
+    (kept,) = (part for name, part in compression.state_dict().items() if name.startswith("residuals of"))
+    return kept.get("residual", {})  # type: ignore[no-any-return]
+
+
 def waiting(compression: Any) -> list[float]:
     """Return the sum of each tensor of what waits, as a mean over replicas."""
-    kept = compression.state_dict()["residuals"].get("residual", {})
+    kept = residuals(compression)
     return [float(tensor.full_tensor().double().sum()) / tensor.shape[0] for tensor in kept.values()]
 
 
@@ -353,6 +371,43 @@ def other_grid(method: str) -> str:
     return "nothing was raised"
 
 
+def before_registering() -> dict[str, Any]:
+    """Return what happens where a program does other things first: evaluates, loads a state, forgets to register."""
+    model = divided(Net(), MESH["shard"], {})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    compression = hvc.Compression.topk(model.named_parameters(), min_elements=40, verify_every=1, timeout=LONG)
+    shown = repr(compression)
+    with torch.no_grad():
+        loss_of(model, 0)  # the root's parameters stay whole now
+    get_state_dict(model, optimizer)  # makes a step without gradients
+    wrong = ""
+    try:
+        compression.register(model, torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), replicate=MESH["replicate"])
+    except hvc.ConfigError as error:
+        wrong = str(error)
+    compression.register(model, optimizer, replicate=MESH["replicate"])
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    dcp.save({"compression": compression}, checkpoint_id=folder() / "before")  # some shards go uncompressed
+    equal = len({digest(weights) for weights in of_all(whole(model))}) == 1
+    compression.close()
+    return {"shown": shown, "wrong": wrong, "equal": equal, "other": other_checkpoint()}
+
+
+def other_checkpoint() -> str:
+    """Return what torch says where a checkpoint of another grid is loaded as that of this one."""
+    _, _, compression = made("topk", {"options": {"min_elements": 40}}, grid(4, 1))
+    try:
+        dcp.load({"compression": compression}, checkpoint_id=folder() / "before")
+    except dcp.api.CheckpointException as error:  # which is no Exception
+        return str(error)
+    finally:
+        compression.close()
+    return "nothing was raised"
+
+
 OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 
@@ -367,9 +422,6 @@ def local_steps(method: str, mesh: DeviceMesh, bad: int = -1) -> tuple[list[Tens
     )  # fmt: skip
     told = []
     row = range(SHARDS * (rank() // SHARDS), SHARDS * (rank() // SHARDS + 1))
-    with torch.no_grad():  # they begin alike, as a program's own broadcast lets them
-        for parameter in model.parameters():
-            dist.broadcast(parameter.to_local(), group=mesh["replicate"].get_group(), group_src=0)
     for step in range(12):
         optimizer.zero_grad()
         ranks = [rank()] if mesh is MESH else row
@@ -416,6 +468,7 @@ for name in ASKED.get("more", ()):
             "norms": lambda: [norms(True), norms(False)],
             "refused": refused,
             "updates": updates,
+            "before": before_registering,
             "raise": lambda: train(
                 "topk", {"bad": [2, rank()] if rank() == 3 else [], "options": {"nonfinite": "raise"}}
             )[2],
