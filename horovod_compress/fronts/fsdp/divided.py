@@ -57,9 +57,9 @@ def leave_others(named: Named) -> None:
     for name, parameter in named:
         for hook in (parameter._post_accumulate_grad_hooks or {}).values():
             raise ConfigError(
-                f"{name} has a hook that is called when its gradient is there, {_name_of(hook)}, such as an optimizer's "
-                "step in the backward pass; gradients are those of all replicas only when backward() returns: let the "
-                "optimizer make its step after that"
+                f"{name} has a hook that is called when its gradient is there, {_name_of(hook)}, such as an "
+                "optimizer's step in the backward pass; gradients are those of all replicas only when backward() "
+                "returns: let the optimizer make its step after that"
             )
 
 
