@@ -28,7 +28,7 @@ from .copies import copied
 from .reports import Counters
 from .saving import Saved
 from .session import Closing, Session, await_dropped, look_for_steps, meetings, weakly
-from .startup import Wrap, as_it_is, before_handshake, start
+from .startup import Wrap, as_at_first, as_it_is, before_handshake, start
 from .update_options import FOR_UPDATES, TAKEN
 
 Scaler = TypeVar("Scaler")
@@ -81,13 +81,13 @@ class BaseCompression(metaclass=_Listed):
         self.method = str(getattr(method, "name", method))
         self._job = job
         if job.included():
-            self._start(method, listed(named_parameters), options, wrap)
+            self._start(method, named_parameters, options, wrap)
 
     def _start(self, method: Any, named: Any, options: Mapping[str, Any], wrap: Wrap) -> None:
         """Meet the other ranks; from then on there is a session."""
         with before_handshake(self._job):
-            given, method, options, said = names.in_arguments(named, method, options)
-        self._made_of, self.number = (method, given, options, wrap), next(meetings)
+            given, method, options, said = names.in_arguments(listed(named), method, options)
+        self._made_of, self._number = (method, given, options, wrap), next(meetings)
         self._connect()
         if said and self._job.rank == 0:
             _log.info("%s", said)
@@ -95,6 +95,11 @@ class BaseCompression(metaclass=_Listed):
     def _connect(self) -> None:
         """Connect the ranks of the job, and begin with nothing kept; again after a reset of an elastic job."""
         (method, given, options, wrap), job = self._made_of, self._job
+        first = self._session is None
+        with contextlib.nullcontext() if first else as_at_first(given, self._here().reducer.plan.names()):
+            self._connect_with(method, given, options, wrap, job)
+
+    def _connect_with(self, method: Any, given: Any, options: Mapping[str, Any], wrap: Wrap, job: Job) -> None:
         methods, reducer = start(method, given, options, job, self._hooks(job), wrap)
         self._closing = Closing(self, job)
         self._closing.add(reducer.close)
@@ -169,6 +174,10 @@ class BaseCompression(metaclass=_Listed):
         """Return the session of this rank, None where it takes no part."""
         return self._session
 
+    def _current(self) -> Session:
+        """Return the session among the ranks that are there now, which change in an elastic job."""
+        return self._here()
+
     def _here(self) -> Session:
         """Return the session of this rank.
 
@@ -229,7 +238,7 @@ class BaseCompression(metaclass=_Listed):
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's step and residuals; every rank saves its own, between two steps."""
-        self._here()
+        self._current()
         return self._saved.state()
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
@@ -244,7 +253,7 @@ class BaseCompression(metaclass=_Listed):
             StateError: the state is malformed, or belongs to another method, rank, number of ranks, model or plan.
             CorruptFrameError: its checksums show that it has changed since it was saved.
         """
-        session = self._here()
+        session = self._current()
         self._saved.load(state, residuals)
         self._renumber(session)
 
@@ -261,7 +270,7 @@ class BaseCompression(metaclass=_Listed):
             ConfigError: some rank could not write its part, and says why; every rank raises it. Or another job has
                 saved there since this one did, or another compression of this process saves there.
         """
-        self._here()
+        self._current()
         self._saved.save_folder(folder)
 
     def load(self, folder: str | os.PathLike[str], residuals: str = "refuse") -> None:
@@ -278,7 +287,7 @@ class BaseCompression(metaclass=_Listed):
             StateError: the checkpoint is missing, or belongs to another method, model, schedule or number of ranks.
             CorruptFrameError: a file is not, byte for byte, what was written.
         """
-        session = self._here()
+        session = self._current()
         self._saved.load_folder(folder, residuals)
         self._renumber(session)
 

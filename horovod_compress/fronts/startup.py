@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch import nn
 
 from ..codecs.base import Codec, check_world, tables_that_stay, variants_of
 from ..codecs.masked import Masked
@@ -149,6 +150,23 @@ def before_handshake(job: Job) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         refuse(error, job)
+
+
+@contextlib.contextmanager
+def as_at_first(named: Sequence[tuple[str, nn.Parameter]], exchanged: Iterable[str]) -> Iterator[None]:
+    """Let parameters need a gradient that did so when ranks first connected: some may be frozen since, or trained.
+
+    Args:
+        exchanged: the names of those.
+    """
+    first, now = frozenset(exchanged), [(parameter, parameter.requires_grad) for _, parameter in named]
+    try:
+        for name, parameter in named:
+            parameter.requires_grad_(name in first)
+        yield
+    finally:
+        for parameter, needs in now:
+            parameter.requires_grad_(needs)
 
 
 def specs(named: object) -> list[TensorSpec]:

@@ -157,6 +157,7 @@ def _wrapped(
     made._number = next(meetings)
     made._serve(compression, session)
     made._check_caller = compression._check_update_step
+    made._compression = compression
     made._last_hook = made.register_step_pre_hook(uncompiled(lambda *given: made._updates.prepare())).id
     # Before the exchange, if one follows. And the compression is in use as long as the optimizer.
     made.register_step_post_hook(uncompiled(lambda *given: compression._counters.reports.look()))
@@ -185,6 +186,7 @@ class UpdateMode:
     _planned: frozenset[nn.Parameter]  # those that are exchanged; none with one rank
     _last_hook: int
     _check_caller: Callable[[], None]  # refuses a step that is none
+    _compression: Any
     _agree: Callable[[NonFiniteError | None], NonFiniteError | None]  # with ranks that have other shards
     _optimizer_step_pre_hooks: OrderedDict[int, Any]
     param_groups: list[dict[str, Any]]

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...engine.agreement import differences, handshake
 from ...engine.job import Job
-from ...engine.names import in_arguments, pairs
+from ...engine.names import in_arguments, listed, pairs
 from ...engine.reducer import Hooks
 from ...errors import ConfigError, HorovodCompressError, MismatchError
 from ..factories import RanksOption, add_factories, of_an_object
@@ -74,6 +74,7 @@ class Compression(TorchCompression, Factories):
 
     def _start(self, method: Any, named: Any, options: Mapping[str, Any], wrap: Wrap) -> None:
         """Check what needs no other ranks, which meet in :meth:`register`."""
+        named = listed(named)
         given, own, others, _ = in_arguments(named, method, options)
         check_alone(own, given, others)
         self._given = pairs(given)

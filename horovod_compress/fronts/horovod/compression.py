@@ -93,10 +93,9 @@ class Compression(BaseCompression, Factories):
     # ---- the resets of an elastic job ----
 
     def _current(self) -> Session:
-        """Return the session among the ranks that are there now: in an elastic job these change."""
         if self._resets is not None:
             self._resets.go_on()
-        return self._here()
+        return super()._current()
 
     def _restart(self, job: HorovodJob) -> None:
         """Connect other ranks once the session of before has ended; nothing is kept, and no optimizer known yet."""
@@ -220,7 +219,8 @@ class Compression(BaseCompression, Factories):
         optimizer = None if self._attached else calling_optimizer(self)
         if optimizer is not None:
             self._check_same_ranks(optimizer)
-            explain(optimizer, self._why_ended)
+            if not any(optimizer is other for other in self._watched):
+                explain(optimizer, self._why_ended)
             if not session.steps.met:
                 self._meet(session, [optimizer], "auto")
         return bool(self._attached)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import horovod.torch as hvd
 from horovod.common.exceptions import HostsUpdatedInterrupt
 from horovod.torch.elastic import state as stock
 
@@ -91,12 +90,34 @@ class UpdateModeHandler(stock.OptimizerStateHandler):  # type: ignore[misc]
 
     def sync(self) -> None:
         """Give new ranks the optimizer's state of rank 0, and all the common weights and counters."""
-        members = hvd.allgather_object(self._member)
+        compression: Compression = self.value._compression
+        session, resets = compression._here(), compression._resets
+        members = session.gather(self._member, "hvc.elastic")
         if any(members):
-            state = hvd.broadcast_object(self.value.state_dict())
             mine = self.value.state_dict()
-            self.value.load_state_dict({**mine, STATE_KEY: state[STATE_KEY]} if self._member else state)
+            shown = {STATE_KEY: mine[STATE_KEY]} | ({} if all(members) else _by_texts(mine))
+            given = resets.received(shown if session.reducer.rank == 0 else None)
+            self.value.load_state_dict({**(mine if self._member else _by_numbers(given)), STATE_KEY: given[STATE_KEY]})
         self._member = True
+
+
+def _by_texts(state: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state with texts for the numbers of parameters, as what is sent has them."""
+    kept = {str(number): dict(part) for number, part in state["state"].items()}
+    return {"state": kept, "param_groups": [dict(group) for group in state["param_groups"]]}
+
+
+def _by_numbers(given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "state": {int(number): part for number, part in given["state"].items()},
+        "param_groups": [
+            {
+                name: tuple(value) if isinstance(value, list) and name != "params" else value
+                for name, value in group.items()
+            }
+            for group in given["param_groups"]
+        ],
+    }
 
 
 # ---- the state of the job ------------------------------------------------------------------------

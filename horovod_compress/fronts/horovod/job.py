@@ -203,9 +203,9 @@ def broadcast(data: torch.Tensor, name: str, process_set: Any, seconds: float) -
     _wait(hvd.broadcast_async_(data, 0, name=name, process_set=process_set), Deadline(seconds), lambda: False)
 
 
-def to_next(data: torch.Tensor, name: str, job: HorovodJob, seconds: float) -> torch.Tensor:
-    """Send a tensor to the next rank, the last to rank 0; return that of the rank before. Likewise."""
-    counts = [data.numel() if rank == (job.rank + 1) % job.size else 0 for rank in range(job.size)]
+def to_another(data: torch.Tensor, ahead: int, name: str, job: HorovodJob, seconds: float) -> torch.Tensor:
+    """Send a tensor to the rank so many places ahead, counted round; return that of the one as far behind. Likewise."""
+    counts = [data.numel() if rank == (job.rank + ahead) % job.size else 0 for rank in range(job.size)]
     splits = torch.tensor(counts, dtype=torch.int32)
     handle = hvd.alltoall_async(data, splits, name=name, process_set=job.process_set)
     found: Any = _wait(handle, Deadline(seconds), lambda: False)

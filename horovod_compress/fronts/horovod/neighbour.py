@@ -1,7 +1,7 @@
 """Copies of what waits on a rank of an elastic job, which its neighbour holds from commit to commit.
 
-Each rank sends its own to the next one, the last to rank 0. Where a rank dies, the one that has its copy adds that to
-its own: residuals enter the mean over ranks, so it does not matter who has them.
+Each rank sends its own to one on another host, where there is any. Where a rank dies, the one that has its copy adds
+that to its own: residuals enter the mean over ranks, so it does not matter who has them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from ...engine.saved import checksums
 from ...engine.saved.redistribute import added, of_one_rank
-from .job import HorovodJob, to_next
+from .job import HorovodJob, to_another
 
 
 class Neighbour:
@@ -33,19 +33,20 @@ class Neighbour:
             self._mine += part
         return len(self._mine)
 
-    def exchange(self, sizes: list[int], job: HorovodJob, seconds: float) -> None:
-        """Send that to the next rank, and hold what the one before has sent; all ranks call this.
+    def exchange(self, sizes: list[int], ahead: int, job: HorovodJob, seconds: float) -> None:
+        """Send that to a rank so many places ahead, and hold what another has sent; all ranks call this.
 
         Args:
             sizes: what :meth:`prepare` has returned on each rank.
+            ahead: the same on all ranks; at least 1, and less than there are.
 
         Raises:
             ExchangeError, HorovodInternalError: some rank did not come; what was held before still is.
         """
         if job.size > 1:
-            before, number = (job.rank - 1) % job.size, len(self._mine)
+            before, number = (job.rank - ahead) % job.size, len(self._mine)
             self._mine += bytes(-number % 8)  # counts of elements have 32 bits
-            found = to_next(torch.frombuffer(self._mine, dtype=torch.int64), "hvc.elastic.copy", job, seconds)
+            found = to_another(torch.frombuffer(self._mine, dtype=torch.int64), ahead, "hvc.elastic.copy", job, seconds)
             self._held = checksums.parse(bytearray(found.numpy().tobytes()[: sizes[before]]))
             self.rank = before
         else:

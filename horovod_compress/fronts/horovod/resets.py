@@ -85,7 +85,7 @@ class Resets:
         self._pooled: State | None = None  # likewise, of all ranks of before together
         self._norms: list[float] = []
         self._neighbour, self._copies = Neighbour(), copies
-        self._unshown = False  # whether the norms are of an earlier commit
+        self._unshown = True  # whether norms and copies are of an earlier commit
         self._due = self._member = False
         self._unloaded = False  # ranks are connected, and have not begun to go on
         compression._resets = self
@@ -117,7 +117,7 @@ class Resets:
         """Return what ranks have to meet for after a reset, numbered as in the program, by which new ranks meet."""
         if not self._is_due():
             return []
-        found = [(self._compression.number, self._connect)]
+        found = [(self._compression._number, self._connect)]
         if (optimizer := self._compression._here().updating) is not None:
             found.append((optimizer._number, partial(self._agree, optimizer)))
         return found
@@ -133,7 +133,7 @@ class Resets:
         compression._here().updating = before.updating
         if (scaler := before.steps.scale.scaler) is not None:
             compression._here().steps.scale.follow(scaler)
-        self._due, self._unloaded, self._unshown = False, True, False
+        self._due, self._unloaded = False, True
 
     def _agree(self, optimizer: Any) -> None:
         """Let the optimizer in update mode go on among these ranks."""
@@ -158,7 +158,7 @@ class Resets:
         if self._unloaded or not all(stays):
             self._take(self._share(session, mine, found, stays))
         self._before, self._pooled = self._committed, None
-        self._member, self._unloaded, self._unshown = True, False, True
+        self._member, self._unloaded = True, False
         self.show()
 
     # ---- before ranks leave ----
@@ -212,13 +212,15 @@ class Resets:
         self._unshown = False
         session = self._compression._here()
         size = self._neighbour.prepare(self._committed) if self._copies else 0
-        found = session.gather([_norm_of(self._committed), size], _MEETING)
-        self._norms = [norm for norm, _ in found]
-        sizes = [size for _, size in found]
+        found = session.gather([_norm_of(self._committed), size, int(hvd.local_size())], _MEETING)
+        self._norms = [norm for norm, *_ in found]
+        sizes = [size for _, size, _ in found]
         if bool(min(sizes)) != bool(max(sizes)):
             raise ConfigError("some ranks were given neighbour_copy=True and some not; give all ranks the same")
         if self._copies:
-            self._neighbour.exchange(sizes, self._compression._job, session.reducer.options.longest_seconds)
+            on_a_host = max(local for *_, local in found)
+            ahead = on_a_host if on_a_host < len(found) else 1  # Horovod gives up the whole host of a rank that dies
+            self._neighbour.exchange(sizes, ahead, self._compression._job, session.reducer.options.longest_seconds)
 
     # ---- what goes on ----
 
@@ -231,7 +233,7 @@ class Resets:
             mine = self._before
             whole = common_of(mine, own_tables)
         if not all(stays) or len({each.step for each in found}) > 1:
-            whole = self._received(whole if rank == 0 else None)
+            whole = self.received(whole if rank == 0 else None)
         before, now = mine["world"] if stays[rank] else found[0].world, len(found)
         less, more = before / now, now / before  # residuals enter a mean over ranks, or a sum
         summed = found[0].summed
@@ -254,11 +256,12 @@ class Resets:
         compression._renumber(compression._here())
         if compression._attached and not compression._here().steps.met:
             compression._attach_again()
+        # What is known of other ranks' commits goes with this rank's own: their numbers are those of the same ranks.
         if not self._member or self._committed["step"] == state["step"]:
-            self._committed = state  # as of the same commit, among these ranks
-        self._neighbour.forget()
+            self._committed, self._unshown = state, True  # as of the same commit, among these ranks
+            self._neighbour.forget()
 
-    def _received(self, state: Mapping[str, Any] | None) -> State:
+    def received(self, state: Mapping[str, Any] | None) -> State:
         """Return the state that rank 0 gives."""
         compression = self._compression
         session, group = compression._here(), compression._job.process_set
