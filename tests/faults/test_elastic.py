@@ -154,7 +154,7 @@ def test_a_rank_is_killed(tmp_path: Path, victim: int, after: float) -> None:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("after", slow(0.0, 0.2))
+@pytest.mark.parametrize("after", slow(0.0, 0.2, 0.45))
 def test_nothing_is_lost_with_a_rank_of_which_there_is_a_copy(tmp_path: Path, after: float) -> None:
     conserve = ("topk", "spardl", "onebit_adam", "sketch_fusion", "powersgd", "onebit")
     trained = [*of(*conserve), *of("topk", path="stock"), *of("topk", path="update"), *of("topk", sum=True)]

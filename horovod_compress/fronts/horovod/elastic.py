@@ -4,7 +4,7 @@
 
 The compression object stays, as its optimizer has it; its session is made anew for each run of Horovod:
 
-    commit()                save: a copy in host memory; ranks then show each other the norms of what waits
+    commit()                ranks show each other the norms of what waits; then save: a copy in host memory
     hosts will change       on all ranks at the same commit: what waits is pooled among them, and connections are closed
     a rank has failed       restore: back to the copy, and connections are closed
     after the reset         ranks connect again, before anything else that new ranks meet for; then rank 0 gives new
@@ -132,7 +132,7 @@ def _watch(state: Any, resets: Resets) -> None:
         _watched[state].append(resets)
         return
     several = _watched[state] = [resets]
-    sync, check_host_updates = state.sync, state.check_host_updates
+    sync, check_host_updates, commit = state.sync, state.check_host_updates, state.commit
 
     def connect_then_sync() -> None:
         for _, meet in sorted((meeting for each in several for meeting in each.meetings()), key=lambda one: one[0]):
@@ -150,8 +150,11 @@ def _watch(state: Any, resets: Resets) -> None:
             for each in several:
                 each.part()
             raise
+
+    def show_then_commit() -> None:
         for each in several:
-            each.show()
+            each.begin_commit()
+        commit()
 
     # Not by setattr, which asks for handlers that are not there yet.
-    vars(state).update(sync=connect_then_sync, check_host_updates=check_then_part)
+    vars(state).update(sync=connect_then_sync, check_host_updates=check_then_part, commit=show_then_commit)

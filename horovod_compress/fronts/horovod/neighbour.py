@@ -25,6 +25,7 @@ class Neighbour:
 
     def __init__(self) -> None:
         self.rank, self._held, self._mine = -1, dict[str, Any](), bytearray()
+        self._coming: tuple[int, dict[str, Any]] = -1, {}  # of a commit that is not done yet
 
     def prepare(self, mine: Mapping[str, Any]) -> int:
         """Write down what is this rank's own; return its bytes, which ranks show each other."""
@@ -47,15 +48,18 @@ class Neighbour:
             before, number = (job.rank - ahead) % job.size, len(self._mine)
             self._mine += bytes(-number % 8)  # counts of elements have 32 bits
             found = to_another(torch.frombuffer(self._mine, dtype=torch.int64), ahead, "hvc.elastic.copy", job, seconds)
-            self._held = checksums.parse(bytearray(found.numpy().tobytes()[: sizes[before]]))
-            self.rank = before
+            self._coming = before, checksums.parse(bytearray(found.numpy().tobytes()[: sizes[before]]))
         else:
-            self.forget()
+            self._coming = -1, {}
         self._mine = bytearray()
+
+    def take(self) -> None:
+        """Hold what was exchanged last: it is committed."""
+        (self.rank, self._held), self._coming = self._coming, (-1, {})
 
     def forget(self) -> None:
         """Hold nothing."""
-        self.rank, self._held = -1, {}
+        (self.rank, self._held), self._coming = (-1, {}), (-1, {})
 
     def added_to(self, mine: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's state with what is held."""

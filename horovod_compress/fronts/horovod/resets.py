@@ -49,6 +49,7 @@ class _Shown:
         summed: results are sums over ranks.
         norms: of what waited on all ranks of before, at the last commit, as far as they are known.
         holds: of which rank it has a copy, see :mod:`.neighbour`; -1 for none.
+        committed: the step of its last commit.
     """
 
     member: bool
@@ -59,6 +60,7 @@ class _Shown:
     summed: bool
     norms: Sequence[float]
     holds: int
+    committed: int
 
 
 class Resets:
@@ -83,10 +85,11 @@ class Resets:
         self._committed = self._state()  # as a failure would restore it
         self._before: State = self._committed  # what this rank goes on with after a reset
         self._pooled: State | None = None  # likewise, of all ranks of before together
-        self._norms: list[float] = []
+        self._norms: list[float] = []  # of what waited on all ranks at the last commit
+        self._coming: tuple[State, list[float]] | None = None  # that of the next one, which all ranks have shown
         self._neighbour, self._copies = Neighbour(), copies
-        self._unshown = True  # whether norms and copies are of an earlier commit
         self._due = self._member = False
+        self._late = False  # it has joined since the last commit of the others
         self._unloaded = False  # ranks are connected, and have not begun to go on
         compression._resets = self
 
@@ -94,12 +97,20 @@ class Resets:
 
     def save(self) -> None:
         """Copy all that is kept to host memory."""
-        self._committed = self._before = self._before if self._due else self._state()
-        self._unshown = True
+        coming, self._coming = self._coming, None
+        if coming is not None and not self._is_due():
+            state, self._norms = coming
+            self._neighbour.take()
+        else:  # nothing was shown of it
+            state, self._norms = self._before if self._due else self._state(), []
+            self._neighbour.forget()
+        self._committed = self._before = state
+        self._late = False
 
     def restore(self) -> None:
         """Go back to the last commit, as soon as ranks are together again."""
-        self._before = self._committed
+        self._before, self._coming = self._committed, None
+        self._member = self._member and not self._late  # the others go back to where it was not there
         if self._pooled is not None and self._pooled["step"] != self._before["step"]:
             self._pooled = None
         self._end_session()
@@ -151,15 +162,23 @@ class Resets:
         mine, before = self._pooled or self._before, self._before
         shown = _Shown(
             self._member, before["step"], self._pooled is not None, before["rank"], before["world"], self._is_summed(),
-            self._norms, self._neighbour.rank,
+            self._norms, self._neighbour.rank, self._committed["step"],
         )  # fmt: skip
         found = [_Shown(**each) for each in session.gather(asdict(shown), _MEETING)]
         stays = _who_stays(found)
         if self._unloaded or not all(stays):
             self._take(self._share(session, mine, found, stays))
+        else:
+            self._committed = self._state()
+        at = self._compression._here().reducer.step
+        if all(each.committed == at for each, stay in zip(found, stays, strict=True) if stay):
+            self._committed = self._state()  # as of the same commit, among these ranks
+            self._show(self._committed)
+            self.save()
+        elif not stays[session.reducer.rank]:
+            self._committed, self._late = self._state(), True
         self._before, self._pooled = self._committed, None
         self._member, self._unloaded = True, False
-        self.show()
 
     # ---- before ranks leave ----
 
@@ -205,15 +224,19 @@ class Resets:
 
         return add_up
 
-    def show(self) -> None:
-        """After a commit, let ranks know what would be lost with each other, and have copies of it."""
-        if not self._unshown or self._is_due():
-            return
-        self._unshown = False
+    def begin_commit(self) -> None:
+        """Before all ranks commit, let them know what would be lost with each other, and have copies of it."""
+        if not self._is_due():
+            self._show(self._state())
+
+    def _show(self, state: State) -> None:
+        """Show the other ranks what :meth:`save` is about to keep, once all have shown it.
+
+        Where one of them fails meanwhile, all go back to the commit of before, and have what belongs to that.
+        """
         session = self._compression._here()
-        size = self._neighbour.prepare(self._committed) if self._copies else 0
-        found = session.gather([_norm_of(self._committed), size, int(hvd.local_size())], _MEETING)
-        self._norms = [norm for norm, *_ in found]
+        size = self._neighbour.prepare(state) if self._copies else 0
+        found = session.gather([_norm_of(state), size, int(hvd.local_size())], _MEETING)
         sizes = [size for _, size, _ in found]
         if bool(min(sizes)) != bool(max(sizes)):
             raise ConfigError("some ranks were given neighbour_copy=True and some not; give all ranks the same")
@@ -221,6 +244,8 @@ class Resets:
             on_a_host = max(local for *_, local in found)
             ahead = on_a_host if on_a_host < len(found) else 1  # Horovod gives up the whole host of a rank that dies
             self._neighbour.exchange(sizes, ahead, self._compression._job, session.reducer.options.longest_seconds)
+            session.gather(None, _MEETING)  # all have theirs
+        self._coming = state, [norm for norm, *_ in found]
 
     # ---- what goes on ----
 
@@ -256,10 +281,6 @@ class Resets:
         compression._renumber(compression._here())
         if compression._attached and not compression._here().steps.met:
             compression._attach_again()
-        # What is known of other ranks' commits goes with this rank's own: their numbers are those of the same ranks.
-        if not self._member or self._committed["step"] == state["step"]:
-            self._committed, self._unshown = state, True  # as of the same commit, among these ranks
-            self._neighbour.forget()
 
     def received(self, state: Mapping[str, Any] | None) -> State:
         """Return the state that rank 0 gives."""
