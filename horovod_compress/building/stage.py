@@ -67,11 +67,15 @@ class Stages:
         _write("" if start else f"        {title} ...\n")
         with log.open("wb") as output, (self.logs / "terminal").open("a") as terminal:
             # A session of its own, to be ended with its compilers; locks are inherited.
+            # And what ends this waits until the process is known.
+            unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
             process = subprocess.Popen(
                 list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 env=environment, start_new_session=True, close_fds=False,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, unblocked),  # noqa: PLW1509  one thread
             )  # fmt: skip
             try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
                 while process.poll() is None and not failed.exists():
                     if start:
                         with contextlib.suppress(BlockingIOError):  # of stages side by side, one has the terminal

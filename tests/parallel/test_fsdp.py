@@ -11,9 +11,10 @@ from tests.support.jobs import run_ranks
 
 SECONDS = 200.0
 WAYS = (
-    "as it is", "kept whole after the forward pass", "bfloat16 weights", "accumulation by no_sync",
+    "for some time", "kept whole after the forward pass", "bfloat16 weights", "accumulation by no_sync",
     "accumulation of whole gradients", "frozen", "checkpoints", "offload", "a scaler, and an infinity in one shard",
 )  # fmt: skip
+FEW = ("as it is", "accumulation by no_sync", WAYS[8])
 CONSERVE = (("topk", {"density": 0.1}), ("ef_signsgd", {}), ("none", {}))
 GRIDS = [(2, 3), (1, 4), (3, 2)]
 
@@ -26,8 +27,8 @@ def run(grid: tuple[int, int], **asked: Any) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     return run(
-        (2, 2), ways=WAYS[:1] + WAYS[3:4] + WAYS[8:], conserve=CONSERVE[:1], resume=["marsit"],
-        more=["norms", "refused", "raise", "updates", "before"],
+        (2, 2), ways=FEW, conserve=CONSERVE[:1], resume=["marsit"],
+        more=["refused", "raise", "updates", "before"],
     )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def check_ways(reports: list[dict[str, Any]], names: tuple[str, ...]) -> None:
 
 
 def test_none_is_what_torch_s_own_hybrid_sharding_does(found: list[dict[str, Any]]) -> None:
-    check_ways(found, WAYS[:1] + WAYS[3:4] + WAYS[8:])
+    check_ways(found, FEW)
     infinity = found[0][WAYS[8]]
     assert infinity["scales"] == [32.0, 32.0]  # a step was skipped on all ranks
 
@@ -49,9 +50,10 @@ def test_what_waits_and_results_are_the_sum_of_gradients(found: list[dict[str, A
     assert all(report["topk conserves"] < 1e-6 for report in found)
 
 
-def test_clipping_sees_the_norm_of_the_exact_mean(found: list[dict[str, Any]]) -> None:
+@pytest.mark.slow
+def test_clipping_sees_the_norm_of_the_exact_mean() -> None:
     """The model is small, so that a ratio of norms is measured roughly, and changes soon."""
-    for report in found:
+    for report in run((2, 2), more=["norms"]):
         matched, control = report["norms"]
         assert abs(matched - 1) < 0.2 and control > 1.5, (matched, control)
 
@@ -67,7 +69,7 @@ def test_a_job_goes_on_with_the_same_bits_or_with_the_same_sum(found: list[dict[
     for report in found:
         way = report["marsit resumes"]
         assert set(way["resumed"].values()) == {way["straight"]}
-        assert len(way["sums"]) == 2 and any(way["saved"])
+        assert way["sums"] and any(way["saved"])
         for sums in way["sums"].values():
             assert sums == pytest.approx(way["saved"], rel=1e-5, abs=1e-7)
         assert "StateError" in report["marsit on another grid"], report["marsit on another grid"]
@@ -152,6 +154,9 @@ def test_bfloat16_reduction_rounds_and_nothing_else() -> None:
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("method", ["topk", "qsgd", "powersgd", "onebit_adam", "loco"])
 def test_other_methods_resume(method: str) -> None:
-    for report in run((2, 2), resume=[method]):
+    for report in run((2, 2), resume=[method], **{"all grids": True}):
         way = report[f"{method} resumes"]
+        assert len(way["sums"]) == 2
+        for sums in way["sums"].values():
+            assert sums == pytest.approx(way["saved"], rel=1e-4, abs=1e-6)
         assert set(way["resumed"].values()) == {way["straight"]}

@@ -22,6 +22,7 @@ def losses(printed: str) -> list[float]:
     return [float(found) for found in re.findall(r"step \d+: loss ([\d.]+), norm [\d.]+, \d+ ms a step", printed)]
 
 
+@pytest.mark.slow
 def test_the_smallest_trains() -> None:
     given = {"name": "minimal_fsdp.py", "words": [], "instead": {"range(12)": "range(2)"}}
     first, *others = run_ranks(4, "example.py", arguments=given, front="torch").reports

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import needs_front, run_ranks
+from tests.support.marks import slow
 
 WORLD = 3
 
 
-@pytest.fixture(scope="module", params=["horovod", "torch"])
+@pytest.fixture(scope="module", params=["horovod", *slow("torch")])
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     needs_front(request.param)
     return run_ranks(WORLD, "sparse.py", timeout=100.0, front=request.param).values()

@@ -166,7 +166,8 @@ def train(method: str | None, case: dict[str, Any]) -> tuple[list[Tensor], list[
 
 #: What torch's own hybrid sharding does, and ours with `none` has to.
 WAYS: dict[str, dict[str, Any]] = {
-    "as it is": {"steps": 20},
+    "as it is": {},
+    "for some time": {"steps": 20},
     "kept whole after the forward pass": {"reshards": False},
     "bfloat16 weights": {"precision": (BF16, torch.float32)},
     "accumulation by no_sync": {"passes": 3},
@@ -352,7 +353,8 @@ def resumed(method: str) -> dict[str, Any]:
     straight, _ = of_a_rank(method, range(20), method)
     _, saved = of_a_rank(method, range(10), method, save="both")
     found = {how: of_a_rank(method, range(10, 20), method, load=how)[0] for how in ("dcp", "folder")}
-    grids = {"1 x 4": grid(1, 4), "4 x 1": grid(4, 1)} if dist.get_world_size() == 4 else {}
+    shapes = ((1, 4), (4, 1)) if ASKED.get("all grids") else ((1, 4),)
+    grids = {str(shape): grid(*shape) for shape in shapes} if dist.get_world_size() == 4 else {}
     sums = {
         name: of_a_rank(method, range(10, 14), method, mesh=mesh, load=str(REPLICAS))[1] for name, mesh in grids.items()
     }
