@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ...engine.saved import checksums
 from ...errors import StateError
@@ -109,20 +109,27 @@ class Sharded:
                     part = part * divisors[name]
                 if kind == _RESIDUAL and name in waiting:
                     part = part + waiting[name]
-                found.setdefault(kind, {})[name] = self._divided(name, part)
+                found.setdefault(kind, {})[name] = self._divided(
+                    name, part.view(1, part.numel()), self._mesh.shape[0], Shard(0)
+                )
         return found
 
     def _zeros(self, name: str) -> Tensor:
         mine = self._parameters[name].to_local()
         return torch.zeros(mine.numel(), dtype=torch.promote_types(mine.dtype, torch.float32), device=mine.device)
 
-    def _divided(self, name: str, local: Tensor) -> DTensor:
+    def _divided(self, name: str, mine: Tensor, replicas: int, along: Placement) -> DTensor:
+        """Return this rank's part of what is kept for a parameter on so many replicas.
+
+        Args:
+            mine: with replicas as the first dimension.
+            along: how these are divided.
+        """
         parameter = self._parameters[name]
-        shape = torch.Size([self._mesh.shape[0], *parameter.shape])
-        dim = _dimension_of(parameter)
-        mine = local.view(1, *parameter.to_local().shape)
+        shape = torch.Size([replicas, *parameter.shape])
         stride = torch.empty(shape, device="meta").stride()
-        placements = [Shard(0), Shard(dim + 1)]
+        placements = [along, Shard(_dimension_of(parameter) + 1)]
+        mine = mine.view(len(mine), *parameter.to_local().shape)
         return DTensor.from_local(mine, self._mesh, placements, run_check=False, shape=shape, stride=stride)
 
     def empty(self, replicas: int) -> dict[str, Any]:
@@ -130,14 +137,9 @@ class Sharded:
         found: dict[str, dict[str, DTensor]] = {}
         for kind, names in self._kinds().items():
             for name in names:
-                parameter = self._parameters[name]
-                shape = torch.Size([replicas, *parameter.shape])
-                mine = self._zeros(name).new_zeros(replicas, *parameter.to_local().shape)
-                stride = torch.empty(shape, device="meta").stride()
-                placements = [Replicate(), Shard(_dimension_of(parameter) + 1)]
-                found.setdefault(kind, {})[name] = DTensor.from_local(
-                    mine, self._mesh, placements, run_check=False, shape=shape, stride=stride
-                )
+                mine = self._zeros(name)
+                mine = mine.new_zeros(replicas, mine.numel())
+                found.setdefault(kind, {})[name] = self._divided(name, mine, replicas, Replicate())
         return {_of(replicas): found, _ABOUT: ""}
 
     def fill(self, state: Mapping[str, Any], replicas: int) -> None:
