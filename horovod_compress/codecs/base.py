@@ -57,7 +57,7 @@ class Law:
         unbiased: the result's expectation over the random bits is the mean of ``x``.
         conserves: result + mean residual afterwards = mean of ``x``, but for rounding: what is not
             sent now is not lost.
-        epsilon: relative size of the rounding of one number on the wire.
+        epsilon: relative size of the rounding of one number on the wire, or where it is kept.
         bound: the error of the result against the mean of ``x``, as a formula.
         error: returns a bound of the expected squared error of the mean, or None where there is none. It takes one
             tensor of a bucket of its own, on each rank; float64.

@@ -193,7 +193,7 @@ def _differs(member: Array | Number) -> str:
 
 def _in_order(arrays: Sequence[Array]) -> list[Array]:
     """Return arrays, with those behind others whose dtype depends on theirs."""
-    return sorted(arrays, key=lambda array: array.kind is Dtype.WORK or isinstance(array.kind, str))
+    return sorted(arrays, key=lambda array: array.kind in (Dtype.WORK, Dtype.KEPT) or isinstance(array.kind, str))
 
 
 def _kind(array: Array, first: str, row: Operation) -> list[str]:
@@ -203,7 +203,8 @@ def _kind(array: Array, first: str, row: Operation) -> list[str]:
         lines = [f"{name}_kind = {first}.dtype", f"if {name}_kind not in _DTYPES: dtype_code({name!r}, {first})"]
     else:
         work, wide = f"WORK_DTYPES[{row.of}_kind]", f"wide({name!r}, {first})"
-        found = work if kind is Dtype.WORK else wide if kind is Dtype.WIDE else str(kind)
+        kept = f"kept_kind({name}_, {work})"
+        found = {Dtype.WORK: work, Dtype.WIDE: wide, Dtype.KEPT: kept}.get(kind, str(kind))  # type: ignore[call-overload]
         lines = [f"{name}_kind = {found}"]
     code = f"{name}_code"
     return [*lines, f"{code} = _DTYPES[{name}_kind]"] if code in row.call else lines

@@ -49,6 +49,7 @@ _UNSAID: dict[str, tuple[Any, ...]] = {
     "residual_decay": (1.0,),
     "average": ("ranks",),
     "block": (1,),
+    "residual_dtype": ("float32",),
 }
 #: Of options that another method had before, one that only the method has to which they came later.
 _BESIDE = {"value_bits": "momentum", "residual_decay": "density"}

@@ -30,6 +30,15 @@ _WAITING = "waiting"
 _LEFT_OUT = (*_PARTS, "carries", _WAITING, checksums.KEY)
 
 
+def rounded(values: Tensor, dtype: torch.dtype, rank: int) -> Tensor:
+    """Return what a rank goes on with of numbers that are equal on all; right on average over ranks in 16 bits, too."""
+    if dtype is not torch.bfloat16:
+        return values.to(dtype)
+    draws = torch.randint(1 << 16, values.shape, dtype=torch.int32, generator=torch.Generator().manual_seed(rank))
+    bits = values.float().view(torch.int32) + draws.to(values.device)
+    return (bits >> 16).to(torch.int16).view(torch.bfloat16)  # what is kept is finite
+
+
 class _Sum:
     """What one tensor adds up to over all ranks that saved."""
 
@@ -44,7 +53,7 @@ class _Sum:
         """Return a new rank's share; of so many ranks that saved, where some have nothing of it."""
         if owned and rank:
             return self.zeros()
-        return (self._total if owned else self._total / (ranks or self._ranks)).to(self._dtype)
+        return rounded(self._total if owned else self._total / (ranks or self._ranks), self._dtype, rank)
 
     def zeros(self) -> Tensor:
         """Return the share of what does not add."""
@@ -144,7 +153,8 @@ def pooled(
     """
 
     def dealt(tensor: Tensor, of: float) -> Tensor:
-        return total(tensor).div_(of)
+        kind = torch.promote_types(tensor.dtype, torch.float32)
+        return rounded(total(tensor.to(kind)).div_(of), tensor.dtype, state["rank"])
 
     kept = {
         kind: {name: dealt(tensors[name], 1.0 if kind in owned else ranks) for name in sorted(tensors)}

@@ -20,6 +20,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
+from ...engine.kept import norm_of
 from ...engine.saved import checksums
 from ...engine.saved.redistribute import Carried, common_of, pooled, resized
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError
@@ -371,8 +372,7 @@ def _own_tables(session: Session) -> frozenset[str]:
 
 
 def _norm_of(state: Mapping[str, Any]) -> float:
-    residuals = state["state"].get("residual", {}).values()
-    return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in residuals if tensor.numel()))
+    return norm_of(state["state"].get("residual", {}).values())
 
 
 def _on_host(part: Any) -> Any:
