@@ -31,7 +31,7 @@ HVC_INLINE void store_kept(BFloat16* into, const Lanes<float>& a, int count, int
   Words both[Lanes<float>::kParts / 2];
   Singles place = lane_numbers() * draws.factor + (uint32_t(element) * draws.factor + draws.moved), rounded[2];
   for (int i = 0; i < Lanes<float>::kParts; ++i) {
-    rounded[i % 2] = kept_bits((Singles)a.part[i], kept_draw(place));
+    rounded[i % 2] = kept_bits((Singles)a.part[i], place);
     place += kFloatsPerVector * draws.factor;
     if (i % 2) both[i / 2] = join_16_bits(rounded[0], rounded[1]);
   }

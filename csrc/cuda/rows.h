@@ -25,8 +25,8 @@ template <class W> struct KeptArray {
   }
   __device__ void put(int64_t i, W value) const {
     if (is_short) {
-      const uint32_t draw = kept_draw(uint32_t(first + i) * draws.factor + draws.moved);
-      static_cast<BFloat16*>(at)[i] = {uint16_t(kept_bits(bit_cast<uint32_t>(float(value)), draw))};
+      const uint32_t place = uint32_t(first + i) * draws.factor + draws.moved;
+      static_cast<BFloat16*>(at)[i] = {uint16_t(kept_bits(bit_cast<uint32_t>(float(value)), place))};
     } else {
       static_cast<W*>(at)[i] = value;
     }

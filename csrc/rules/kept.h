@@ -14,10 +14,10 @@ template <class W> constexpr W too_large = W(0x1p96);
 template <class W> constexpr W most_left = W(0x1p95);
 
 // What is kept may be of 16 bits: bfloat16, rounded at random, up as often as what is cut off is a part of a unit. So
-// it is right on average, and exact where it fits. The 16 random bits of an element are those of its number in the
-// bucket, multiplied, moved and mixed by constants of the stream: the constant that is added is uniform, and all else
-// maps 32 bits one to one, so each draw is uniform. It takes a fraction of what Philox would, of which there are two
-// words.
+// it is right on average, and exact where it fits. The 16 random bits of an element are the upper ones of its number in
+// the bucket, multiplied and moved by two constants of a stream: each draw is uniform, and any two are as good as
+// independent over the steps, which have other constants. That is all that the law and the variance of sums need, at
+// the price of an addition and a shift.
 struct Draws {
   uint32_t factor, moved;
 };
@@ -25,16 +25,12 @@ HVC_RULE Draws draws_for(const Stream& s) {
   return {uint32_t(random_word(s, 0, 0)) | 1u, uint32_t(random_word(s, 1, 0))};
 }
 
-// That of an element whose number, multiplied and moved, is `place`. U is uint32_t or a vector of them.
-template <class U> HVC_RULE U kept_draw(U place) {
-  const U mixed = (place ^ (place >> 15)) * 0x85ebca6bu;
-  return mixed >> 16;
-}
-
-// The bits of a float as those of bfloat16, in the low 16 of 32; what is finite here is below too_large.
-template <class U> HVC_RULE U kept_bits(U bits, U draw) {
-  const U special = bfloat16_of_float(bits), rounded = (bits + draw) >> 16;
-  return (bits & 0x7f800000u) == 0x7f800000u ? special : rounded;
+// The bits of a float as those of bfloat16, in the low 16 of 32; `place` is the number of its element, multiplied and
+// moved. U is uint32_t or a vector of them. What is finite here is far below the largest number; else nothing is added,
+// and NaN stays one, as arithmetic makes no other than quiet ones.
+template <class U> HVC_RULE U kept_bits(U bits, U place) {
+  const U draw = (bits & 0x7f800000u) == 0x7f800000u ? bits ^ bits : place >> 16;
+  return (bits + draw) >> 16;
 }
 
 }  // namespace hvc

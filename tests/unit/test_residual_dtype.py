@@ -45,7 +45,7 @@ def test_a_full_precision_round_sends_all_that_waits(name: str, options: dict[st
 @pytest.mark.parametrize("name", ["ef_signsgd", "onebit"])
 def test_nothing_is_lost_on_average(name: str) -> None:
     """Over many seeds result + mean residual = mean gradient, within 5 standard errors; not so in one of them."""
-    seeds, grads = 150, random_grads(WORLD, TENSORS, seed=1)
+    seeds, grads = 60, random_grads(WORLD, TENSORS, seed=1)
     exact = torch.stack([mine["a"].double() for mine in grads]).mean(0).flatten()
     found = []
     for seed in range(seeds):
@@ -85,11 +85,11 @@ def test_norms_are_added_up_in_more_than_sixteen_bits() -> None:
 
 
 def test_options_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError, match="residual_dtype should be one of"):
+    with pytest.raises(ConfigError, match='residual_dtype should be "float32" or "bfloat16"'):
         method("marsit", residual_dtype="float16")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="there is none with"):
         method("marsit", compensation="none", **SHORT)
-    with pytest.raises(ConfigError, match="residual_dtype"):
+    with pytest.raises(ConfigError, match="topk has no option 'residual_dtype'"):
         method("topk", **SHORT)
     mixed = by_step({0: method("marsit", **SHORT), 5: method("topk")})
     with pytest.raises(ConfigError, match="two stages keep a residual of different dtypes"):

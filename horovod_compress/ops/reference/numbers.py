@@ -82,9 +82,9 @@ def keep(tensor: Tensor, values: np.ndarray, key: Key | None, first: int) -> Non
     assert key is not None
     factor, moved = (int(word) & 0xFFFFFFFF for word in random_words(key, 0, 2))
     place = (np.arange(first, first + values.size, dtype=np.uint64) * (factor | 1) + moved).astype(np.uint32)
-    draws = (place ^ place >> 15) * np.uint32(0x85EBCA6B) >> 16
     narrow = values.astype(np.float32)
-    rounded = np.where(np.isfinite(narrow), narrow.view(np.uint32) + draws >> 16, _bfloat16_bits(narrow))
+    draws = np.where(np.isfinite(narrow), place >> 16, np.uint32(0))
+    rounded = narrow.view(np.uint32) + draws >> 16
     tensor.view(torch.uint16).numpy()[:] = rounded.astype(np.uint16)
 
 
