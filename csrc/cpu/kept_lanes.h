@@ -28,14 +28,15 @@ HVC_INLINE void store_kept(double* into, const Lanes<double>& a, int count, int6
   store(into, a, count);
 }
 HVC_INLINE void store_kept(BFloat16* into, const Lanes<float>& a, int count, int64_t element, const Draws& draws) {
-  Words both[Lanes<float>::kParts / 2];
-  Singles place = lane_numbers() * draws.factor + (uint32_t(element) * draws.factor + draws.moved), rounded[2];
-  for (int i = 0; i < Lanes<float>::kParts; ++i) {
-    rounded[i % 2] = kept_bits((Singles)a.part[i], place);
+  BFloat16 padded[kLanes], *out = count == kLanes ? into : padded;
+  Singles place = lane_numbers() * draws.factor + (uint32_t(element) * draws.factor + draws.moved);
+  for (int i = 0; i < Lanes<float>::kParts; i += 2) {
+    const Singles first = kept_bits((Singles)a.part[i], place);
     place += kFloatsPerVector * draws.factor;
-    if (i % 2) both[i / 2] = join_16_bits(rounded[0], rounded[1]);
+    store_vector(out + i * kFloatsPerVector, join_16_bits(first, kept_bits((Singles)a.part[i + 1], place)));
+    place += kFloatsPerVector * draws.factor;
   }
-  memcpy(static_cast<void*>(into), both, count == kLanes ? sizeof both : size_t(count) * sizeof *into);
+  if (count != kLanes) memcpy(static_cast<void*>(into), padded, size_t(count) * sizeof *into);
 }
 HVC_INLINE void store_kept(BFloat16* into, const Lanes<double>& a, int count, int64_t element, const Draws& draws) {
   double wide[kLanes];
