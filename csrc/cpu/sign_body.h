@@ -56,8 +56,9 @@ template <class T> OfferResult offer(const Offer<T>& o, int64_t first, int64_t l
 template <class W>
 HVC_INLINE Mask<W> own_bits(const Lanes<W>& x, int64_t begin, int count, bool has_key, Coins& coins) {
   if (!has_key) return sign_bit(x);
-  const uint32_t zeros = mask_of<Test::equal>(x) & valid_lanes(count);
-  return mask_of_bits<W>(mask_of<Test::greater>(x) | (zeros ? zeros & coins.bits(begin, count) : 0));
+  const Mask<W> zero = mask_of<Test::equal>(x), above = mask_of<Test::greater>(x);
+  if (__builtin_expect(!any_of(zero), 1)) return above;
+  return mask_of_bits<W>(above | (zero & valid_lanes(count) & coins.bits(begin, count)));
 }
 
 template <Feedback kFeedback, bool kStream, class R, class T>
