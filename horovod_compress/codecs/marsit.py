@@ -31,7 +31,7 @@ from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Feedback, Law, Piece, Properties, check_choice, whole
 from .dense import FullPrecision
 from .registry import register
-from .shared.kept import ResidualDtype, check_residual_dtype, epsilon_of, residual_state
+from .shared.residual_dtype import ResidualDtype, check_residual_dtype, epsilon_of, residual_state
 from .shared.signs import LARGE_STEP, Signs, check_step, check_step_scale, shaped_fold
 from .work import Layout, Work
 

@@ -35,7 +35,7 @@ from ..ops.keys import Key
 from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Law, Properties, check_choice
 from .registry import register
-from .shared.kept import ResidualDtype, check_residual_dtype, epsilon_of, residual_state
+from .shared.residual_dtype import ResidualDtype, check_residual_dtype, epsilon_of, residual_state
 from .shared.signs import (
     LARGE_STEP,
     WORD,
