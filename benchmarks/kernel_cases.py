@@ -245,7 +245,7 @@ def adam(a: Arrays) -> Iterable[Case]:
     yield Case("local step and AdamW", 52 * n + 2 * bit_bytes, h.own)
     yield Case("local step, AdamW, second moment held", 56 * n + 2 * bit_bytes, h.held)
     shorter = 50 * n + 2 * bit_bytes
-    yield Case("the same, residual of bfloat16", shorter, lambda: h.held(short=True))
+    yield Case("local step, AdamW, second moment held, bfloat16", shorter, lambda: h.held(short=True))
 
 
 def bit_vectors(a: Arrays) -> Iterable[Case]:
