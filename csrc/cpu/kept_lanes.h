@@ -21,27 +21,27 @@ template <class W, class R> HVC_INLINE Lanes<W> load_kept(const R* from, int cou
 }
 
 // Where numbers are rounded, `element` is that of the first one in the bucket.
-HVC_INLINE void store_kept(float* into, const Lanes<float>& a, int count, int64_t, const Draws&) {
+HVC_INLINE void store_kept(float* into, const Lanes<float>& a, int count, int64_t, const KeptDraws&) {
   store(into, a, count);
 }
-HVC_INLINE void store_kept(double* into, const Lanes<double>& a, int count, int64_t, const Draws&) {
+HVC_INLINE void store_kept(double* into, const Lanes<double>& a, int count, int64_t, const KeptDraws&) {
   store(into, a, count);
 }
-HVC_INLINE void store_kept(BFloat16* into, const Lanes<float>& a, int count, int64_t element, const Draws& draws) {
+HVC_INLINE void store_kept(BFloat16* into, const Lanes<float>& a, int count, int64_t element, const KeptDraws& draws) {
   BFloat16 padded[kLanes], *out = count == kLanes ? into : padded;
   Singles place = lane_numbers() * draws.factor + (uint32_t(element) * draws.factor + draws.moved);
   for (int i = 0; i < Lanes<float>::kParts; i += 2) {
-    const Singles first = kept_bits((Singles)a.part[i], place);
+    const Singles first = short_bits((Singles)a.part[i], place);
     place += kFloatsPerVector * draws.factor;
-    store_vector(out + i * kFloatsPerVector, join_16_bits(first, kept_bits((Singles)a.part[i + 1], place)));
+    store_vector(out + i * kFloatsPerVector, join_16_bits(first, short_bits((Singles)a.part[i + 1], place)));
     place += kFloatsPerVector * draws.factor;
   }
   if (count != kLanes) memcpy(static_cast<void*>(into), padded, size_t(count) * sizeof *into);
 }
-HVC_INLINE void store_kept(BFloat16* into, const Lanes<double>& a, int count, int64_t element, const Draws& draws) {
+HVC_INLINE void store_kept(BFloat16* into, const Lanes<double>& a, int count, int64_t element, const KeptDraws& draws) {
   double wide[kLanes];
   float narrow[kLanes];
   memcpy(wide, a.part, sizeof wide);
-  for (int i = 0; i < kLanes; ++i) narrow[i] = float(wide[i]);
+  for (int i = 0; i < kLanes; ++i) narrow[i] = kept_float(wide[i]);
   store_kept(into, load(narrow), count, element, draws);
 }

@@ -37,7 +37,7 @@ template <class T> struct Decode {
   T* grad;
   void* residual;
   bool short_kept;
-  Draws draws;
+  KeptDraws draws;
   bool stream;
 };
 
@@ -117,7 +117,7 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, D
 
 void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, Feedback feedback,
                  double decay, double scale, const Stream* key, const Stream* rounding, Launch launch) {
-  const Draws draws = draws_for(rounding ? *rounding : Stream{});
+  const KeptDraws draws = draws_for(rounding ? *rounding : Stream{});
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     for (int64_t i = 0; i < tensor_count; ++i) {

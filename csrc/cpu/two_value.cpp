@@ -33,7 +33,7 @@ template <class T> struct TwoValueDecode {
   void* residual;
   bool short_kept;
   int64_t first;  // the number of the first element in the bucket
-  Draws draws;
+  KeptDraws draws;
 };
 
 }  // namespace
@@ -91,7 +91,7 @@ void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype
 void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype,
                       const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,
                       int64_t own, double scale, const Stream* rounding, Launch launch) {
-  const Draws draws = draws_for(rounding ? *rounding : Stream{});
+  const KeptDraws draws = draws_for(rounding ? *rounding : Stream{});
   const auto number = size_t(ranks);
   std::vector<const uint64_t*> bits_of(number);
   std::vector<const float*> highs_of(number), lows_of(number);

@@ -19,21 +19,21 @@ template <class W> struct KeptArray {
   void* at;
   bool is_short;
   int64_t first;
-  Draws draws;
+  KeptDraws draws;
   __device__ W operator[](int64_t i) const {
     return is_short ? W(to_work(static_cast<const BFloat16*>(at)[i])) : static_cast<const W*>(at)[i];
   }
   __device__ void put(int64_t i, W value) const {
     if (is_short) {
       const uint32_t place = uint32_t(first + i) * draws.factor + draws.moved;
-      static_cast<BFloat16*>(at)[i] = {uint16_t(kept_bits(bit_cast<uint32_t>(float(value)), place))};
+      static_cast<BFloat16*>(at)[i] = {uint16_t(short_bits(bit_cast<uint32_t>(kept_float(value)), place))};
     } else {
       static_cast<W*>(at)[i] = value;
     }
   }
 };
 template <class W> __host__ __device__ KeptArray<W> kept_array(const void* at, Dtype dtype = kFloat32,
-                                                               int64_t first = 0, Draws draws = {}) {
+                                                               int64_t first = 0, KeptDraws draws = {}) {
   return {const_cast<void*>(at), dtype == kBFloat16, first, draws};
 }
 

@@ -248,7 +248,7 @@ Offered<T> offered_of(const SignOffered& t, Dtype kept_dtype, const Adding<Sum, 
           adding};
 }
 
-template <class T> Decoded<T> decoded_of(const SignDecoded& t, Dtype kept_dtype, const Draws& draws) {
+template <class T> Decoded<T> decoded_of(const SignDecoded& t, Dtype kept_dtype, const KeptDraws& draws) {
   return {reinterpret_cast<const uint32_t*>(t.bits),
           reinterpret_cast<const uint32_t*>(t.zeros),
           t.steps,
@@ -312,7 +312,7 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, D
 
 void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, Feedback feedback,
                  double decay, double scale, const Stream* key, const Stream* rounding, Launch launch) {
-  const Draws draws = draws_for(rounding ? *rounding : Stream{});
+  const KeptDraws draws = draws_for(rounding ? *rounding : Stream{});
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(true)); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;

@@ -271,7 +271,7 @@ void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype
 void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype,
                       const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,
                       int64_t own, double scale, const Stream* rounding, Launch launch) {
-  const Draws draws = draws_for(rounding ? *rounding : Stream{});
+  const KeptDraws draws = draws_for(rounding ? *rounding : Stream{});
   const Parts<uint32_t> halves_at(reinterpret_cast<const uint32_t* const*>(bits), ranks, launch);
   const Parts<float> highs_at(highs, ranks, launch), lows_at(lows, lows ? ranks : 0, launch);
   const Sent sent{halves_at.list(), highs_at.list(), lows_at.list(), lows != nullptr, ranks, own};

@@ -92,7 +92,7 @@ class ByStep(Codec):
             if state.setdefault(name, dtype) is not dtype:
                 raise ConfigError(
                     f"two stages keep a {name} of different dtypes for bucket {bucket.index}, {state[name]} and "
-                    f"{dtype}; give every stage the same residual_dtype, or leave it out"
+                    f"{dtype}; give every stage the same residual_dtype, or leave it out where one keeps float32 only"
                 )
         tables: Regions = {}
         for name, array in (item for layout in layouts for item in layout.tables.items()):

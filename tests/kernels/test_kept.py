@@ -116,6 +116,14 @@ def test_what_fits_is_kept_exactly() -> None:
     assert torch.equal(_kept(x, ROUNDING).view(torch.int16), x.to(torch.bfloat16).view(torch.int16))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_is_rounded_up_to_what_the_next_step_would_drop(dtype: torch.dtype) -> None:
+    near = torch.tensor([1 - 2.0**-24, 1 - 2.0**-9, 1 - 2.0**-40], dtype=dtype)
+    x = (2.0**96 * near)[: 2 if dtype is torch.float32 else 3]
+    kept = torch.stack([_kept(torch.cat([x, -x]), ROUNDING.at(step=step)) for step in range(50)])
+    assert bool((kept.abs() < 2.0**96).all()) and bool((kept.abs() > 2.0**95).all())
+
+
 def test_what_is_not_finite_stays_so() -> None:
     x = torch.tensor([0x7F800000, 0x7F800001, 0x7FFFFFFF, 0x7FC00000], dtype=torch.int32).view(torch.float32)
     found = _kept(torch.cat([x, -x]), ROUNDING)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from horovod_compress.codecs.by_step import by_step, method
 from horovod_compress.engine.kept import norm_of
+from horovod_compress.engine.methods import per_layer
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.engine.saved.redistribute import rounded
-from horovod_compress.errors import ConfigError
+from horovod_compress.errors import ConfigError, StateError
 from horovod_compress.schedule.plan import Plan
 from tests.support.local import Fleet, all_same, random_grads, spec
 
@@ -73,6 +76,17 @@ def test_what_waits_goes_with_its_tensors_to_other_buckets() -> None:
             assert all(torch.equal(kept, mine[name]) for name, kept in reducer.kept.residuals().items())
 
 
+def test_ranks_are_dealt_nothing_that_the_next_step_would_drop() -> None:
+    values = torch.full((500,), 2.0**96 * (1 - 2.0**-24), dtype=torch.float64)
+    assert bool((rounded(values, torch.bfloat16, 0).double() < 2.0**96).all())
+
+
+def test_other_numbers_are_rounded_by_other_draws() -> None:
+    same = torch.full((1000,), 1.00390625)
+    one, other = (rounded(torch.cat([same, torch.tensor([last])]), torch.bfloat16, 0)[:1000] for last in (1.0, 2.0))
+    assert 0.4 < float((one != other).float().mean()) < 0.6
+
+
 def test_ranks_that_are_dealt_the_same_round_it_each_on_its_own() -> None:
     values = torch.linspace(1, 2, 1001, dtype=torch.float64) / 3
     dealt = torch.stack([rounded(values, torch.bfloat16, rank).double() for rank in range(400)])
@@ -81,6 +95,23 @@ def test_ranks_that_are_dealt_the_same_round_it_each_on_its_own() -> None:
     assert float((dealt.mean(0) - values).abs().max()) < 5 * error
     assert bool((dealt[0] != dealt[1]).any()) and torch.equal(dealt[1], rounded(values, torch.bfloat16, 1).double())
     assert torch.equal(rounded(values, torch.float32, 3), values.float())
+
+
+@pytest.mark.parametrize("name", ["ef_signsgd", "marsit", "per_layer"])
+@pytest.mark.parametrize(("before", "after"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_a_state_of_the_other_dtype_is_refused_and_its_own_is_not(name: str, before: str, after: str) -> None:
+    def methods(dtype: str) -> Any:
+        if name != "per_layer":
+            return method(name, residual_dtype=dtype)
+        stages = {0: method("marsit", residual_dtype=dtype), 3: method("marsit", compensation="none")}
+        return per_layer({"b*": "topk", "*": by_step(stages)})
+
+    with Fleet(1, TENSORS, methods(before)) as one, Fleet(1, TENSORS, methods(after)) as other:
+        one.step(random_grads(1, TENSORS))
+        state = checkpoint.save(one.reducers[0], one.methods)
+        checkpoint.load(one.reducers[0], one.methods, state, "restore")
+        with pytest.raises(StateError, match="configuration"):
+            checkpoint.load(other.reducers[0], other.methods, state, "restore")
 
 
 def test_norms_are_added_up_in_more_than_sixteen_bits() -> None:

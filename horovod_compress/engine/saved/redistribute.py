@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...codecs.work import LAST
 from ...errors import StateError
+from ...ops.checksums import hash_of
 from . import checksums
 
 #: Of a state: what is dealt out. What merging keeps is not.
@@ -28,15 +29,21 @@ _PARTS = ("state", "tables")
 #: By tensor, in which ranks may differ: what waits for elements that rounds leave out.
 _WAITING = "waiting"
 _LEFT_OUT = (*_PARTS, "carries", _WAITING, checksums.KEY)
+_MOST_SHORT = float.fromhex("0x1.fffffep95")  # from which 16 bits would be too large, see csrc/rules/kept.h
 
 
 def rounded(values: Tensor, dtype: torch.dtype, rank: int) -> Tensor:
-    """Return what a rank goes on with of numbers that are equal on all; right on average over ranks in 16 bits, too."""
+    """Return what a rank goes on with of numbers that are equal on all; right on average over ranks in 16 bits, too.
+
+    Of the same numbers, a rank comes to the same; other numbers are rounded by other draws.
+    """
     if dtype is not torch.bfloat16:
         return values.to(dtype)
-    draws = torch.randint(1 << 16, values.shape, dtype=torch.int32, generator=torch.Generator().manual_seed(rank))
-    bits = values.float().view(torch.int32) + draws.to(values.device)
-    return (bits >> 16).to(torch.int16).view(torch.bfloat16)  # what is kept is finite
+    seed = torch.Generator().manual_seed((hash_of([values]) + rank) % (1 << 63))
+    draws = torch.randint(1 << 16, values.shape, dtype=torch.int32, generator=seed).to(values.device)
+    bits = values.clamp(-_MOST_SHORT, _MOST_SHORT).float().view(torch.int32)
+    draws[bits & 0x7FFFFFFF >= 0x6F7F0000] = 0  # as in csrc/rules/kept.h; what is kept is finite
+    return (bits + draws >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 class _Sum:

@@ -16,6 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ALL_ONES = 0xFFFFFFFFFFFFFFFF
+_MOST_SHORT = float.fromhex("0x1.fffffep95")  # see csrc/rules/kept.h
 
 
 def quiet(function: Callable[P, R]) -> Callable[P, R]:
@@ -82,9 +83,11 @@ def keep(tensor: Tensor, values: np.ndarray, key: Key | None, first: int) -> Non
     assert key is not None
     factor, moved = (int(word) & 0xFFFFFFFF for word in random_words(key, 0, 2))
     place = (np.arange(first, first + values.size, dtype=np.uint64) * (factor | 1) + moved).astype(np.uint32)
-    narrow = values.astype(np.float32)
-    draws = np.where(np.isfinite(narrow), place >> 16, np.uint32(0))
-    rounded = narrow.view(np.uint32) + draws >> 16
+    if values.dtype == np.float64:
+        values = np.where(np.abs(values) > _MOST_SHORT, np.copysign(_MOST_SHORT, values), values)
+    bits = values.astype(np.float32).view(np.uint32)
+    draws = np.where(bits & 0x7FFFFFFF < 0x6F7F0000, place >> 16, np.uint32(0))
+    rounded = bits + draws >> 16
     tensor.view(torch.uint16).numpy()[:] = rounded.astype(np.uint16)
 
 
