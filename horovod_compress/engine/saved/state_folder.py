@@ -6,14 +6,17 @@ a save is cut off. Files have names that no other save uses.
 Two jobs may save into one folder: one that was started again beside its predecessor, or by mistake. There is no lock:
 those of shared file systems may outlive their holders, and a job that hangs would keep out the one that takes its
 place. Instead, a job knows the manifest that it left: where it finds another one, it is refused. The first save of a
-job takes the folder over; a checkpoint that it neither left nor loaded stays, under another name. And no save removes
-what another one may still name: only the files of the checkpoint that it replaces, and what has been lying about for
-long before it.
+job takes the folder over; a checkpoint that it neither left nor loaded stays, under another name.
+
+And no save removes what another one may still name, however long that takes. Names begin with a mark of the process
+that wrote the file. So a job knows its own: it removes the files of the checkpoint that it replaces, and what saves of
+its own have left. What other jobs have left stays, as theirs may be under way; it is spoken of.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -33,19 +36,17 @@ from . import checksums
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-_NAME = re.compile(r"rank\d+\.[0-9a-f]{16}\.hvc")
+_MARKED = r"([0-9a-f]{10})[0-9a-f]{6}"  # a mark, and the number of a name
+_NAME = re.compile(rf"rank\d+\.{_MARKED}\.hvc")
 _KEPT = re.compile(r"manifest\.step\d+(\.[0-9a-f]{8})?\.json")
-_LEFTOVER = re.compile(rf"({_NAME.pattern}|{_KEPT.pattern}|manifest\.json)\.tmp\.[0-9a-f]{{16}}")
-#: What nobody names, and is so much older than a save, is of one that was cut off. Ranks of a save wait for each other
-#: for minutes at most.
-_LONG_SECONDS = 3600.0
+_LEFTOVER = re.compile(rf"(?:rank\d+|manifest)\..+\.tmp\.{_MARKED}")
 #: A reader beside a job that saves all the time looks again so often.
 LOOKS = 5
 
 T = TypeVar("T")
 
 _log = logging.getLogger("horovod_compress")
-_unreadable: set[Path] = set()  # kept manifests that were spoken of
+_told: set[Path] = set()  # kept manifests that cannot be read, and folders with files of others: of each once
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,18 @@ class Manifest:
     files: list[Entry]
 
 
-def write(folder: Path, state: Mapping[str, Any]) -> Entry:
+def write(folder: Path, state: Mapping[str, Any], known: Known | None = None) -> Entry:
     """Write one rank's file; it belongs to no checkpoint before a manifest names it.
+
+    Args:
+        known: by this process; without it, the file is of a process of its own.
 
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
-    name = f"rank{state['rank']}.{secrets.token_hex(8)}.hvc"
+    name = f"rank{state['rank']}.{(known := known or Known()).marked()}.hvc"
     folder.mkdir(parents=True, exist_ok=True)
-    size, crc = _write(folder / name, checksums.parts(state))
-    return Entry(name, size, crc)
+    return Entry(name, *_write(folder / name, checksums.parts(state), known))
 
 
 def fingerprint(found: Manifest | None) -> str:
@@ -101,12 +104,20 @@ class Known:
     """
 
     def __init__(self) -> None:
-        self._marks: dict[Path, set[str]] = {}
+        self._writers: dict[Path, set[str]] = {}
         self._left: set[Path] = set()
+        self._writer, self._process, self._numbers = "", 0, itertools.count()
+        self.ours: set[str] = set()  #: the marks of all processes of the job that have saved with this one
+
+    def marked(self) -> str:
+        """Return a part of a name that no other save has, with the mark of this process."""
+        if self._process != os.getpid():  # forks of one process are several
+            self._writer, self._process = secrets.token_hex(5), os.getpid()
+        return f"{self._writer}{next(self._numbers) % (1 << 24):06x}"
 
     def loaded(self, folder: Path, fingerprint: str) -> None:
         """Take note of the checkpoint that was loaded."""
-        self._marks[folder.resolve()] = {fingerprint}
+        self._writers[folder.resolve()] = {fingerprint}
 
     def left(self, folder: Path, fingerprint: str) -> None:
         """Take note of the checkpoint that was saved."""
@@ -115,7 +126,7 @@ class Known:
 
     def wrote(self, folder: Path, entry: Entry) -> None:
         """Take note of a file: rank 0 may name it, and be gone before it can say so."""
-        self._marks.setdefault(folder.resolve(), set()).add(entry.name)
+        self._writers.setdefault(folder.resolve(), set()).add(entry.name)
 
     def is_foreign(self, folder: Path, found: Manifest | None) -> bool:
         """Return whether a manifest is none that this job has left or loaded.
@@ -123,7 +134,7 @@ class Known:
         Raises:
             ConfigError: and the job has left one here: another job has taken the folder over.
         """
-        marks = self._marks.get(folder.resolve(), set())
+        marks = self._writers.get(folder.resolve(), set())
         foreign = found is not None and marks.isdisjoint([fingerprint(found), *(entry.name for entry in found.files)])
         if foreign and folder.resolve() in self._left:
             raise _taken(folder, found)
@@ -164,14 +175,14 @@ def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known
     before, spare = found(folder), None
     foreign = before if known.is_foreign(folder, before) else None
     try:
-        spare = _keep(folder, foreign)
-        _write(folder / MANIFEST, [memoryview(_text(asdict(made)))])
+        spare = _keep(folder, foreign, known)
+        _write(folder / MANIFEST, [memoryview(_text(asdict(made)))], known)
         if (now := found(folder)) != made:  # another job has replaced it at once
             raise _taken(folder, now)
         _check_there(folder, files)
     except OSError:
         if found(folder) == made and before:
-            _write(folder / MANIFEST, [memoryview(_text(asdict(before)))])
+            _write(folder / MANIFEST, [memoryview(_text(asdict(before)))], known)
         elif found(folder) == made:
             (folder / MANIFEST).unlink(missing_ok=True)
         if spare and found(folder) == before:  # it is no spare one any more
@@ -186,7 +197,8 @@ def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known
             "%s to %s, and call load() before the first step; otherwise remove it",
             folder, foreign.step, name, name, MANIFEST,
         )  # fmt: skip
-    _tidy(folder, made, None if foreign else before)
+    known.ours |= {writer for entry in files for writer in _NAME.findall(entry.name)}
+    _tidy(folder, None if foreign else before, known.ours)
     return made
 
 
@@ -200,7 +212,7 @@ def _kept(folder: Path, foreign: Manifest) -> Path:
     return folder / f"manifest.step{foreign.step}.{fingerprint(foreign)}.json"
 
 
-def _keep(folder: Path, foreign: Manifest | None) -> Path | None:
+def _keep(folder: Path, foreign: Manifest | None, known: Known) -> Path | None:
     """Let a checkpoint stay that is not this job's: it may be the one that should have been loaded.
 
     Returns:
@@ -212,7 +224,7 @@ def _keep(folder: Path, foreign: Manifest | None) -> Path | None:
     with contextlib.suppress(CorruptFrameError, OSError):
         if _read_manifest(path) == foreign:
             return None
-    _write(path, [memoryview(_text(asdict(foreign)))])
+    _write(path, [memoryview(_text(asdict(foreign)))], known)
     return path
 
 
@@ -330,9 +342,9 @@ def _crc(data: bytearray) -> int:
     return ops.crc32c(torch.frombuffer(data, dtype=torch.uint8)) if data else 0
 
 
-def _write(path: Path, pieces: Iterable[memoryview]) -> tuple[int, int]:
+def _write(path: Path, pieces: Iterable[memoryview], known: Known) -> tuple[int, int]:
     """Write a file whole or not at all; return its size and its checksum."""
-    temporary = path.with_name(f"{path.name}.tmp.{secrets.token_hex(8)}")
+    temporary = path.with_name(f"{path.name}.tmp.{known.marked()}")
     size = crc = 0
     try:
         with naming(path), temporary.open("xb") as file:
@@ -361,22 +373,28 @@ def _sync(folder: Path) -> None:
             os.close(handle)
 
 
-def _tidy(folder: Path, made: Manifest, before: Manifest | None) -> None:
-    """Remove the files of the checkpoint that was replaced, and what has been left of saves that were cut off.
-
-    Younger files may be of another job, which is about to name them.
-    """
+def _tidy(folder: Path, before: Manifest | None, ours: set[str]) -> None:
+    """Remove the files of the checkpoint that was replaced, and what saves of this job have left, by its marks."""
     replaced = {entry.name for entry in before.files} if before else set()
     with contextlib.suppress(CorruptFrameError, OSError):  # the checkpoint is there by now
-        (named, unreadable), now = _named(folder), (folder / MANIFEST).stat().st_mtime
-        for path in list(folder.iterdir()):
-            ours = bool(_NAME.fullmatch(path.name)) and path.name not in named
-            leftover = (ours and not unreadable) or _LEFTOVER.fullmatch(path.name)
-            if (ours and path.name in replaced) or (leftover and path.stat().st_mtime < now - _LONG_SECONDS):
+        (named, unreadable), strange = _named(folder), []
+        for path in sorted(folder.iterdir()):
+            whole, torn = _NAME.fullmatch(path.name), _LEFTOVER.fullmatch(path.name)
+            if path.name in named or not (found := whole or torn):
+                continue
+            if path.name in replaced or (found[1] in ours and (torn or not unreadable)):
                 path.unlink(missing_ok=True)
-        for path in {path.resolve() for path in unreadable} - _unreadable:
-            _unreadable.add(path)
+            elif found[1] not in ours:
+                strange.append(path)
+        for path in {path.resolve() for path in unreadable} - _told:
+            _told.add(path)
             _log.warning(
                 "%s cannot be read, so it is not known which files belong to it: what saves that were cut off left in "
                 "the folder stays. If you do not need that checkpoint, remove %s", path, path.name,
+            )  # fmt: skip
+        if strange and (where := folder.resolve()) not in _told:
+            _told.add(where)
+            _log.warning(
+                "%s holds %d file(s) that belong to no checkpoint, such as %s: another job saves there, or was "
+                "ended in a save. If no other job runs, remove them", where, len(strange), strange[0].name,
             )  # fmt: skip
