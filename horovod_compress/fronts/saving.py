@@ -80,7 +80,7 @@ def save(
         if rank == 0:
             known.is_foreign(path, state_folder.found(path))
         mine = dict(state())
-        entry = state_folder.write(path, mine, known)
+        entry = state_folder.write(path, mine)
         known.wrote(path, entry)
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         problem = _said(error)

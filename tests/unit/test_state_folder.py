@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -125,8 +126,9 @@ def test_a_second_save_takes_the_place_of_the_first(fleet: Fleet, tmp_path: Path
     team = Team(fleet)
     team.save(tmp_path)
     before = files(tmp_path)
-    for name in (f"manifest.json.tmp.{team.known[0].marked()}", f"rank1.{team.known[1].marked()}.hvc", "notes.txt"):
-        (tmp_path / name).write_text("of a save that was cut off, and the user's own")
+    for name in ("manifest.json.tmp.0123456789abcdef", "rank1.0123456789abcdef.hvc", "notes.txt"):
+        (tmp_path / name).write_text("of a save that was cut off long ago, and the user's own")
+        os.utime(tmp_path / name, (0, 0))
     fleet.step(grads(5))
     assert team.save(tmp_path) == [None] * WORLD
     assert len(files(tmp_path)) == WORLD + 2 and not (set(files(tmp_path)) & set(before)) - {"manifest.json"}

@@ -6,17 +6,14 @@ a save is cut off. Files have names that no other save uses.
 Two jobs may save into one folder: one that was started again beside its predecessor, or by mistake. There is no lock:
 those of shared file systems may outlive their holders, and a job that hangs would keep out the one that takes its
 place. Instead, a job knows the manifest that it left: where it finds another one, it is refused. The first save of a
-job takes the folder over; a checkpoint that it neither left nor loaded stays, under another name.
-
-And no save removes what another one may still name, however long that takes. Names begin with a mark of the process
-that wrote the file. So a job knows its own: it removes the files of the checkpoint that it replaces, and what saves of
-its own have left. What other jobs have left stays, as theirs may be under way; it is spoken of.
+job takes the folder over; a checkpoint that it neither left nor loaded stays, under another name. And no save removes
+what another one may still name: only the files of the checkpoint that it replaces, and what has been lying about for
+long before it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -36,17 +33,19 @@ from . import checksums
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-_MARKED = r"([0-9a-f]{10})[0-9a-f]{6}"  # a mark, and the number of a name
-_NAME = re.compile(rf"rank\d+\.{_MARKED}\.hvc")
+_NAME = re.compile(r"rank\d+\.[0-9a-f]{16}\.hvc")
 _KEPT = re.compile(r"manifest\.step\d+(\.[0-9a-f]{8})?\.json")
-_LEFTOVER = re.compile(rf"(?:rank\d+|manifest)\..+\.tmp\.{_MARKED}")
+_LEFTOVER = re.compile(rf"({_NAME.pattern}|{_KEPT.pattern}|manifest\.json)\.tmp\.[0-9a-f]{{16}}")
+#: What nobody names, and is so much older than a save, is of one that was cut off: no rank of a save waits so long for
+#: the others, also with a ``timeout`` of hours.
+_LONG_SECONDS = 86400.0
 #: A reader beside a job that saves all the time looks again so often.
 LOOKS = 5
 
 T = TypeVar("T")
 
 _log = logging.getLogger("horovod_compress")
-_told: set[Path] = set()  # kept manifests that cannot be read, and folders with files of others: of each once
+_unreadable: set[Path] = set()  # kept manifests that were spoken of
 
 
 @dataclass(frozen=True)
@@ -78,18 +77,16 @@ class Manifest:
     files: list[Entry]
 
 
-def write(folder: Path, state: Mapping[str, Any], known: Known | None = None) -> Entry:
+def write(folder: Path, state: Mapping[str, Any]) -> Entry:
     """Write one rank's file; it belongs to no checkpoint before a manifest names it.
-
-    Args:
-        known: by this process; without it, the file is of a process of its own.
 
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
-    name = f"rank{state['rank']}.{(known := known or Known()).marked()}.hvc"
+    name = f"rank{state['rank']}.{secrets.token_hex(8)}.hvc"
     folder.mkdir(parents=True, exist_ok=True)
-    return Entry(name, *_write(folder / name, checksums.parts(state), known))
+    size, crc = _write(folder / name, checksums.parts(state))
+    return Entry(name, size, crc)
 
 
 def fingerprint(found: Manifest | None) -> str:
@@ -104,20 +101,12 @@ class Known:
     """
 
     def __init__(self) -> None:
-        self._writers: dict[Path, set[str]] = {}
+        self._marks: dict[Path, set[str]] = {}
         self._left: set[Path] = set()
-        self._writer, self._process, self._numbers = "", 0, itertools.count()
-        self.ours: set[str] = set()  #: the marks of all processes of the job that have saved with this one
-
-    def marked(self) -> str:
-        """Return a part of a name that no other save has, with the mark of this process."""
-        if self._process != os.getpid():  # forks of one process are several
-            self._writer, self._process = secrets.token_hex(5), os.getpid()
-        return f"{self._writer}{next(self._numbers) % (1 << 24):06x}"
 
     def loaded(self, folder: Path, fingerprint: str) -> None:
         """Take note of the checkpoint that was loaded."""
-        self._writers[folder.resolve()] = {fingerprint}
+        self._marks[folder.resolve()] = {fingerprint}
 
     def left(self, folder: Path, fingerprint: str) -> None:
         """Take note of the checkpoint that was saved."""
@@ -126,7 +115,7 @@ class Known:
 
     def wrote(self, folder: Path, entry: Entry) -> None:
         """Take note of a file: rank 0 may name it, and be gone before it can say so."""
-        self._writers.setdefault(folder.resolve(), set()).add(entry.name)
+        self._marks.setdefault(folder.resolve(), set()).add(entry.name)
 
     def is_foreign(self, folder: Path, found: Manifest | None) -> bool:
         """Return whether a manifest is none that this job has left or loaded.
@@ -134,7 +123,7 @@ class Known:
         Raises:
             ConfigError: and the job has left one here: another job has taken the folder over.
         """
-        marks = self._writers.get(folder.resolve(), set())
+        marks = self._marks.get(folder.resolve(), set())
         foreign = found is not None and marks.isdisjoint([fingerprint(found), *(entry.name for entry in found.files)])
         if foreign and folder.resolve() in self._left:
             raise _taken(folder, found)
@@ -175,14 +164,14 @@ def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known
     before, spare = found(folder), None
     foreign = before if known.is_foreign(folder, before) else None
     try:
-        spare = _keep(folder, foreign, known)
-        _write(folder / MANIFEST, [memoryview(_text(asdict(made)))], known)
+        spare = _keep(folder, foreign)
+        _write(folder / MANIFEST, [memoryview(_text(asdict(made)))])
         if (now := found(folder)) != made:  # another job has replaced it at once
             raise _taken(folder, now)
         _check_there(folder, files)
     except OSError:
         if found(folder) == made and before:
-            _write(folder / MANIFEST, [memoryview(_text(asdict(before)))], known)
+            _write(folder / MANIFEST, [memoryview(_text(asdict(before)))])
         elif found(folder) == made:
             (folder / MANIFEST).unlink(missing_ok=True)
         if spare and found(folder) == before:  # it is no spare one any more
@@ -197,8 +186,7 @@ def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known
             "%s to %s, and call load() before the first step; otherwise remove it",
             folder, foreign.step, name, name, MANIFEST,
         )  # fmt: skip
-    known.ours |= {writer for entry in files for writer in _NAME.findall(entry.name)}
-    _tidy(folder, None if foreign else before, known.ours)
+    _tidy(folder, made, None if foreign else before)
     return made
 
 
@@ -212,7 +200,7 @@ def _kept(folder: Path, foreign: Manifest) -> Path:
     return folder / f"manifest.step{foreign.step}.{fingerprint(foreign)}.json"
 
 
-def _keep(folder: Path, foreign: Manifest | None, known: Known) -> Path | None:
+def _keep(folder: Path, foreign: Manifest | None) -> Path | None:
     """Let a checkpoint stay that is not this job's: it may be the one that should have been loaded.
 
     Returns:
@@ -224,7 +212,7 @@ def _keep(folder: Path, foreign: Manifest | None, known: Known) -> Path | None:
     with contextlib.suppress(CorruptFrameError, OSError):
         if _read_manifest(path) == foreign:
             return None
-    _write(path, [memoryview(_text(asdict(foreign)))], known)
+    _write(path, [memoryview(_text(asdict(foreign)))])
     return path
 
 
@@ -342,9 +330,9 @@ def _crc(data: bytearray) -> int:
     return ops.crc32c(torch.frombuffer(data, dtype=torch.uint8)) if data else 0
 
 
-def _write(path: Path, pieces: Iterable[memoryview], known: Known) -> tuple[int, int]:
+def _write(path: Path, pieces: Iterable[memoryview]) -> tuple[int, int]:
     """Write a file whole or not at all; return its size and its checksum."""
-    temporary = path.with_name(f"{path.name}.tmp.{known.marked()}")
+    temporary = path.with_name(f"{path.name}.tmp.{secrets.token_hex(8)}")
     size = crc = 0
     try:
         with naming(path), temporary.open("xb") as file:
@@ -373,28 +361,22 @@ def _sync(folder: Path) -> None:
             os.close(handle)
 
 
-def _tidy(folder: Path, before: Manifest | None, ours: set[str]) -> None:
-    """Remove the files of the checkpoint that was replaced, and what saves of this job have left, by its marks."""
+def _tidy(folder: Path, made: Manifest, before: Manifest | None) -> None:
+    """Remove the files of the checkpoint that was replaced, and what has been left of saves that were cut off.
+
+    Younger files may be of another job, which is about to name them.
+    """
     replaced = {entry.name for entry in before.files} if before else set()
     with contextlib.suppress(CorruptFrameError, OSError):  # the checkpoint is there by now
-        (named, unreadable), strange = _named(folder), []
-        for path in sorted(folder.iterdir()):
-            whole, torn = _NAME.fullmatch(path.name), _LEFTOVER.fullmatch(path.name)
-            if path.name in named or not (found := whole or torn):
-                continue
-            if path.name in replaced or (found[1] in ours and (torn or not unreadable)):
+        (named, unreadable), now = _named(folder), (folder / MANIFEST).stat().st_mtime
+        for path in list(folder.iterdir()):
+            ours = bool(_NAME.fullmatch(path.name)) and path.name not in named
+            leftover = (ours and not unreadable) or _LEFTOVER.fullmatch(path.name)
+            if (ours and path.name in replaced) or (leftover and path.stat().st_mtime < now - _LONG_SECONDS):
                 path.unlink(missing_ok=True)
-            elif found[1] not in ours:
-                strange.append(path)
-        for path in {path.resolve() for path in unreadable} - _told:
-            _told.add(path)
+        for path in {path.resolve() for path in unreadable} - _unreadable:
+            _unreadable.add(path)
             _log.warning(
                 "%s cannot be read, so it is not known which files belong to it: what saves that were cut off left in "
                 "the folder stays. If you do not need that checkpoint, remove %s", path, path.name,
-            )  # fmt: skip
-        if strange and (where := folder.resolve()) not in _told:
-            _told.add(where)
-            _log.warning(
-                "%s holds %d file(s) that belong to no checkpoint, such as %s: another job saves there, or was "
-                "ended in a save. If no other job runs, remove them", where, len(strange), strange[0].name,
             )  # fmt: skip
