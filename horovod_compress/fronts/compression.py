@@ -8,6 +8,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -102,7 +103,7 @@ class BaseCompression(metaclass=_Listed):
     def _connect_with(self, method: Any, given: Any, options: Mapping[str, Any], wrap: Wrap, job: Job) -> None:
         methods, reducer = start(method, given, options, job, self._hooks(job), wrap)
         self._closing = Closing(self, job)
-        self._closing.add(reducer.close)
+        self._closing.add(reducer.close, partial(reducer.close, notes.DROPPED))
         with contextlib.ExitStack() as undo:
             undo.callback(self._closing.close)  # else the connections and threads of the reducer would stay
             session = Session(job, methods, reducer, given)

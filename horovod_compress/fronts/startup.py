@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -79,7 +80,7 @@ def start(
                 plan = numbered(plan, methods)
             _check_options(methods, options, world)
             _check_buckets(methods, plan, options, world)
-            document = replace(document, plan=plan.document())
+            document = replace(document, plan=plan.document(), name=secrets.token_hex(8))
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         refuse(error, job, seconds)
     documents = _shake(document, job, seconds)
@@ -99,6 +100,7 @@ def start(
         host = sharing.share_memory(found, transport, tensors, job, seconds) if found else None
         choose = Choose(options.exchange, () if host else transport.adds)
         reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks, host)
+        reducer.context.name = documents[0].name
         undo.pop_all()
     return methods, reducer
 

@@ -143,7 +143,7 @@ class HeldSecondMoment:
         self._form = family.form_of(optimizer)
         self.rounds = rounds
         self._held: dict[str, _Held] = {}
-        self._prepared = reducer.step - 1
+        self._prepared, self._begun = reducer.step - 1, False  # the last step that it has used; whether it used one
         self.due = False
         self.exact = False
         self._all_exact = False  # all exchanges for the optimizer's coming step; others may make theirs more often
@@ -200,6 +200,7 @@ class HeldSecondMoment:
             self.stepping.pay()  # what is held now may be of another time
         where = {name: parameter.device for _, parameter, name in self._parameters()}
         mine = {name: saved for name, saved in state.items() if name in where}
+        self._begun = bool(mine)
         own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
         groups = self._kept.withholding.zero_groups()
         self._held = {
@@ -259,8 +260,12 @@ class HeldSecondMoment:
         return step - 1 > self._prepared
 
     def rests(self, step: int) -> bool:
-        """Return whether the optimizer has left more exchanges unused than lie between two exact rounds."""
-        return step - 1 - self._prepared > self.rounds.every
+        """Return whether the optimizer has left more exchanges unused than lie between two exact rounds.
+
+        One that has never made a step is not waited for behind the warm-up: there is nothing to hold of it.
+        """
+        unused = step - 1 - self._prepared
+        return unused > self.rounds.every or (not self._begun and unused >= self.rounds.warmup)
 
     def tell_of_rest(self, step: int) -> None:
         """Say once, on rank 0, that exact rounds go on without this optimizer."""
@@ -302,7 +307,7 @@ class HeldSecondMoment:
         step = self.reducer.next_step() - 1
         if not family.ready(self._optimizer, step, self._prepared, self.reducer.settled):
             return
-        self._prepared = step
+        self._prepared, self._begun = step, True
         overflow = getattr(self._optimizer, "found_inf", None)  # a gradient scaler leaves it to a fused step to skip
         if overflow is not None and bool(overflow):
             return
