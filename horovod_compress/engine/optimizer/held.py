@@ -14,6 +14,7 @@ Tang et al. 2021, section 3, which freezes the second moment for good.)
 from __future__ import annotations
 
 import logging
+import weakref
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,8 @@ from .stepping import Stepping, may_step
 LEAST = 1e-6
 
 _log = logging.getLogger("horovod_compress")
+#: By optimizer, what was said of its exact rounds: an elastic job holds it again after each reset.
+_told: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def hold(
@@ -66,18 +69,20 @@ def hold(
     if all(divides == "never" for divides in buckets.divides().values()):
         return None
     if not fits:
-        if second_moment == "auto" and reducer.rank == 0 and reducer.world > 1:
-            family.Unheld(optimizer)
+        if second_moment == "auto" and reducer.world > 1:
+            family.look_for_squares(optimizer, tells=reducer.rank == 0)
         return None
     few = buckets.needs_few_exact()
     rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every, reducer.options.total_steps)
     if (late := buckets.exact_until()) > rounds.warmup:
         rounds = replace(rounds, warmup=late)
-    if reducer.rank == 0:
-        _log.info(
-            "the second moment of %s is shared: %s are exact and update it, and the others leave it unchanged",
-            *(type(optimizer).__name__, rounds.in_words()),
-        )
+    if (words := rounds.in_words()) != _told.get(optimizer):
+        _told[optimizer] = words
+        if reducer.rank == 0:
+            _log.info(
+                "the second moment of %s is shared: %s are exact and update it, and the others leave it unchanged",
+                *(type(optimizer).__name__, words),
+            )
     return HeldSecondMoment(optimizer, reducer, dict(named), rounds, steps)
 
 
