@@ -270,7 +270,7 @@ class Buckets:
         tensors = ((state.device.where, tensor) for state in self for tensor in state.bucket.tensors)
         self._fits = [(tensor.shape, getattr(torch, tensor.dtype), where) for where, tensor in tensors]
         #: The step under way, and its tensors by the address of their gradients.
-        self.places: tuple[int, dict[int, int]] = -1, {}
+        self.addresses: tuple[int, dict[int, int]] = -1, {}
 
     def _make(self, bucket: Bucket) -> BucketState:
         context, where = self._context, self._context.devices[bucket.device]

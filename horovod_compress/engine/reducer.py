@@ -133,9 +133,9 @@ class Reducer:
             ConfigError: it is one.
         """
         step = self.buckets.where(index)[0].finished + 1
-        if step != self.buckets.places[0]:
-            self.buckets.places = step, {}
-        other = self.buckets.places[1].setdefault(grad.data_ptr(), index)
+        if step != self.buckets.addresses[0]:
+            self.buckets.addresses = step, {}
+        other = self.buckets.addresses[1].setdefault(grad.data_ptr(), index)
         if other != index and grad.numel():
             names = self.plan.names()
             raise ConfigError(
@@ -193,6 +193,7 @@ class Reducer:
             self.settle(step)  # so that the next step can begin
             raise turn.error
         grad = turn.take(position)
+        self.buckets.addresses[1].pop(grad.data_ptr(), None)  # its memory may be another one's before the step is over
         if result_scale is not None and result_scale != turn.result_scale:
             grad.mul_(result_scale / turn.result_scale)
             self.result_scale = result_scale
@@ -317,6 +318,7 @@ class Reducer:
             for state in self.buckets:
                 state.resume(step)
             self._turns.clear()  # of steps that never came about, or whose results were taken
+            self.buckets.addresses = -1, {}
 
     def check_replan(self, plan: Plan) -> None:
         """Refuse buckets that :meth:`replan` could not go on with.

@@ -142,6 +142,11 @@ class Tuner:
     def _watch_anew(self) -> None:
         self._reducer.watch = None if self.done else Watch(self._reducer.plan)
 
+    def _wait_longer(self) -> None:
+        """Try again after as many steps: else ranks would meet in each one, and what is watched would grow."""
+        self._reducer.watch = watch = Watch(self._reducer.plan)
+        watch.begin()
+
     def begin_step(self) -> bool:
         """Take note of a step's first gradient, before it is offered; return whether buckets were changed."""
         step = self._reducer.next_step()
@@ -158,9 +163,13 @@ class Tuner:
         assert watch is not None
         enough = watch.steps() >= TRIAL_STEPS
         watch.begin()  # ends the step before
-        if enough and (met := self._meet()):
+        if not enough:
+            return False
+        if met := self._meet():
             self._decide(watch)
-        return enough and met
+        else:
+            self._wait_longer()
+        return met
 
     def check(self, plan: Plan) -> Plan:
         """Refuse the buckets of a checkpoint that :meth:`resume` could not go on with; return those it would take.
@@ -215,7 +224,10 @@ class Tuner:
             return
         if self._trigger is None:
             self._trigger = RetuneTrigger(self._reducer.metrics, step)
-        if not (self._trigger.due(step) and self._meet()):
+        if not self._trigger.due(step):
+            return
+        if not self._meet():
+            self._trigger = None  # after another interval
             return
         if self._trigger.look(self._share(self._trigger.seconds(step))):
             if self._reducer.rank == 0:

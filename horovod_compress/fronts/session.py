@@ -106,7 +106,7 @@ class Session:
     def _meet_for_times(self) -> bool:
         """Return whether all ranks begin a step of this compression, and not some of another one's.
 
-        They would wait for each other there. All compressions meet by one name, so whoever comes first meets all ranks.
+        They would wait for each other there. All compressions meet by one name: ranks that look at once meet here.
         """
         return set(self._gather_times(self.reducer.context.name, "hvc.tuning")) == {self.reducer.context.name}
 
