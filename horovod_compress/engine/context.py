@@ -261,8 +261,6 @@ class Context:
         #: Takes marks of time, while somebody wants to know them.
         self.watch: Watch | None = None
         self.pool = FramePool()
-        #: What all ranks call this compression, and no other one that they have.
-        self.name = ""
 
     def verifies(self) -> bool:
         """Return whether the results of the step under way are compared across ranks."""

@@ -55,7 +55,8 @@ class Session:
         updating: the optimizer in update mode; None where there is none.
     """
 
-    def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named) -> None:
+    def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named, name: str = "") -> None:
+        self._name = name  # what all ranks call this compression, and no other one that they have
         self.job, self.methods, self.reducer, self.failure = job, methods, reducer, reducer.failure
         self._progress = reducer.context.progress
         self.steps = Steps(reducer, methods, given, self._gather_times, self._meet_for_times)
@@ -108,12 +109,12 @@ class Session:
 
         They would wait for each other there. All compressions meet by one name: ranks that look at once meet here.
         """
-        return set(self._gather_times(self.reducer.context.name, "hvc.tuning")) == {self.reducer.context.name}
+        return set(self._gather_times(self._name, "hvc.tuning")) == {self._name}
 
     def _gather_times(self, value: Any, name: str = "") -> list[Any]:
         """Return every rank's measured times; where that fails, no rank goes on."""
         try:
-            return self._gather(value, name or f"hvc.tuning.{self.reducer.context.name}")
+            return self._gather(value, name or f"hvc.tuning.{self._name}")
         except ExchangeError as error:
             why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
             raise (self.failure.call_off(why) or error) from error
@@ -147,7 +148,7 @@ class Session:
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
         self.steps.settle_moments()
         mine = Way(
-            self.reducer.context.name,
+            self._name,
             attached,
             self.steps.second_moment(),
             self.steps.options(),

@@ -55,8 +55,8 @@ def start(
     job: Job,
     hooks: Hooks,
     wrap: Wrap = as_it_is,
-) -> tuple[Methods, Reducer]:
-    """Compare options with the other ranks, agree on the plan, connect, and return a reducer.
+) -> tuple[Methods, Reducer, str]:
+    """Compare options with the other ranks, agree on the plan, connect; return methods, reducer and a name.
 
     A rank that must refuse takes part in the handshake all the same, so that every rank stops
     with the reason instead of waiting.
@@ -100,9 +100,8 @@ def start(
         host = sharing.share_memory(found, transport, tensors, job, seconds) if found else None
         choose = Choose(options.exchange, () if host else transport.adds)
         reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks, host)
-        reducer.context.name = documents[0].name
         undo.pop_all()
-    return methods, reducer
+    return methods, reducer, documents[0].name
 
 
 def check_alone(method: str | Codec | Masked | Methods, named: object, given: Mapping[str, Any]) -> None:
