@@ -1,12 +1,17 @@
-"""Train under torchrun with as many ranks as there are: save on SIGTERM, and go on from there with any number of them.
+"""Train under torchrun with as many ranks as there are: save now and then, and on SIGTERM, and go on with any number.
 
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nnodes 1:4 --nproc-per-node 2 --max-restarts 10 --rdzv-backend c10d --rdzv-endpoint HOST:29500 FILE run
 
 torchrun ends all ranks by SIGTERM when their number changes, or when it gets that signal itself, and by SIGKILL 30 s
 later. Some ranks may get it steps before others; so all ask each other after each step, and save after the same one.
+A rank that is killed says nothing: the others fail, torchrun starts all ranks again, and what came after the last save
+is lost. So there is one every --save-every steps. Without that variable, ranks that torchrun has started again may look
+for each other where those of before were (https://github.com/pytorch/pytorch/issues/135712).
 """
 
 import argparse
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -22,6 +27,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path, help="that all ranks share")
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--width", type=int, default=64)
+parser.add_argument("--save-every", type=int, default=100, metavar="STEPS", help="0 for at the end and on SIGTERM only")
 asked = parser.parse_args()
 
 word = torch.zeros(1)  # 1 once this rank was told to stop
@@ -36,11 +42,16 @@ def save(step: int) -> None:
     began, made = time.monotonic(), asked.folder / f"step{step}"
     made.mkdir(exist_ok=True)
     if dist.get_rank() == 0:
-        torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, made / "model.pt")
+        state = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(state, made / "model.new")
+        (made / "model.new").replace(made / "model.pt")
     compression.save(made / "compression")  # every rank; returns when all have
     if dist.get_rank() == 0:
         (asked.folder / "new").write_text(made.name)
         (asked.folder / "new").replace(asked.folder / "latest")
+        for older in asked.folder.glob("step*"):
+            if older != made:
+                shutil.rmtree(older)
         print(f"saved after step {step} in {time.monotonic() - began:.2f} s", flush=True)
 
 
@@ -78,6 +89,8 @@ while step < asked.steps and not stop:
     step += 1
     stop.copy_(word)
     dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+    if asked.save_every and step % asked.save_every == 0 and step < asked.steps and not stop:
+        save(step)
 save(step)
 compression.close()
 dist.destroy_process_group()

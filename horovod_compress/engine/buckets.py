@@ -269,6 +269,8 @@ class Buckets:
         self._where = [(state, position) for state in self for position in range(len(state.bucket.tensors))]
         tensors = ((state.device.where, tensor) for state in self for tensor in state.bucket.tensors)
         self._fits = [(tensor.shape, getattr(torch, tensor.dtype), where) for where, tensor in tensors]
+        #: The step under way, and its tensors by the address of their gradients.
+        self.addresses: tuple[int, dict[int, int]] = -1, {}
 
     def _make(self, bucket: Bucket) -> BucketState:
         context, where = self._context, self._context.devices[bucket.device]
@@ -305,7 +307,8 @@ class Buckets:
         Raises:
             ConfigError: says what it should be.
         """
-        if (grad.shape, grad.dtype, grad.device) == self._fits[index]:
+        fits = (grad.shape, grad.dtype, grad.device) == self._fits[index]
+        if fits and (grad.is_contiguous() or 0 not in grad.stride()):
             return
         (state, position), rank = self._where[index], self._context.rank
         tensor, where = state.bucket.tensors[position], state.device.where
@@ -318,6 +321,11 @@ class Buckets:
             raise ConfigError(
                 f"rank {rank}: the gradient of {tensor.name} is on {grad.device}, its parameter was on {where} when "
                 "the compression was made; move the model to its device first"
+            )
+        if any(not step and size > 1 for step, size in zip(grad.stride(), grad.shape, strict=True)):
+            raise ConfigError(
+                f"rank {rank}: the gradient of {tensor.name} has elements that share memory, as expand() makes them, "
+                "and its result is written there: hand over grad.contiguous()"
             )
 
     def tables_that_stay(self) -> set[str]:

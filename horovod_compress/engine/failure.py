@@ -71,6 +71,8 @@ class Failure:
         self.over = threading.Event()
         #: Whether the reducer is being closed.
         self.closing = False
+        #: How, in words, see :data:`.agreement.notes.CLOSED`.
+        self.closed = ""
 
     # ---- any thread ----
 
@@ -88,10 +90,10 @@ class Failure:
         """Return what the exchange thread has to fail with when it waits for gradients, being ``broken`` or flooded."""
         return self.broken or CalledOff(_STOPPED)
 
-    def close(self) -> bool:
+    def close(self, how: str) -> bool:
         """Take note that the reducer is being closed; return whether it was not already."""
         with self._context.changed:
-            first, self.closing = not self.closing, True
+            first, self.closing, self.closed = not self.closing, True, self.closed or how
             self.over.set()
             self._context.changed.notify_all()
             return first

@@ -32,7 +32,7 @@ from ..schedule.plan import Plan
 from ..schedule.trial import Watch
 from . import kept
 from .agreement.differences import Sparse
-from .agreement.notes import Uneven, leave_word, why_closed
+from .agreement.notes import CLOSED, Uneven, leave_word, why_closed
 from .buckets import (
     Buckets,
     Next as Next,  # what `buckets.choose` takes
@@ -113,6 +113,7 @@ class Reducer:
         if self.sparse.names and index not in self.buckets.frozen:
             with self.failure.of_all("sparse gradients"):
                 self.sparse.refuse_dense(self.plan.names()[index])
+        self._refuse_shared(index, grad)
         position, turn = self.buckets.where(index)[1], self._claim(index)
         if index in self.buckets.frozen:
             with torch.no_grad():
@@ -125,6 +126,23 @@ class Reducer:
         self._offering.take(Offered(turn, index, position, grad))
         return turn.key.step
 
+    def _refuse_shared(self, index: int, grad: Tensor) -> None:
+        """Refuse a gradient in the memory of another one of this step: each would take the other's result for its own.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        step = self.buckets.where(index)[0].finished + 1
+        if step != self.buckets.addresses[0]:
+            self.buckets.addresses = step, {}
+        other = self.buckets.addresses[1].setdefault(grad.data_ptr(), index)
+        if other != index and grad.numel():
+            names = self.plan.names()
+            raise ConfigError(
+                f"rank {self.rank}: the gradients of {names[index]} and {names[other]} are in the same memory, in step "
+                f"{step}; give each parameter a gradient of its own, such as grad.clone()"
+            )
+
     def skip(self, index: int) -> None:
         """Count a tensor in that has no dense gradient in this step, on any rank."""
         self._offering.count_in(self._claim(index), [self.buckets.where(index)[1]], [0])
@@ -135,7 +153,7 @@ class Reducer:
         if self.failure.error:
             self.failure.raise_if_failed()
         if self.failure.closing:
-            raise ConfigError(f"rank {self.rank}: this compression was closed; create a new one")
+            raise ConfigError(f"rank {self.rank}: this compression was closed {self.failure.closed}")
         (state, position), context = self.buckets.where(index), self.context
         number = state.bucket.index
         with context.changed:
@@ -175,6 +193,7 @@ class Reducer:
             self.settle(step)  # so that the next step can begin
             raise turn.error
         grad = turn.take(position)
+        self.buckets.addresses[1].pop(grad.data_ptr(), None)  # its memory may be another one's before the step is over
         if result_scale is not None and result_scale != turn.result_scale:
             grad.mul_(result_scale / turn.result_scale)
             self.result_scale = result_scale
@@ -220,7 +239,10 @@ class Reducer:
                     "the job from a checkpoint"
                 ) from refused
         if self.failure.closing:
-            raise ExchangeError(f"rank {self.rank}: this compression was closed while the optimizer waited for results")
+            raise ExchangeError(
+                f"rank {self.rank}: while the optimizer waited for results, this compression was closed "
+                f"{self.failure.closed}"
+            )
         if missing := self.missing(step):
             raise ConfigError(
                 f"rank {self.rank}: no gradient was offered in step {step} for {len(missing)} parameter(s): "
@@ -296,6 +318,7 @@ class Reducer:
             for state in self.buckets:
                 state.resume(step)
             self._turns.clear()  # of steps that never came about, or whose results were taken
+            self.buckets.addresses = -1, {}
 
     def check_replan(self, plan: Plan) -> None:
         """Refuse buckets that :meth:`replan` could not go on with.
@@ -337,15 +360,19 @@ class Reducer:
         """Tell the other ranks why this one leaves; the first reason counts."""
         leave_word(self.context.transport, why)
 
-    def close(self) -> None:
-        """Stop all threads and close the transport; safe to call twice. Other ranks fail in an exchange under way."""
-        first, transport, exchanging = self.failure.close(), self.context.transport, self._exchanging
+    def close(self, how: str = CLOSED) -> None:
+        """Stop all threads and close the transport; safe to call twice. Other ranks fail in an exchange under way.
+
+        Args:
+            how: it came to that, in words for whoever goes on.
+        """
+        first, transport, exchanging = self.failure.close(how), self.context.transport, self._exchanging
         self._offering.worker.leave_out()
         exchanging.join(_CLOSE_SECONDS)
         if exchanging.thread.is_alive() and exchanging.thread is not threading.current_thread():
             self.failure.tell_of_closing()  # before the connections that a note takes are closed
         elif first:
-            self.leave_word(why_closed())
+            self.leave_word(why_closed(how))
         transport.close()
         exchanging.join(_CLOSE_SECONDS)
         for worker in (self._offering.worker, exchanging.decoding):

@@ -76,6 +76,8 @@ LEAST_ELEMENTS = 1 << 18
 
 #: Shows plain data to all ranks and returns every rank's, in rank order.
 Share = Callable[[Any], list[Any]]
+#: Returns whether all ranks have come for this compression; of several, they may begin a step in another order.
+Meet = Callable[[], bool]
 #: Of every rank: the seconds of the steps of a trial that count, and what each bucket costs.
 StepSeconds = Sequence[Sequence[float]]
 BucketCosts = Sequence[Mapping[int, BucketCost]]
@@ -101,11 +103,20 @@ class Tuner:
         share: joins all ranks; must not wait forever.
         methods: of the reducer's plan.
         first: the step to begin at, when warm-up is over.
+        meet: asked before ranks are joined; where it says no, that is for a later step.
     """
 
-    def __init__(self, reducer: Reducer, schedule: str, share: Share, methods: Methods, first: int = 0) -> None:
+    def __init__(
+        self,
+        reducer: Reducer,
+        schedule: str,
+        share: Share,
+        methods: Methods,
+        first: int = 0,
+        meet: Meet = lambda: True,
+    ) -> None:
         self._reducer, self._schedule, self._share, self._methods = reducer, schedule, share, methods
-        self._first = first
+        self._first, self._meet = first, meet
         self._tuning: Tuning | None = None
         self._before = reducer.plan  # what a search that fails goes back to
         self._tensors: list[TensorSpec] = []  # in the order of arrival on rank 0
@@ -131,6 +142,11 @@ class Tuner:
     def _watch_anew(self) -> None:
         self._reducer.watch = None if self.done else Watch(self._reducer.plan)
 
+    def _wait_longer(self) -> None:
+        """Try again after as many steps: else ranks would meet in each one, and what is watched would grow."""
+        self._reducer.watch = watch = Watch(self._reducer.plan)
+        watch.begin()
+
     def begin_step(self) -> bool:
         """Take note of a step's first gradient, before it is offered; return whether buckets were changed."""
         step = self._reducer.next_step()
@@ -147,9 +163,13 @@ class Tuner:
         assert watch is not None
         enough = watch.steps() >= TRIAL_STEPS
         watch.begin()  # ends the step before
-        if enough:
+        if not enough:
+            return False
+        if met := self._meet():
             self._decide(watch)
-        return enough
+        else:
+            self._wait_longer()
+        return met
 
     def check(self, plan: Plan) -> Plan:
         """Refuse the buckets of a checkpoint that :meth:`resume` could not go on with; return those it would take.
@@ -205,6 +225,9 @@ class Tuner:
         if self._trigger is None:
             self._trigger = RetuneTrigger(self._reducer.metrics, step)
         if not self._trigger.due(step):
+            return
+        if not self._meet():
+            self._trigger = None  # after another interval
             return
         if self._trigger.look(self._share(self._trigger.seconds(step))):
             if self._reducer.rank == 0:

@@ -8,6 +8,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -100,12 +101,12 @@ class BaseCompression(metaclass=_Listed):
             self._connect_with(method, given, options, wrap, job)
 
     def _connect_with(self, method: Any, given: Any, options: Mapping[str, Any], wrap: Wrap, job: Job) -> None:
-        methods, reducer = start(method, given, options, job, self._hooks(job), wrap)
+        methods, reducer, name = start(method, given, options, job, self._hooks(job), wrap)
         self._closing = Closing(self, job)
-        self._closing.add(reducer.close)
+        self._closing.add(reducer.close, partial(reducer.close, notes.DROPPED))
         with contextlib.ExitStack() as undo:
             undo.callback(self._closing.close)  # else the connections and threads of the reducer would stay
-            session = Session(job, methods, reducer, given)
+            session = Session(job, methods, reducer, given, name)
             self._saved, self._counters = Saved(session), Counters(session, self.method)
             self._begin(session)
             self._closing.add(look_for_steps(session.steps.parameters, weakly(self._why_unused)))

@@ -41,7 +41,8 @@ class Counters:
             self.stats,
             reducer.next_step,
             f"rank {session.job.number}: {method}",
-            line=reducer.rank == 0 and reducer.world > 1,  # with one rank there is nothing to exchange
+            line=reducer.world > 1,  # with one rank there is nothing to exchange
+            tells=reducer.rank == 0,
             pace=verdict.Pace(reducer.metrics, self._overlap),
             total_steps=reducer.options.total_steps,
             verdict=self._verdict,
@@ -111,6 +112,7 @@ class Counters:
         """Count and report on from where others of the same compression, among other ranks, have ended."""
         self._lost = before._lost
         self._session.reducer.metrics.go_on(before._session.reducer.metrics)
+        self.reports.follow(before.reports)
         for asked in before._published:
             self.publish(*asked)
 

@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from .. import errors
 from ..engine import names
 from ..engine.saved import checkpoint, state_folder
@@ -218,10 +221,23 @@ class Saved:
         Raises:
             ConfigError: a step is under way.
         """
-        session = self._session
+        self.settle()
+        return self.copied()
+
+    def settle(self) -> None:
+        """Wait until nothing is under way.
+
+        Raises:
+            ConfigError: a step is.
+        """
         self._check_between_steps()
+        checkpoint.between_steps(self._session.reducer, "saved")
+
+    def copied(self, copy: Callable[[Tensor], Tensor] = torch.clone) -> dict[str, Any]:
+        """Return this rank's state, where :meth:`settle` has found nothing under way since the last step."""
+        session = self._session
         more = session.steps.state() | {"exchanged": session.exchanges} | self._shown()
-        return checkpoint.save(session.reducer, session.methods, more)
+        return checkpoint.copied(session.reducer, session.methods, more, copy)
 
     def _shown(self) -> dict[str, Any]:
         """Return what is saved of the parts that ranks have."""

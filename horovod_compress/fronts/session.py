@@ -49,18 +49,17 @@ class Session:
         under_way: gradients handed over whose results were not fetched yet.
         step: the one that these belong to.
         compared: all ranks are known to hand over gradients alike.
-        unused: nothing was handed over yet, and no model or optimizer has the compression.
+        unused: nothing was handed over yet, no update optimizer has the compression, and nobody was told.
         attached: the optimizer needs no tokens.
         exchanges: "gradients" or "updates".
         updating: the optimizer in update mode; None where there is none.
     """
 
-    def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named) -> None:
+    def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named, name: str = "") -> None:
+        self._name = name  # what all ranks call this compression, and no other one that they have
         self.job, self.methods, self.reducer, self.failure = job, methods, reducer, reducer.failure
         self._progress = reducer.context.progress
-        # Not a number of this process: others may have made more compressions, or fewer.
-        self._tuning_name = f"hvc.tuning.{reducer.plan.fingerprint()}"
-        self.steps = Steps(reducer, methods, given, self._gather_times)
+        self.steps = Steps(reducer, methods, given, self._gather_times, self._meet_for_times)
         self.others = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
         self.lock = threading.RLock()
         self.under_way, self.step = 0, -1
@@ -105,10 +104,17 @@ class Session:
         columns = row.gather(column, asked)
         return [column[rank] for rank in range(len(column)) for column in columns]
 
-    def _gather_times(self, value: Any) -> list[Any]:
+    def _meet_for_times(self) -> bool:
+        """Return whether all ranks begin a step of this compression, and not some of another one's.
+
+        They would wait for each other there. All compressions meet by one name: ranks that look at once meet here.
+        """
+        return set(self._gather_times(self._name, "hvc.tuning")) == {self._name}
+
+    def _gather_times(self, value: Any, name: str = "") -> list[Any]:
         """Return every rank's measured times; where that fails, no rank goes on."""
         try:
-            return self._gather(value, self._tuning_name)
+            return self._gather(value, name or f"hvc.tuning.{self._name}")
         except ExchangeError as error:
             why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
             raise (self.failure.call_off(why) or error) from error
@@ -142,7 +148,7 @@ class Session:
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
         self.steps.settle_moments()
         mine = Way(
-            self.reducer.plan.fingerprint(),
+            self._name,
             attached,
             self.steps.second_moment(),
             self.steps.options(),
@@ -273,18 +279,22 @@ class Closing:
     """
 
     def __init__(self, compression: object, job: Job) -> None:
-        self._job, self._closers = job, list[Callable[[], object]]()
+        self._job, self._closers = job, list[tuple[Callable[[], object], Callable[[], object]]]()
         self._finalizer = weakref.finalize(compression, _dropped, job, self._closers)
         self._finalizer.atexit = False
 
-    def add(self, close: Callable[[], object]) -> None:
-        """Close this too, after all others; it must not keep the compression alive."""
-        self._closers.append(close)
+    def add(self, close: Callable[[], object], drop: Callable[[], object] | None = None) -> None:
+        """Close this too, after all others; it must not keep the compression alive.
+
+        Args:
+            drop: called in its place where nobody has called :meth:`close`.
+        """
+        self._closers.append((close, drop or close))
 
     def close(self) -> None:
         """Close everything; safe to call twice. In a fork it does nothing."""
         self._finalizer.detach()
-        for close in () if self._job.forked() else self._closers:
+        for close, _ in () if self._job.forked() else self._closers:
             close()
 
 
@@ -293,7 +303,7 @@ _dropping: list[_thread.LockType] = []
 os.register_at_fork(after_in_child=_dropping.clear)
 
 
-def _dropped(job: Job, closers: Sequence[Callable[[], object]]) -> None:
+def _dropped(job: Job, closers: Sequence[tuple[object, Callable[[], object]]]) -> None:
     """Close on a thread of its own: the garbage collector comes from any thread, with whatever lock that holds."""
     if job.forked():
         return
@@ -301,7 +311,8 @@ def _dropped(job: Job, closers: Sequence[Callable[[], object]]) -> None:
     closing.acquire()
     _dropping.append(closing)
     try:
-        _thread.start_new_thread(_start, (closers, closing))  # threading has locks of its own: this waits for none
+        drops = [drop for _, drop in closers]
+        _thread.start_new_thread(_start, (drops, closing))  # threading has locks of its own: this waits for none
     except RuntimeError:  # the interpreter is about to end
         closing.release()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -54,8 +55,8 @@ def start(
     job: Job,
     hooks: Hooks,
     wrap: Wrap = as_it_is,
-) -> tuple[Methods, Reducer]:
-    """Compare options with the other ranks, agree on the plan, connect, and return a reducer.
+) -> tuple[Methods, Reducer, str]:
+    """Compare options with the other ranks, agree on the plan, connect; return methods, reducer and a name.
 
     A rank that must refuse takes part in the handshake all the same, so that every rank stops
     with the reason instead of waiting.
@@ -79,7 +80,7 @@ def start(
                 plan = numbered(plan, methods)
             _check_options(methods, options, world)
             _check_buckets(methods, plan, options, world)
-            document = replace(document, plan=plan.document())
+            document = replace(document, plan=plan.document(), name=secrets.token_hex(8))
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         refuse(error, job, seconds)
     documents = _shake(document, job, seconds)
@@ -100,7 +101,7 @@ def start(
         choose = Choose(options.exchange, () if host else transport.adds)
         reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks, host)
         undo.pop_all()
-    return methods, reducer
+    return methods, reducer, documents[0].name
 
 
 def check_alone(method: str | Codec | Masked | Methods, named: object, given: Mapping[str, Any]) -> None:

@@ -294,6 +294,10 @@ class UpdateMode:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer and of the exchange; each rank saves its own."""
+        self._updates.saved = True
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         return {**super().state_dict(), STATE_KEY: self._updates.state_dict()}  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

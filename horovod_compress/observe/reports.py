@@ -51,13 +51,15 @@ class Reports:
         stats: returns all that is counted, which may take a pass over the residuals; between two steps.
         next_step: returns the number of the next step.
         name: of the rank and the method, for the log.
-        line: write the line.
+        line: there is one, which this rank writes or another one.
+        tells: this rank writes it.
         pace: how long steps take.
         total_steps: the length of the training, if known.
         verdict: returns, in words, what compression is worth.
 
     Attributes:
         updates: these are exchanges of updates, which no backward pass hides.
+        told: the line was written, here or by another rank.
     """
 
     def __init__(
@@ -69,15 +71,16 @@ class Reports:
         name: str,
         *,
         line: bool,
+        tells: bool = True,
         pace: Pace,
         total_steps: int | None = None,
         verdict: Callable[[], str] = str,
     ) -> None:
         self._metrics, self._counters, self._stats = metrics, counters, stats
         self._next_step, self._name = next_step, name
-        self.pace, self.updates = pace, False
+        self.pace, self.updates, self.told = pace, False, False
         after = LINE_AFTER if total_steps is None else max(2, min(LINE_AFTER, total_steps - 1))
-        self._series = [_Series(_Line(self, name, verdict), after, 0, once=True)] if line else []
+        self._series = [_Series(_Line(self, name, verdict, tells), after, 0, once=True)] if line else []
         self._plan()
 
     def add(self, destination: Destination, every: int) -> None:
@@ -90,6 +93,13 @@ class Reports:
             raise ConfigError(f"every should be a whole number of steps, at least 1, got {every!r}")
         self._series.append(_Series(destination, every, self._metrics.steps))
         self._plan()
+
+    def follow(self, before: Reports) -> None:
+        """Go on from where the reports of the same compression, among other ranks, have ended: the line comes once."""
+        if before.told:
+            self.told = True
+            self._series = [series for series in self._series if not series.once]
+            self._plan()
 
     def look(self) -> None:
         """Make the reports that are due; between two steps."""
@@ -112,6 +122,7 @@ class Reports:
                 if not series.failed:
                     _log.warning("%s: a report was not written, and training goes on: %s", self._name, error)
                 series.failed = True
+        self.told = self.told or any(series.ended for series in due)
         self._series = [series for series in self._series if not series.ended]
         self._plan()
 
@@ -154,10 +165,12 @@ class _Series:
 class _Line:
     """Writes what the first steps came to into the log."""
 
-    def __init__(self, reports: Reports, name: str, verdict: Callable[[], str]) -> None:
-        self._reports, self._name, self._verdict = reports, name, verdict
+    def __init__(self, reports: Reports, name: str, verdict: Callable[[], str], tells: bool) -> None:
+        self._reports, self._name, self._verdict, self._tells = reports, name, verdict, tells
 
     def write(self, step: int, stats: Mapping[str, Any], window: Window) -> None:
+        if not self._tells:
+            return
         whole = between({}, stats, 0.0)
         if self._reports.updates:
             _log.info(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Codec, check_world
-from horovod_compress.engine.reducer import Reducer
 from horovod_compress.engine.saved import checkpoint, checksums
 from horovod_compress.engine.saved.redistribute import (
     Carried,
@@ -71,17 +70,20 @@ def test_all_ranks_together_come_to_what_a_checkpoint_is_dealt_out_as(case: Samp
         for seed in range(3):
             fleet.step(random_grads(BEFORE, TENSORS, seed=seed))
         states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
-        owned, own_tables = fleet.methods.folded(), [_own_tables(reducer) for reducer in fleet.reducers]
-    together = _Together(BEFORE)
-    with ThreadPoolExecutor(BEFORE) as pool:
-        found = list(
-            pool.map(lambda state, own: pooled(state, together.total, BEFORE, owned, own, {}), states, own_tables)
-        )
+        owned, coded = fleet.methods.folded(), fleet.methods.coded()
+    found = _pooled(states, owned, coded)
     expected = redistributed(states, 0, BEFORE, owned)
     for state in found:
         checksums.check(state)
         for kind, tensors in expected["state"].items():
             torch.testing.assert_close(state["state"][kind], tensors, rtol=max(1e-6, 2 * epsilon), atol=1e-6)
+
+
+def test_what_waits_on_some_ranks_only_is_pooled_too() -> None:
+    state: dict[str, Any] = {"state": {}, "tables": {}}
+    states = [state | {"waiting": {"a": torch.tensor([1.0, 2.0])}}, state | {"waiting": {"b": torch.tensor([3.0])}}]
+    for found in _pooled(states, (), (), b=1, a=2):
+        assert {name: tensor.tolist() for name, tensor in found["waiting"].items()} == {"a": [0.5, 1.0], "b": [1.5]}
 
 
 @pytest.mark.parametrize(
@@ -97,17 +99,16 @@ def test_what_ranks_keep_counts_as_before_among_others(
         for seed in range(3):
             before.step(random_grads(BEFORE, TENSORS, seed=seed))
         states = [checkpoint.save(reducer, before.methods) for reducer in before.reducers]
-        owned, kept_of = before.methods.folded(), [*states]
+        owned, coded, kept_of = before.methods.folded(), before.methods.coded(), [*states]
     if copied:  # by the neighbour of the one that is gone
         kept_of[1] = added(states[1], checksums.parse(_bytes_of(of_one_rank(states[0]))))
     more, less = AFTER / BEFORE, BEFORE / AFTER
     with case.fleet(AFTER, TENSORS, schedule="layerwise") as after:
         for rank, reducer in enumerate(after.reducers):
-            own_tables = _own_tables(reducer)
-            carried = Carried(1.0 if summed else more, less if summed else 1.0, owned, own_tables)
+            carried = Carried(1.0 if summed else more, less if summed else 1.0, owned, coded)
             mine = kept_of[there[rank]] if rank < len(there) else None
             fresh = checkpoint.save(reducer, after.methods)
-            state = resized(fresh, mine, common_of(states[there[0]], own_tables), carried)
+            state = resized(fresh, mine, common_of(states[there[0]], coded), carried)
             checksums.check(state)
             checkpoint.load(reducer, after.methods, state, "restore")
         now = [reducer.kept.states() for reducer in after.reducers]
@@ -122,29 +123,68 @@ def test_what_ranks_keep_counts_as_before_among_others(
         assert all_same(after.step(random_grads(AFTER, TENSORS, seed=7)))
 
 
+def _has_momentum(codec: Codec) -> bool:
+    return "momentum" in codec.layout(ANY_BUCKET, BEFORE).state
+
+
+@each_case(_has_momentum, cheap=True)
+def test_momentum_is_that_of_one_rank_whatever_their_number(case: Sample) -> None:
+    """It is a running sum of a rank's gradients: nothing of it waits to be sent, and it needs no other factor."""
+    with case.fleet(BEFORE, TENSORS, schedule="layerwise") as before:
+        for seed in range(3):
+            before.step(random_grads(BEFORE, TENSORS, seed=seed))
+        states = [checkpoint.save(reducer, before.methods) for reducer in before.reducers]
+    owned, coded = before.methods.folded(), before.methods.coded()
+    momenta = [state["state"]["momentum"] for state in states]
+    assert any(bool(momentum.any()) for momentum in momenta[1].values())
+    with case.fleet(AFTER, TENSORS, schedule="layerwise") as after:
+        fresh = [checkpoint.save(reducer, after.methods) for reducer in after.reducers]
+    with_copy = added(states[1], checksums.parse(_bytes_of(of_one_rank(states[0]))))
+    for mine in (states[1], with_copy):  # rank 0 has failed, and its neighbour may have a copy of what waited there
+        failed = Carried(AFTER / BEFORE, 1.0, owned, coded)
+        assert_equal(resized(fresh[0], mine, common_of(states[1], coded), failed)["state"]["momentum"], momenta[1])
+    mean = {name: (momenta[0][name] + momenta[1][name]) / BEFORE for name in momenta[0]}
+    for summed in (False, True):  # hosts change: every rank has what a rank had in the mean
+        whole, scale = _pooled(states, owned, coded)[0], BEFORE / AFTER if summed else 1.0
+        state = resized(fresh[2], whole, common_of(whole, coded), Carried(scale, 0.0, owned, coded))
+        torch.testing.assert_close(state["state"]["momentum"], mean)
+
+
+def assert_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
 class _Together:
     """Adds tensors up over threads, each of which is a rank."""
 
     def __init__(self, ranks: int) -> None:
-        self._barrier, self._given = threading.Barrier(ranks, timeout=20.0), list[Tensor]()
+        self._barrier, self._given, self.sums = threading.Barrier(ranks, timeout=20.0), list[Tensor](), 0
 
-    def total(self, tensor: Tensor) -> Tensor:
-        self._given.append(tensor)
+    def add_up(self, tensor: Tensor) -> None:
+        self.sums += 1
+        self._given.append(tensor.clone())
         self._barrier.wait()
-        found = torch.stack(self._given).sum(dim=0)
+        tensor.copy_(torch.stack(self._given).sum(dim=0))
         if not self._barrier.wait():
             self._given.clear()
         self._barrier.wait()
-        return found
 
 
 def _bytes_of(state: Mapping[str, Any]) -> bytearray:
     return bytearray(b"".join(checksums.parts(state)))
 
 
-def _own_tables(reducer: Reducer) -> list[str]:
-    own = (state for state in reducer.buckets if state.rounds.own_tables)
-    return [f"{state.bucket.index} {name}" for state in own for name in state.memory.tables]
+def _pooled(
+    states: Sequence[Mapping[str, Any]], owned: Collection[str], coded: Collection[str], **waiting: int
+) -> list[dict[str, Any]]:
+    """Return what the ranks with these states pool: in one sum for each dtype, however many tensors there are."""
+    together = _Together(BEFORE)
+    with ThreadPoolExecutor(BEFORE) as pool:
+        found = list(pool.map(lambda state: pooled(state, together.add_up, BEFORE, owned, coded, waiting), states))
+    dtypes = {tensor.dtype for tensors in states[0]["state"].values() for tensor in tensors.values()}
+    assert together.sums == BEFORE * (len(dtypes) + bool(waiting)), together.sums
+    return found
 
 
 def _owed(states: Sequence[Mapping[str, Any]], name: str, ranks: int = 0) -> Tensor:

@@ -117,6 +117,28 @@ def test_every_method_goes_on(tmp_path: Path, trained: list[dict[str, Any]]) -> 
             assert apart(job, number) < ROUNDING * (10 if asked.get("sum") else 1), (asked, job.ends)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_a_job_that_begins_with_one_rank_is_as_any_other_and_tells_things_once(tmp_path: Path) -> None:
+    more = {"step": 2, "hosts": ["localhost:2"], "world": 2}, {"step": 6, "hosts": ["localhost:3"], "world": 3}
+    trained = [
+        *of("topk"), *of("topk", path="stock"), *of("topk", path="update"),
+        *of("topk", optimizer="RMSprop", given={"centered": True}), *of("marsit", optimizer="AdamW"),
+    ]  # fmt: skip
+    for asked in trained:
+        asked["options"] = {"total_steps": 5}  # the line comes after 4
+    job = run_elastic(
+        tmp_path, JOBS / "resized.py", ["localhost:1"], 320, trained=trained, steps=9, events=more, log="INFO"
+    )
+    check(job, 3, trained)
+    assert all(apart(job, number) < ROUNDING for number in range(3)), job.ends
+    told = {
+        "computes its second moment": 1, "the second moment of AdamW is shared": 1, "topk, the first 4 steps": 3,
+        "marsit, the first 4 steps": 1, " exchanges: ": 1,
+    }  # fmt: skip
+    assert {words: job.output.count(words) for words in told} == told, job.output
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("after", slow(1.0, 2.5))
 def test_hosts_change_again_before_a_change_is_over(tmp_path: Path, after: float) -> None:
@@ -172,11 +194,11 @@ def test_nothing_is_lost_with_a_rank_of_which_there_is_a_copy(tmp_path: Path, af
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("inside", slow("part", "_totals", "_connect", "_share", "save"))
+@pytest.mark.parametrize("inside", slow("part", "_add_up", "_connect", "_share", "save"))
 def test_a_rank_dies_while_hosts_change(tmp_path: Path, inside: str) -> None:
     """Wherever the others wait for it: they go back to the last commit, and go on without it."""
     hosts = [f"{host}:1" for host in HOSTS[:3]]
-    leaves = HOSTS[2] if inside in ("part", "_totals") else HOSTS[1]  # one that is to leave, or to stay
+    leaves = HOSTS[2] if inside in ("part", "_add_up") else HOSTS[1]  # one that is to leave, or to stay
     fault = {"host": f"{leaves}:0", "inside": inside, "step": 3}
     away = {"step": 3, "hosts": hosts[:2]}
     trained = [*of("topk", "marsit"), *of("topk", path="stock"), *of("topk", path="update")]

@@ -25,18 +25,23 @@ SECONDS = 120.0
 MOST_TO_SAVE = 10.0
 
 
-def run(world: int, folder: Path, *words: str, stop: bool = False) -> str:
-    """Run the example; return what it printed, also where it was stopped by SIGTERM."""
+def run(world: int, folder: Path, *words: str, stop: bool = False, kill: bool = False) -> str:
+    """Run the example; return what it printed, also where it was stopped by SIGTERM, or one of its ranks killed."""
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    command += ["--max-restarts", "1"] if kill else []
+    environment = os.environ | settings() | {MARK: mark, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     process = subprocess.Popen(
-        [*command, str(EXAMPLE), str(folder), *words], env=os.environ | settings() | {MARK: mark}, cwd=ROOT, text=True,
+        [*command, str(EXAMPLE), str(folder), *words], env=environment, cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
+        if kill:
+            _await("latest", folder, process)
+            (folder / "began").unlink()  # all ranks have left it
+            os.kill(_a_rank_of(process.pid), signal.SIGKILL)
         if stop:
-            time.sleep(0.1)
-            _await_steps(folder, process)
+            _await("began", folder, process)  # until then a signal would end ranks
             process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=SECONDS)
     finally:
@@ -45,11 +50,16 @@ def run(world: int, folder: Path, *words: str, stop: bool = False) -> str:
     return output
 
 
-def _await_steps(folder: Path, process: subprocess.Popen[str]) -> None:
-    """Wait until ranks exchange gradients: until then a signal would end them."""
+def _await(name: str, folder: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until the job has left a file."""
     end = time.monotonic() + SECONDS
-    while time.monotonic() < end and process.poll() is None and not (folder / "began").exists():
+    while time.monotonic() < end and process.poll() is None and not (folder / name).exists():
         time.sleep(0.05)
+
+
+def _a_rank_of(launcher: int) -> int:
+    """Return the process of one of the ranks."""
+    return int(Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()[-1])
 
 
 def waiting(folder: Path) -> dict[str, Tensor]:
@@ -73,3 +83,13 @@ def test_a_job_that_is_stopped_goes_on_with_another_number_of_ranks(tmp_path: Pa
     torch.testing.assert_close(waiting(tmp_path), before, rtol=1e-6, atol=1e-7)
     output = run(1, tmp_path, "--steps", str(step + 5))
     assert f"saved after step {step + 5}" in output, output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_job_of_which_a_rank_is_killed_goes_on_from_the_last_save(tmp_path: Path) -> None:
+    output = run(2, tmp_path, "--steps", "1000000", "--save-every", "20", stop=True, kill=True)
+    saved = [int(step) for step in re.findall(r"saved after step (\d+) in", output)]
+    found = re.search(r"went on after step (\d+) with 2 ranks", output)
+    assert found and int(found[1]) in saved[:-1] and int(found[1]) % 20 == 0, output
+    assert [path.name for path in tmp_path.glob("step*")] == [f"step{saved[-1]}"], output

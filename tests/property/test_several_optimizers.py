@@ -262,7 +262,7 @@ def test_an_exact_round_is_not_over_before_all_have_used_it() -> None:
 
 @pytest.mark.parametrize("others", [True, False])
 def test_one_that_makes_no_step_is_not_waited_for(others: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Once it has left more exchanges unused than lie between exact rounds, and others have not: the control."""
+    """Once the first exact rounds are over, and others have used them; the control: others have not."""
     exact, since = [], []
     with ranks_of(apart(adamw), "held") as ranks:  # rounds 0, 1 and 2 are due, then one in three
         made = copy.copy(ranks.optimizers)
@@ -278,9 +278,22 @@ def test_one_that_makes_no_step_is_not_waited_for(others: bool, caplog: pytest.L
         assert exact[:9] == [True] * 9, "several exchanges for one step are exact, or none"
         assert not told
         return
-    assert exact == [True] * 4 + [False, True, False, False, True, False, False, True, False]
+    assert exact == [True] * 3 + [False, False, True, False, False, True, False, False, True, False]
     assert since[8] == [9.0] and since[12] == [12.0, 3.0], "once it makes steps, exact rounds are its own again"
-    assert len(told) == 1 and "AdamW has used none of the last 4 exchanges" in told[0]
+    assert len(told) == 1 and "AdamW has used none of the last 2 exchanges" in told[0]
+
+
+def test_one_that_never_makes_a_step_is_not_waited_for_behind_the_warm_up() -> None:
+    """However rare exact rounds are; one that pauses later is, until as many exchanges have gone by."""
+    for pausing, expected in ((range(9), [6]), (range(2, 9), [3, 4, 5, 6])):
+        exact = []
+        with ranks_of(apart(adamw), "held", rebuild_every=4) as ranks:  # rounds 0, 1 and 2 are due, then one in four
+            made = copy.copy(ranks.optimizers)
+            for step in range(9):
+                ranks.optimizers = [mine[:1] if step in pausing else mine for mine in made]
+                ranks.step(random_grads(WORLD, TENSORS, seed=step))
+                exact.append(ranks.steps[0].held.exact)  # type: ignore[union-attr]
+        assert [step for step, was in enumerate(exact) if was and step > 2] == expected
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from horovod_compress.engine.optimizer.stepping import Stepping
 from horovod_compress.errors import ConfigError
 from tests.golden.play import TENSORS, grads
 from tests.golden.trained import HELD, Ranks, adamw
+from tests.support.nets import digest
 
 LR = 0.01
 
@@ -310,6 +312,32 @@ def test_a_later_compression_takes_over_from_one_that_was_not_closed() -> None:
         assert not earlier._owed
         earlier.end()
         assert optimizer.__getstate__ == later._pickled
+
+
+def test_a_fork_that_saves_the_optimizer_changes_nothing_else() -> None:
+    """As a worker of a data loader may: it gets the whole state, has as many threads, and its parent's state stays."""
+    with ranks("auto") as team:
+        for number in range(4):
+            team.step(given(number))
+        optimizer, held, before = team.optimizers[0], team.steps[0].held, torch.get_num_threads()
+        assert held is not None and held.stepping is not None
+        owed, (read, write) = len(held.stepping._owed), os.pipe()
+        torch.set_num_threads(3)
+        try:
+            if not (child := os.fork()):
+                try:
+                    found = digest(state["exp_avg_sq"] for state in optimizer.state_dict()["state"].values())
+                    os.write(write, f"{found} {torch.get_num_threads()}".encode())
+                finally:
+                    os._exit(0)
+            os.close(write)
+            assert os.waitpid(child, 0)[1] == 0
+        finally:
+            torch.set_num_threads(before)
+        found, threads = os.read(read, 100).decode().split()
+        os.close(read)
+        assert threads == "3" and owed and len(held.stepping._owed) == owed
+        assert found == digest(state["exp_avg_sq"] for state in optimizer.state_dict()["state"].values())
 
 
 # ---- what is torch's ---------------------------------------------------------------------------

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 
 import pytest
+import torch
+from torch import nn
 
-from horovod_compress.errors import ExchangeError
+import horovod_compress.ddp as hvc
+from horovod_compress.engine.agreement.notes import DROPPED
+from horovod_compress.errors import ConfigError, ExchangeError
+from horovod_compress.fronts.session import await_dropped
 from tests.support.connected import connected
 from tests.support.local import Fleet, random_grads, spec
+from tests.unit.test_one_rank_ddp import group as group
 
 WORLD, CLOSES = 3, 0
 #: None of the others may wait for that long: they hear of it at once.
@@ -56,6 +63,33 @@ def test_who_closes_between_steps_is_named_by_those_that_go_on() -> None:
         for rank, step in zip(others, steps, strict=True):
             with pytest.raises(ExchangeError, match=r"Rank 0 stopped first: closed its .* of ValueError: bad data\."):
                 fleet.reducers[rank].result(0, step)
+
+
+def test_who_has_let_go_of_its_compression_has_not_closed_it() -> None:
+    """The others hear what became of it; the control is above."""
+    transports = connected(WORLD)
+    with Fleet(WORLD, TENSORS, "none", wrap=lambda local: transports[local.rank], timeout=TIMEOUT) as fleet:
+        fleet.step(random_grads(WORLD, TENSORS))
+        assert all(reducer.wait_idle(10.0) for reducer in fleet.reducers)
+        fleet.reducers[CLOSES].close(DROPPED)
+        step = fleet.reducers[1].offer(0, random_grads(WORLD, TENSORS, seed=1)[1]["a"])
+        with pytest.raises(ExchangeError, match=r"Rank 0 stopped first: dropped its compression, to which nothing ref"):
+            fleet.reducers[1].result(0, step)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_whoever_goes_on_hears_how_it_was_closed(group: None, closed: bool) -> None:
+    compression = hvc.Compression.none(nn.Linear(2, 2).named_parameters())
+    session = compression._session
+    assert session is not None
+    if closed:
+        compression.close()
+    del compression
+    gc.collect()
+    await_dropped(TIMEOUT)
+    how = r"closed by close\(\)" if closed else "closed by Python's garbage collector, as nothing referred to it"
+    with pytest.raises(ConfigError, match=how):
+        session.reducer.offer(0, torch.zeros(2))
 
 
 def test_who_closes_between_steps_leaves_no_note() -> None:

@@ -147,8 +147,15 @@ def within(name: str, rooms: Iterable[str]) -> bool:
     return any(name == other or name.startswith(f"{other}.") for other in rooms)
 
 
-OURS = {inside(name): {inside(other) for other in used} - {""} for name, used in graph().items() if inside(name)}
-ROOMS = [name for name in OURS if files()[f"{NAME}.{name}"].name == "__init__.py"]
+@cache
+def ours() -> dict[str, set[str]]:
+    """Return what every module of the package imports from it."""
+    return {inside(name): {inside(other) for other in used} - {""} for name, used in graph().items() if inside(name)}
+
+
+# Of names only: each process that collects tests would parse the whole repository.
+MODULES = [inside(name) for name in files() if inside(name)]
+ROOMS = [name for name in MODULES if files()[f"{NAME}.{name}"].name == "__init__.py"]
 
 
 def upward(module: str, used: Iterable[str]) -> set[str]:
@@ -172,14 +179,14 @@ def test_these_tables_name_only_what_there_is() -> None:
     stubs = {path.stem for path in PACKAGE.glob("*.pyi")}
     named = {*LEVEL, *INNER, *(name for names in INNER.values() for name in names), *GROUND, *FOR_CODECS}
     named |= {HOROVOD, *ALSO_HOROVOD, *OFFER, *map(inside, EXTENSIONS)}
-    assert named <= {*OURS, *stubs}
+    assert named <= {*MODULES, *stubs}
     assert {*FLAT, *(name for names in FOLDERS.values() for name in names)} <= set(FOLDERS)
     assert all((ROOT / folder).is_dir() for folder in FOLDERS)
 
 
 def test_every_module_has_a_place() -> None:
-    assert len(OURS) > 100
-    assert {room(module) for module in OURS} <= set(LEVEL)
+    assert len(MODULES) > 100
+    assert {room(module) for module in MODULES} <= set(LEVEL)
     assert {name for name in ROOMS if "." in name} == set(INNER)
     assert all((path.parent / "__init__.py").exists() for path in PACKAGE.rglob("*.py"))
 
@@ -198,14 +205,14 @@ def test_a_room_says_what_belongs_there(name: str) -> None:
 # ---- the package ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", OURS)
+@pytest.mark.parametrize("module", MODULES)
 def test_dependencies_run_one_way(module: str) -> None:
-    assert not upward(module, OURS[module]) and not sideways(module, OURS[module])
+    assert not upward(module, ours()[module]) and not sideways(module, ours()[module])
 
 
-@pytest.mark.parametrize("module", [name for name in OURS if room(name) == "codecs" and name not in ROOMS])
+@pytest.mark.parametrize("module", [name for name in MODULES if room(name) == "codecs" and name not in ROOMS])
 def test_methods_do_not_import_each_other(module: str) -> None:
-    siblings = {name for name in OURS[module] if room(name) == "codecs"}
+    siblings = {name for name in ours()[module] if room(name) == "codecs"}
     assert not {name for name in siblings if not within(name, FOR_CODECS)}
 
 
@@ -217,7 +224,7 @@ def test_horovod_is_imported_in_its_front_only() -> None:
 
 
 def test_extensions_are_imported_by_operations_only() -> None:
-    for module, used in OURS.items():
+    for module, used in ours().items():
         assert room(module) == "ops" or not set(map(inside, EXTENSIONS)) & used, module
 
 
@@ -278,8 +285,8 @@ def f():
     here = {f"{NAME}.{name}" for name in ("exchange.ring", "exchange.wire", "codecs.dense", "codecs.base")}
     assert found == here | {"horovod.torch", "horovod.common"}
     assert imports_of(ast.parse("from horovod import torch"), [], ()) == {"horovod.torch"}
-    assert "codecs.dense" in OURS["codecs.marsit"] and "ops" in OURS["exchange.wire"]
-    assert "engine.reducer" in OURS["fronts.startup"]
+    assert "codecs.dense" in ours()["codecs.marsit"] and "ops" in ours()["exchange.wire"]
+    assert "engine.reducer" in ours()["fronts.startup"]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +301,7 @@ def f():
     ],
 )
 def test_a_room_that_is_not_below_is_noticed(module: str, used: str) -> None:
-    assert {module, used} <= set(OURS) and upward(module, {used})
+    assert {module, used} <= set(MODULES) and upward(module, {used})
 
 
 @pytest.mark.parametrize(
@@ -307,7 +314,7 @@ def test_a_room_that_is_not_below_is_noticed(module: str, used: str) -> None:
     ],
 )
 def test_an_inner_room_that_looks_out_is_noticed(module: str, used: str) -> None:
-    assert {module, used} <= set(OURS) and sideways(module, {used})
+    assert {module, used} <= set(MODULES) and sideways(module, {used})
 
 
 def test_cycles_are_found() -> None:

@@ -290,6 +290,28 @@ def test_closing_refuses_later_passes(net: Net, compression: hvc.Compression) ->
     assert "this compression was closed" in str(passed(net))
 
 
+@pytest.mark.parametrize("hooks", [True, False])
+def test_gradients_that_no_hook_has_seen_are_told_of(
+    net: Net, compression: hvc.Compression, hooks: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of torch.autograd.grad() are this rank's alone; the control is backward()."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compression.register(net, optimizer)
+    optimizer.step()
+    assert not caplog.records
+    for _ in range(2):
+        if hooks:
+            loss(net).backward()
+        else:
+            grads = torch.autograd.grad(loss(net), list(net.parameters()))
+            for parameter, grad in zip(net.parameters(), grads, strict=True):
+                parameter.grad = grad
+        optimizer.step()
+    compression.close()
+    told = [text for text in caplog.messages if "none has compressed nothing" in text]
+    assert len(told) == (not hooks) and all("torch.autograd.grad() calls no hooks" in text for text in told)
+
+
 # ---- one module, one compression ----
 
 

@@ -27,10 +27,11 @@ LOGGER = "horovod_compress"
 class Job:
     """The counters of a job whose steps take no time, and its reports."""
 
-    def __init__(self, line: bool = False, total_steps: int | None = None) -> None:
+    def __init__(self, line: bool = False, total_steps: int | None = None, tells: bool = True) -> None:
         self.metrics, self.asked = Metrics(), 0
         more: dict[str, Any] = {
             "line": line,
+            "tells": tells,
             "pace": Pace(self.metrics, Overlap()),
             "total_steps": total_steps,
             "verdict": lambda: "worth it",
@@ -135,6 +136,28 @@ def test_a_short_training_has_its_line_before_the_end(total: int, after: int, ca
     assert not caplog.messages
     job.run(1)
     assert f"the first {after} steps" in caplog.messages[0]
+
+
+def test_the_line_comes_once_whichever_ranks_go_on_after_resets(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    alone = Job()  # with one rank there is no line
+    alone.run(LINE_AFTER + 5)
+    told = _of_other_ranks(alone, Job(line=True))
+    told.run(5)
+    assert len(caplog.messages) == 1, "it comes as soon as there is something to tell"
+    _of_other_ranks(told, Job(line=True)).run(LINE_AFTER + 5)
+    _of_other_ranks(_of_other_ranks(told, Job()), Job(line=True)).run(LINE_AFTER + 5)
+    other = Job(line=True, tells=False)
+    other.run(LINE_AFTER + 5)
+    _of_other_ranks(other, Job(line=True)).run(LINE_AFTER + 5)  # it is rank 0 now
+    assert len(caplog.messages) == 1
+
+
+def _of_other_ranks(before: Job, job: Job) -> Job:
+    """Return a job whose counters go on from those of another one."""
+    job.metrics.go_on(before.metrics)
+    job.reports.follow(before.reports)
+    return job
 
 
 def test_of_updates_no_share_is_said_to_be_hidden(caplog: pytest.LogCaptureFixture) -> None:

@@ -200,7 +200,7 @@ def test_what_is_young_is_not_removed(jobs: list[Team], tmp_path: Path) -> None:
     one = jobs[0]
     one.save(tmp_path)
     theirs = state_folder.write(tmp_path, {"rank": 0})
-    os.utime(tmp_path / theirs.name, (time.time() - 60.0,) * 2)
+    os.utime(tmp_path / theirs.name, (time.time() - 7200.0,) * 2)
     assert one.save(tmp_path) == [None] * WORLD
     assert (tmp_path / theirs.name).exists()
 

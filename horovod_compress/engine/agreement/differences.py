@@ -126,14 +126,14 @@ class Way:
     ranks compare their ways once, at the first gradient, while none of them waits for anything else.
 
     Attributes:
-        plan: names the compression; where first gradients may be of several, ranks may meet with different ones.
+        name: of the compression; where first gradients may be of several, ranks may meet with different ones.
         attached: whether it needs no tokens.
         second_moment: whose the optimizer's is, in words.
         options: what else the optimizer does, by name, in words.
         sparse: the parameters whose gradients are known to be sparse.
     """
 
-    plan: str
+    name: str
     attached: bool
     second_moment: str
     options: Mapping[str, str] = field(default_factory=dict)
@@ -147,7 +147,7 @@ def check(ways: Sequence[Way]) -> None:
         MismatchError: names the ranks that are attached, and those that are not; or what their optimizers do
             otherwise.
     """
-    if len({way.plan for way in ways}) > 1:
+    if len({way.name for way in ways}) > 1:
         return  # of several compressions, each with an optimizer of its own
     attached = [rank for rank, way in enumerate(ways) if way.attached]
     tokens = [rank for rank, way in enumerate(ways) if not way.attached]

@@ -35,6 +35,7 @@ class Document:
         refusal: why this rank cannot go on, if it cannot; it takes part all the same, so that
             the others need not wait for it.
         plan: rank 0's plan, which every rank uses.
+        name: what rank 0 calls this compression, and no other one: one more may have the same plan.
         gpu: names the GPU that this rank's gradients are on, if they all are and NCCL can be used here.
         host: names the host that this rank is on; see :class:`Place`.
         unreachable: why ranks on other hosts cannot connect to this one.
@@ -44,6 +45,7 @@ class Document:
     fields: dict[str, Any]
     refusal: str | None = None
     plan: list[dict[str, Any]] | None = None
+    name: str = ""
     gpu: str | None = None
     host: str = ""
     unreachable: str | None = None

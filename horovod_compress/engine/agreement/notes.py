@@ -138,9 +138,25 @@ def with_words(transport: Transport, notes: Notes) -> dict[int, Mapping[str, Any
     return {**words, **notes}
 
 
-def why_closed() -> str:
-    """Return why a compression is closed, in words: on its way, an error may come by a ``finally``."""
-    return f"closed its compression{_because_of(sys.exc_info()[1])}"
+#: How a compression may have come to be closed, and what to do, for whoever goes on with it.
+CLOSED = (
+    "by close(), or at the end of the program; call close() behind the last step, and create model, compression and "
+    "optimizer again to go on"
+)
+DROPPED = (
+    "by Python's garbage collector, as nothing referred to it, its model or its optimizer any more; keep one of them, "
+    "and create all again to go on"
+)
+
+
+def why_closed(how: str) -> str:
+    """Return why a compression is closed, in words: on its way, an error may come by a ``finally``.
+
+    Args:
+        how: see above.
+    """
+    done = "dropped its compression, to which nothing referred any more" if how is DROPPED else "closed its compression"
+    return f"{done}{_because_of(sys.exc_info()[1])}"
 
 
 def why_ended() -> str:

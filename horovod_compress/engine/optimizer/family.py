@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -298,28 +299,39 @@ def squares_in(optimizer: Any) -> str | None:
     return None
 
 
-class Unheld:
-    """Warns once, after an optimizer's first step, if it keeps squares of gradients that nobody holds.
+#: Optimizers whose state is looked at, or was: an elastic job meets its optimizers again after each reset.
+_looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    Only then its state shows what it keeps.
+
+def look_for_squares(optimizer: Any, *, tells: bool) -> None:
+    """Look at the state of an optimizer once, after its first step, which shows whether it keeps squares of gradients.
+
+    Args:
+        tells: warn of them, as nobody holds them. Other ranks look, too: one of them may be the one that tells later.
     """
+    if optimizer in _looked_at:
+        return
+    _looked_at.add(optimizer)
+    done = False
 
-    def __init__(self, optimizer: Any) -> None:
-        self._done = False
-        optimizer.register_step_post_hook(uncompiled(lambda *given: self._look(optimizer)))
-
-    def _look(self, optimizer: Any) -> None:
-        if self._done or not any(optimizer.state.values()):
+    def look(*given: Any) -> None:
+        nonlocal done
+        if done or not any(optimizer.state.values()):
             return  # or it has skipped its step
-        self._done = True  # torch walks over its hooks now, so this one stays
-        if not (found := squares_in(optimizer)):
-            return
-        kind, other = _listed(optimizer), ""
-        if kind is not None and not _is_stock(optimizer, kind):
-            other = f'; "shared" holds it, if step() uses its state as that of {kind.__name__} does'
-        _log.warning(
-            "%s computes its second moment (%s) from compressed gradients, so its steps become too small and training "
-            "slower. It is held for %s: choose one of these, or a method that sends more, such as global_qsgd or fp16. "
-            'second_moment="own" accepts it without a warning%s',
-            *(type(optimizer).__name__, found, _HELD, other),
-        )
+        done = True  # torch walks over its hooks now, so this one stays
+        if tells and (found := squares_in(optimizer)):
+            _tell_of_squares(optimizer, found)
+
+    optimizer.register_step_post_hook(uncompiled(look))
+
+
+def _tell_of_squares(optimizer: Any, found: str) -> None:
+    kind, other = _listed(optimizer), ""
+    if kind is not None and not _is_stock(optimizer, kind):
+        other = f'; "shared" holds it, if step() uses its state as that of {kind.__name__} does'
+    _log.warning(
+        "%s computes its second moment (%s) from compressed gradients, so its steps become too small and training "
+        "slower. It is held for %s: choose one of these, or a method that sends more, such as global_qsgd or fp16. "
+        'second_moment="own" accepts it without a warning%s',
+        *(type(optimizer).__name__, found, _HELD, other),
+    )

@@ -14,6 +14,7 @@ Tang et al. 2021, section 3, which freezes the second moment for good.)
 from __future__ import annotations
 
 import logging
+import weakref
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,8 @@ from .stepping import Stepping, may_step
 LEAST = 1e-6
 
 _log = logging.getLogger("horovod_compress")
+#: By optimizer, what was said of its exact rounds: an elastic job holds it again after each reset.
+_told: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def hold(
@@ -66,18 +69,20 @@ def hold(
     if all(divides == "never" for divides in buckets.divides().values()):
         return None
     if not fits:
-        if second_moment == "auto" and reducer.rank == 0 and reducer.world > 1:
-            family.Unheld(optimizer)
+        if second_moment == "auto" and reducer.world > 1:
+            family.look_for_squares(optimizer, tells=reducer.rank == 0)
         return None
     few = buckets.needs_few_exact()
     rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every, reducer.options.total_steps)
     if (late := buckets.exact_until()) > rounds.warmup:
         rounds = replace(rounds, warmup=late)
-    if reducer.rank == 0:
-        _log.info(
-            "the second moment of %s is shared: %s are exact and update it, and the others leave it unchanged",
-            *(type(optimizer).__name__, rounds.in_words()),
-        )
+    if (words := rounds.in_words()) != _told.get(optimizer):
+        _told[optimizer] = words
+        if reducer.rank == 0:
+            _log.info(
+                "the second moment of %s is shared: %s are exact and update it, and the others leave it unchanged",
+                *(type(optimizer).__name__, words),
+            )
     return HeldSecondMoment(optimizer, reducer, dict(named), rounds, steps)
 
 
@@ -143,7 +148,7 @@ class HeldSecondMoment:
         self._form = family.form_of(optimizer)
         self.rounds = rounds
         self._held: dict[str, _Held] = {}
-        self._prepared = reducer.step - 1
+        self._prepared, self._begun = reducer.step - 1, False  # the last step that it has used; whether it used one
         self.due = False
         self.exact = False
         self._all_exact = False  # all exchanges for the optimizer's coming step; others may make theirs more often
@@ -200,6 +205,7 @@ class HeldSecondMoment:
             self.stepping.pay()  # what is held now may be of another time
         where = {name: parameter.device for _, parameter, name in self._parameters()}
         mine = {name: saved for name, saved in state.items() if name in where}
+        self._begun = bool(mine)
         own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
         groups = self._kept.withholding.zero_groups()
         self._held = {
@@ -259,8 +265,12 @@ class HeldSecondMoment:
         return step - 1 > self._prepared
 
     def rests(self, step: int) -> bool:
-        """Return whether the optimizer has left more exchanges unused than lie between two exact rounds."""
-        return step - 1 - self._prepared > self.rounds.every
+        """Return whether the optimizer has left more exchanges unused than lie between two exact rounds.
+
+        One that has never made a step is not waited for behind the warm-up: there is nothing to hold of it.
+        """
+        unused = step - 1 - self._prepared
+        return unused > self.rounds.every or (not self._begun and unused >= self.rounds.warmup)
 
     def tell_of_rest(self, step: int) -> None:
         """Say once, on rank 0, that exact rounds go on without this optimizer."""
@@ -302,7 +312,7 @@ class HeldSecondMoment:
         step = self.reducer.next_step() - 1
         if not family.ready(self._optimizer, step, self._prepared, self.reducer.settled):
             return
-        self._prepared = step
+        self._prepared, self._begun = step, True
         overflow = getattr(self._optimizer, "found_inf", None)  # a gradient scaler leaves it to a fused step to skip
         if overflow is not None and bool(overflow):
             return

@@ -80,6 +80,7 @@ class Schedule:
         due: whether the second moment is to be rebuilt.
         pending: the exchange under way.
         settings: when exchanges begin and end.
+        saved: the program has saved what ranks have since the last step, so that its end loses nothing.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Schedule:
             begins, ends = ends, ends + len(bucket.tensors)
             buckets.append((range(begins, ends), bucket.count))
         self.fragments = fragments_of(buckets, settings.fragments, settings.delay)
-        self._compared = self._saved = False
+        self._compared = self.saved = False
 
     @property
     def outer(self) -> Outer | None:
@@ -110,7 +111,7 @@ class Schedule:
             skip: a gradient scaler found an overflow on this rank: change nothing, but stay in step.
             scaled: there is a gradient scaler, which expects no error for an overflow.
         """
-        self._saved = False
+        self.saved = False
         try:
             if self._exchange.reducer.world == 1:
                 if not skip:
@@ -273,7 +274,7 @@ class Schedule:
 
     def unfinished(self) -> str | None:
         """Return in words what is lost if the training ends here, unless it has been saved; None for nothing."""
-        if self._saved or not (self.pending or any(fragment.since for fragment in self.fragments)):
+        if self.saved or not (self.pending or any(fragment.since for fragment in self.fragments)):
             return None
         steps = max(fragment.since for fragment in self.fragments) + (self.pending.age if self.pending else 0)
         return (
@@ -302,7 +303,6 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, the common weights if local steps have left them, and what is held."""
         self.settle()
-        self._saved = True
         strayed = any(fragment.strayed for fragment in self.fragments)
         base = [base.clone() for base in self._exchange.base] if strayed else []
         counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}

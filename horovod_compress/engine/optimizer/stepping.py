@@ -10,6 +10,7 @@ before ``state_dict()``, and before torch moves a parameter again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -216,12 +217,11 @@ class Stepping:
         """Make the optimizer's own second moments of these parameters, where it lacks them; by default of all."""
         if names is None:
             self.show()  # a step may have raised
-        if os.getpid() != self._process:
-            torch.set_num_threads(1)  # of several, all but this one are missing in a fork, and would be waited for
-        for name in list(self._owed) if names is None else names:
-            owed = self._owed.pop(name, None)
-            if owed is not None and self._optimizer.state.get(owed.parameter) is owed.state:
-                owed.pay()
+        with _on_one_thread() if os.getpid() != self._process else contextlib.nullcontext():
+            for name in list(self._owed) if names is None else names:
+                owed = self._owed.pop(name, None)
+                if owed is not None and self._optimizer.state.get(owed.parameter) is owed.state:
+                    owed.pay()
 
     @torch.no_grad()
     def hand_over(self) -> None:
@@ -239,6 +239,17 @@ class Stepping:
             handle.remove()
         if vars(self._optimizer).get("__getstate__") == self._pickled:
             del self._optimizer.__getstate__
+
+
+@contextlib.contextmanager
+def _on_one_thread() -> Iterator[None]:
+    """Work on one thread in a fork: of several, all but this one are missing there, and would be waited for."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 #: A tensor, which nothing keeps alive for that, and what changes when its values do.

@@ -67,7 +67,14 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
     Raises:
         ConfigError: a step is under way.
     """
-    _between_steps(reducer, "saved")
+    between_steps(reducer, "saved")
+    return copied(reducer, methods, more or {})
+
+
+def copied(
+    reducer: Reducer, methods: Methods, more: Mapping[str, Any], copy: Callable[[Tensor], Tensor] = torch.clone
+) -> dict[str, Any]:
+    """Return what :func:`save` does, where nothing is under way; nothing is refused here."""
     parts = reducer.kept
     kept = {
         "format": FORMAT,
@@ -79,15 +86,15 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
         "rank": reducer.rank,
         "plan": reducer.plan.fingerprint(),
         "buckets": reducer.plan.document(),
-        "state": {kind: _copies(kept) for kind, kept in parts.states().items()},
-        "tables": _copies(parts.tables()),
-        "carries": _copies(parts.carries()),
+        "state": {kind: _copies(kept, copy) for kind, kept in parts.states().items()},
+        "tables": _copies(parts.tables(), copy),
+        "carries": _copies(parts.carries(), copy),
     }
     if parts.hosts:
         kept["hosts"] = parts.hosts
     if waiting := parts.withholding.waiting():
         kept["waiting"] = waiting
-    return checksums.sealed(kept | dict(more or {}))
+    return checksums.sealed(kept | dict(more))
 
 
 def check(
@@ -111,7 +118,7 @@ def check(
     if residuals not in ("restore", "reset"):
         raise ConfigError(f'residuals should be "restore" or "reset", got {residuals!r}')
     _check_form(state)
-    _between_steps(reducer, "loaded")
+    between_steps(reducer, "loaded")
     _expect("method", methods.name, state.get("method"), "resume with the method it was saved with")
     saved = state.get("config")
     _expect("configuration", _known(methods.config(), saved), saved, "resume with the same options")
@@ -352,8 +359,8 @@ def saved_plan(state: Mapping[str, Any]) -> Plan:
         raise StateError(f"the saved compression state has malformed buckets: {error}") from None
 
 
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+def _copies(tensors: Mapping[str, Tensor], copy: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    return {name: copy(tensor) for name, tensor in tensors.items()}
 
 
 def _check_kept(kept: Mapping[str, Mapping[str, Tensor]], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -376,7 +383,8 @@ def _refuse_spoilt(number: int, what: str, where: str) -> None:
         )
 
 
-def _between_steps(reducer: Reducer, verb: str) -> None:
+def between_steps(reducer: Reducer, verb: str) -> None:
+    """Wait until nothing is under way, or raise a ConfigError."""
     if not reducer.wait_idle(_IDLE_SECONDS):
         raise ConfigError(
             f"rank {reducer.rank}: the compression state can be {verb} between steps only; call the "

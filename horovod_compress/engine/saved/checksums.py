@@ -186,7 +186,7 @@ def parts(state: Mapping[str, Any]) -> Iterator[memoryview]:
         yield raw(tensor).numpy().data
 
 
-def parse(data: bytearray) -> dict[str, Any]:
+def parse(data: bytearray | memoryview) -> dict[str, Any]:
     """Return the state of a file; its tensors share the memory of ``data``.
 
     Raises:
@@ -206,7 +206,7 @@ def parse(data: bytearray) -> dict[str, Any]:
     return dict(state)
 
 
-def _header(data: bytearray) -> tuple[dict[str, Any], int]:
+def _header(data: bytearray | memoryview) -> tuple[dict[str, Any], int]:
     """Return the checked header, and where the tensors begin."""
     _must(len(data) >= _START.size, f"it has only {len(data)} bytes")
     magic, version, expected, size = _START.unpack_from(data)
@@ -238,7 +238,7 @@ def _is_tensor(entry: Any) -> bool:
     return isinstance(shape, list) and type(crc) is int and all(type(size) is int and size >= 0 for size in shape)
 
 
-def _tensor(data: bytearray, at: int, count: int, dtype: torch.dtype) -> Tensor:
+def _tensor(data: bytearray | memoryview, at: int, count: int, dtype: torch.dtype) -> Tensor:
     size = count * dtype.itemsize
     _must(at + size <= len(data), f"it has {len(data)} bytes, and a tensor should end after {at + size}")
     if not count:

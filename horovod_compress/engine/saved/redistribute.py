@@ -7,19 +7,21 @@ with zeros. So do tables that hold codes, which do not add: averages of errors, 
 
 A checkpoint is dealt out by :func:`redistributed`. In a job that goes on with other ranks, :func:`pooled` comes to the
 same while all ranks of before are still there. Where one of them is gone, the others keep what they have, and
-:func:`resized` lets it count as before: with M ranks a residual e enters the mean as e / M.
+:func:`resized` lets it count as before: with M ranks a residual e enters the mean as e / M. Momentum does not wait to
+be sent: it is a running sum of one rank's gradients, whatever the number of ranks. So it is never multiplied, and what
+a rank that is gone had of it is not added to another's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...codecs.work import LAST
+from ...codecs.work import LAST, MOMENTA
 from ...errors import StateError
 from ...ops.checksums import hash_of
 from . import checksums
@@ -109,13 +111,18 @@ def redistributed(
         del state  # as this loop would
     kept = {kind: _dealt(tensors, kind in owned, rank) for kind, tensors in sums["state"].items()}
     tables = {
-        name: table.zeros() if name.partition(" ")[2] in coded else table.dealt(False, rank)  # "BUCKET NAME"
+        name: table.zeros() if _holds_codes(name, coded) else table.dealt(False, rank)
         for name, table in sums["tables"].items()
     }
     changed = {"rank": rank, "world": world, "state": kept, "tables": tables}
     if waiting:
         changed[_WAITING] = {name: found.dealt(False, rank, number) for name, found in waiting.items()}
     return checksums.sealed(rest | changed | {"carries": {}})
+
+
+def _holds_codes(table: str, coded: Collection[str]) -> bool:
+    """Return whether a table, "BUCKET NAME", holds codes: it is each rank's own then, and else equal on all."""
+    return table.partition(" ")[2] in coded
 
 
 def _mapped(make: Callable[[Tensor], Any], part: Any) -> Any:
@@ -142,10 +149,10 @@ def _dealt(sums: Mapping[str, _Sum], owned: bool, rank: int) -> dict[str, Tensor
 
 def pooled(
     state: Mapping[str, Any],
-    total: Callable[[Tensor], Tensor],
+    add_up: Callable[[Tensor], object],
     ranks: int,
     owned: Collection[str],
-    own_tables: Collection[str],
+    coded: Collection[str],
     waiting: Mapping[str, int],
 ) -> dict[str, Any]:
     """Return what every rank of another number of ranks begins with; all ranks call this, each with its own state.
@@ -153,29 +160,42 @@ def pooled(
     Of what is owned only one rank may keep it.
 
     Args:
-        total: returns the sum over ranks of a tensor in host memory.
+        add_up: lets a tensor in host memory be its sum over ranks.
         owned: kinds of state that ranks keep as owners of elements.
-        own_tables: those which differ between ranks: they hold codes.
+        coded: names of tables that hold codes.
         waiting: the tensors for which something waits on any rank, with their numbers of elements.
     """
-
-    def dealt(tensor: Tensor, of: float) -> Tensor:
-        kind = torch.promote_types(tensor.dtype, torch.float32)
-        return rounded(total(tensor.to(kind)).div_(of), tensor.dtype, state["rank"])
-
-    kept = {
-        kind: {name: dealt(tensors[name], 1.0 if kind in owned else ranks) for name in sorted(tensors)}
-        for kind, tensors in sorted(state["state"].items())
-    }
-    tables = {name: torch.zeros_like(t) if name in own_tables else t for name, t in state["tables"].items()}
+    places = [(kind, name) for kind, tensors in sorted(state["state"].items()) for name in sorted(tensors)]
+    kept: dict[str, dict[str, Tensor]] = {kind: {} for kind in state["state"]}
+    mine = [state["state"][kind][name] for kind, name in places]
+    wide = [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in mine]
+    for (kind, name), tensor, total in zip(places, mine, _totals(wide, add_up), strict=True):
+        kept[kind][name] = rounded(total if kind in owned else total.div_(ranks), tensor.dtype, state["rank"])
+    tables = {name: torch.zeros_like(t) if _holds_codes(name, coded) else t for name, t in state["tables"].items()}
     changed: dict[str, Any] = {"state": kept, "tables": tables, "carries": {}}
     if waiting:
-        mine = {name: tensor.double() for name, tensor in state.get(_WAITING, {}).items()}
-        like = {name: torch.zeros(count, dtype=torch.float64) for name, count in waiting.items()}
-        dtypes = {name: tensor.dtype for name, tensor in state.get(_WAITING, {}).items()}
-        dealt_out = {name: dealt(mine.get(name, like[name]), ranks) for name in sorted(waiting)}
-        changed[_WAITING] = {name: tensor.to(dtypes.get(name, torch.float32)) for name, tensor in dealt_out.items()}
+        own, names = state.get(_WAITING, {}), sorted(waiting)
+        totals = _totals([own[n].double() if n in own else _zeros(waiting[n]) for n in names], add_up)
+        kinds = [own[name].dtype if name in own else torch.float32 for name in names]
+        changed[_WAITING] = {
+            name: total.div_(ranks).to(kind) for name, total, kind in zip(names, totals, kinds, strict=True)
+        }
     return checksums.sealed({name: part for name, part in state.items() if name != checksums.KEY} | changed)
+
+
+def _zeros(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.float64)
+
+
+def _totals(tensors: Sequence[Tensor], add_up: Callable[[Tensor], object]) -> list[Tensor]:
+    """Return the sums over ranks of tensors, which lie one behind the other: so few sums take all of them."""
+    found: dict[int, Tensor] = {}
+    for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype is dtype]
+        whole = torch.cat([tensors[place].reshape(-1) for place in places])
+        add_up(whole)
+        found.update(zip(places, whole.split([tensors[place].numel() for place in places]), strict=True))
+    return [found[place].view(tensor.shape) for place, tensor in enumerate(tensors)]
 
 
 @dataclass(frozen=True)
@@ -186,13 +206,17 @@ class Carried:
         waits: what waits is multiplied by this.
         owned: and this, what is kept as the owner of elements.
         kinds: those which are owned.
-        own_tables: tables which differ between ranks.
+        coded: names of tables that hold codes.
     """
 
     waits: float
     owned: float
     kinds: Collection[str]
-    own_tables: Collection[str]
+    coded: Collection[str]
+
+    def factor(self, kind: str) -> float:
+        """Return what a kind of state is multiplied by."""
+        return 1.0 if kind in MOMENTA else self.owned if kind in self.kinds else self.waits
 
 
 def resized(
@@ -213,8 +237,7 @@ def resized(
     kept = {
         kind: {
             name: _carried(
-                zeros, (common if kind == LAST else own).get("state", {}).get(kind, {}).get(name),
-                1.0 if kind == LAST else carried.owned if kind in carried.kinds else carried.waits,
+                zeros, (common if kind == LAST else own).get("state", {}).get(kind, {}).get(name), carried.factor(kind)
             )
             for name, zeros in tensors.items()
         }
@@ -222,7 +245,7 @@ def resized(
     }  # fmt: skip
     same = fresh["plan"] == common["plan"]
     tables = {
-        name: _carried(zeros, (own if name in carried.own_tables else common).get("tables", {}).get(name), 1.0)
+        name: _carried(zeros, (own if _holds_codes(name, carried.coded) else common).get("tables", {}).get(name), 1.0)
         if same
         else zeros
         for name, zeros in fresh["tables"].items()
@@ -233,16 +256,16 @@ def resized(
     return checksums.sealed(rest | changed)
 
 
-def common_of(state: Mapping[str, Any], own_tables: Collection[str]) -> dict[str, Any]:
+def common_of(state: Mapping[str, Any], coded: Collection[str]) -> dict[str, Any]:
     """Return of a state what is equal on all ranks."""
     equal = {name: part for name, part in state.items() if name not in _LEFT_OUT}
-    tables = {name: table for name, table in state["tables"].items() if name not in own_tables}
+    tables = {name: table for name, table in state["tables"].items() if not _holds_codes(name, coded)}
     return checksums.sealed(equal | {"state": {LAST: state["state"].get(LAST, {})}, "tables": tables})
 
 
 def of_one_rank(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return of a state what is this rank's own, adds, and would be lost with it."""
-    kept = {kind: tensors for kind, tensors in state["state"].items() if kind != LAST}
+    kept = {kind: tensors for kind, tensors in state["state"].items() if kind not in MOMENTA}
     return {"state": kept, _WAITING: state.get(_WAITING, {})}
 
 

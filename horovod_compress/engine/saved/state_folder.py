@@ -36,9 +36,9 @@ _FORMAT = 1
 _NAME = re.compile(r"rank\d+\.[0-9a-f]{16}\.hvc")
 _KEPT = re.compile(r"manifest\.step\d+(\.[0-9a-f]{8})?\.json")
 _LEFTOVER = re.compile(rf"({_NAME.pattern}|{_KEPT.pattern}|manifest\.json)\.tmp\.[0-9a-f]{{16}}")
-#: What nobody names, and is so much older than a save, is of one that was cut off. Ranks of a save wait for each other
-#: for minutes at most.
-_LONG_SECONDS = 3600.0
+#: What nobody names, and is so much older than a save, is of one that was cut off: no rank of a save waits so long for
+#: the others, also with a ``timeout`` of hours.
+_LONG_SECONDS = 86400.0
 #: A reader beside a job that saves all the time looks again so often.
 LOOKS = 5
 

@@ -214,7 +214,7 @@ class Compression(TorchCompression, Factories):
         session.others = not_exchanged(model, session.steps.named)
         found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
         self._unwrapped = weakref.ref(found)
-        session.unused = False
+        self._registered = True
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -234,8 +234,7 @@ class Compression(BaseCompression, Factories):
             # attach() may have refused an option before
             if not steps.met and not any(optimizer is other for other in self._watched):
                 self._watched += (optimizer,)
-                if session.reducer.world > 1:
-                    gradients.watch_steps(optimizer, names_of(session.others) if not session.job.rank else None)
+                gradients.watch_steps(optimizer, lambda: self._here().reducer, names_of(session.others))
                 leave_frozen(optimizer, lambda: self._here().steps.frozen)
                 leave_before_loading(optimizer, self._leave_step)
         steps.meet(optimizers, *options, **named)

@@ -15,6 +15,7 @@ Where hosts were only removed, Horovod has ranks go on without ``sync()``: they 
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -60,9 +61,14 @@ class CompressionHandler(stock.StateHandler):  # type: ignore[misc]
 
     def __init__(self, compression: Compression) -> None:
         super().__init__(compression)
+        state = calling_state(stock.TorchState)
+        if state is None:
+            raise ConfigError(
+                "a compression belongs into an hvd.elastic.TorchState, and none is being made here; write "
+                "hvd.elastic.TorchState(model=model, optimizer=optimizer, compression=compression)"
+            )
         self._resets = Resets(compression, copies=_chosen["copies"])
-        if (state := calling_state(stock.TorchState)) is not None:
-            _watch(state, self._resets)
+        _watch(state, self._resets)
 
     def save(self) -> None:
         self._resets.save()
@@ -84,6 +90,10 @@ class UpdateModeHandler(stock.OptimizerStateHandler):  # type: ignore[misc]
 
     _member = False  # it was there before
 
+    def save(self) -> None:
+        """Copy the optimizer's state, which ends with this process: what its end would lose is not saved by that."""
+        self._saved_optimizer_state = copy.deepcopy(self.value._state())
+
     def restore(self) -> None:
         self.value._updates.give_up()
         super().restore()
@@ -94,7 +104,7 @@ class UpdateModeHandler(stock.OptimizerStateHandler):  # type: ignore[misc]
         session, resets = compression._here(), compression._resets
         members = session.gather(self._member, "hvc.elastic")
         if any(members):
-            mine = self.value.state_dict()
+            mine = self.value._state()
             shown = {STATE_KEY: mine[STATE_KEY]} | ({} if all(members) else _by_texts(mine))
             given = resets.received(shown if session.reducer.rank == 0 else None)
             self.value.load_state_dict({**(mine if self._member else _by_numbers(given)), STATE_KEY: given[STATE_KEY]})
@@ -135,12 +145,9 @@ def _watch(state: Any, resets: Resets) -> None:
     sync, check_host_updates, commit = state.sync, state.check_host_updates, state.commit
 
     def connect_then_sync() -> None:
+        state._handlers = dict(sorted(state._handlers.items(), key=lambda item: _place(item[1])))
         for _, meet in sorted((meeting for each in several for meeting in each.meetings()), key=lambda one: one[0]):
             meet()
-        # Models last: to have a state that Horovod can fill, a new rank's optimizer makes a step without gradients, and
-        # with weight decay, as AdamW's, that moves its weights.
-        handlers = sorted(state._handlers.items(), key=lambda item: isinstance(item[1], stock.ModelStateHandler))
-        state._handlers = dict(handlers)
         sync()
 
     def check_then_part() -> None:
@@ -158,3 +165,13 @@ def _watch(state: Any, resets: Resets) -> None:
 
     # Not by setattr, which asks for handlers that are not there yet.
     vars(state).update(sync=connect_then_sync, check_host_updates=check_then_part, commit=show_then_commit)
+
+
+def _place(handler: stock.StateHandler) -> int:
+    """Return when it is a handler's turn among those of a state, whatever their names are; a job begins with a sync.
+
+    Compressions first: one that goes back gives up the step under way, which no optimizer could load its state in, and
+    leaves that state to torch. Models last: to have a state that Horovod can fill, a new rank's optimizer makes a step
+    without gradients, and with weight decay, as AdamW's, that moves its weights.
+    """
+    return 0 if isinstance(handler, CompressionHandler) else 2 if isinstance(handler, stock.ModelStateHandler) else 1

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...engine.agreement import notes
 from ...engine.optimizer.family import uncompiled
+from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError
 from ..reports import Unexchanged
 from ..session import gradient_of
@@ -209,20 +210,23 @@ def refuse_foreign(optimizers: Sequence[Any], compression: object) -> None:
         )
 
 
-def watch_steps(optimizer: Any, names: Mapping[int, str] | None) -> None:
+def watch_steps(optimizer: Any, reducer: Callable[[], Reducer], names: Mapping[int, str]) -> None:
     """Refuse closures of a Horovod optimizer from now on, and tell of parameters that nobody reduces.
 
+    With one rank neither matters; others may come in an elastic job, and another rank be the one that tells.
+
     Args:
-        names: of parameters, by identity, if this rank tells of them.
+        reducer: returns the one of the ranks that are there.
+        names: of parameters, by identity.
     """
-    optimizer.register_step_pre_hook(uncompiled(refuse_closure))
-    if names is None:
-        return
     words = "optimizer and compression", "model, optimizer and compression"  # a model keeps the hooks of Horovod's
     unexchanged = Unexchanged(lambda: _others(optimizer.param_groups, optimizer._requires_update, names), *words)
 
-    def look(*given: Any) -> None:
-        if not optimizer._handles:  # else Horovod has not fetched the results yet
+    def look(watched: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if (ranks := reducer()).world == 1:
+            return
+        refuse_closure(watched, given, options)
+        if not ranks.rank and not optimizer._handles:  # else Horovod has not fetched the results yet
             unexchanged.look()
 
     optimizer.register_step_pre_hook(uncompiled(look))

@@ -187,15 +187,15 @@ def forget_given_up() -> None:
     _given_up.clear()
 
 
-def total(tensor: torch.Tensor, name: str, process_set: Any, seconds: float) -> torch.Tensor:
-    """Return the sum over ranks of a tensor in host memory, the same bits on each.
+def add_up(tensor: torch.Tensor, name: str, process_set: Any, seconds: float) -> None:
+    """Let a tensor in host memory be its sum over ranks, the same bits on each.
 
     Raises:
         LateGather: some rank did not come in time; the job has to begin anew.
         HorovodInternalError: Horovod has ended.
     """
-    handle = hvd.allreduce_async(tensor, name=name, op=hvd.Sum, process_set=process_set)
-    return _wait(handle, Deadline(seconds), lambda: False)
+    handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum, process_set=process_set)
+    _wait(handle, Deadline(seconds), lambda: False)
 
 
 def broadcast(data: torch.Tensor, name: str, process_set: Any, seconds: float) -> None:

@@ -28,7 +28,7 @@ class Neighbour:
         self._coming: tuple[int, dict[str, Any]] = -1, {}  # of a commit that is not done yet
 
     def prepare(self, mine: Mapping[str, Any]) -> int:
-        """Write down what is this rank's own; return its bytes, which ranks show each other."""
+        """Write down what is this rank's own of a state; return its bytes, which ranks show each other."""
         self._mine = bytearray()
         for part in checksums.parts(of_one_rank(mine)):
             self._mine += part
@@ -48,7 +48,7 @@ class Neighbour:
             before, number = (job.rank - ahead) % job.size, len(self._mine)
             self._mine += bytes(-number % 8)  # counts of elements have 32 bits
             found = to_another(torch.frombuffer(self._mine, dtype=torch.int64), ahead, "hvc.elastic.copy", job, seconds)
-            self._coming = before, checksums.parse(bytearray(found.numpy().tobytes()[: sizes[before]]))
+            self._coming = before, checksums.parse(found.view(torch.uint8).numpy().data[: sizes[before]])
         else:
             self._coming = -1, {}
         self._mine = bytearray()

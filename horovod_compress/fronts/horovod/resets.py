@@ -7,7 +7,6 @@ After the reset they connect again, rank 0 gives new ranks what is equal on all,
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 import threading
@@ -20,16 +19,15 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
-from ...engine.kept import norm_of
 from ...engine.saved import checksums
 from ...engine.saved.redistribute import Carried, common_of, pooled, resized
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError
 from ..session import Session
 from .compression import Compression
-from .job import HorovodJob, broadcast, forget_given_up, total
+from .job import HorovodJob, add_up, broadcast, forget_given_up
 from .neighbour import Neighbour
 
-#: Broadcast so many bytes at once.
+#: Broadcast or add up so many bytes at once.
 _PIECE = 1 << 28
 _MEETING = "hvc.elastic"
 
@@ -51,6 +49,7 @@ class _Shown:
         norms: of what waited on all ranks of before, at the last commit, as far as they are known.
         holds: of which rank it has a copy, see :mod:`.neighbour`; -1 for none.
         committed: the step of its last commit.
+        scaler: the state of the gradient scaler that is followed.
     """
 
     member: bool
@@ -62,6 +61,7 @@ class _Shown:
     norms: Sequence[float]
     holds: int
     committed: int
+    scaler: Mapping[str, Any]
 
 
 class Resets:
@@ -86,8 +86,9 @@ class Resets:
         self._committed = self._state()  # as a failure would restore it
         self._before: State = self._committed  # what this rank goes on with after a reset
         self._pooled: State | None = None  # likewise, of all ranks of before together
-        self._norms: list[float] = []  # of what waited on all ranks at the last commit
-        self._coming: tuple[State, list[float]] | None = None  # that of the next one, which all ranks have shown
+        self._scaler = self._scaler_state()  # at the last commit
+        self._norms: list[float] = []  # of what waited on all ranks then
+        self._coming: list[float] | None = None  # at the next one, which all ranks have shown
         self._neighbour, self._copies = Neighbour(), copies
         self._due = self._member = False
         self._late = False  # it has joined since the last commit of the others
@@ -97,15 +98,19 @@ class Resets:
     # ---- what a state calls ----
 
     def save(self) -> None:
-        """Copy all that is kept to host memory."""
+        """Copy all that is kept to host memory, in the place of the last copy."""
         coming, self._coming = self._coming, None
+        if not self._due:
+            if coming is None:
+                self._compression._saved.settle()
+            self._committed = self._before = {}  # so that there is one copy at a time; nothing is refused from here on
+            self._before = self._copied()
+            self._scaler = self._scaler_state()
+        self._committed, self._norms = self._before, coming or []
         if coming is not None and not self._is_due():
-            state, self._norms = coming
             self._neighbour.take()
         else:  # nothing was shown of it
-            state, self._norms = self._before if self._due else self._state(), []
             self._neighbour.forget()
-        self._committed = self._before = state
         self._late = False
 
     def restore(self) -> None:
@@ -114,6 +119,7 @@ class Resets:
         self._member = self._member and not self._late  # the others go back to where it was not there
         if self._pooled is not None and self._pooled["step"] != self._before["step"]:
             self._pooled = None
+        self._load_scaler(self._scaler)
         self._end_session()
 
     def go_on(self) -> None:
@@ -163,19 +169,17 @@ class Resets:
         mine, before = self._pooled or self._before, self._before
         shown = _Shown(
             self._member, before["step"], self._pooled is not None, before["rank"], before["world"], self._is_summed(),
-            self._norms, self._neighbour.rank, self._committed["step"],
+            self._norms, self._neighbour.rank, self._committed["step"], self._scaler_state(),
         )  # fmt: skip
         found = [_Shown(**each) for each in session.gather(asdict(shown), _MEETING)]
         stays = _who_stays(found)
+        self._load_scaler(found[0].scaler)
         if self._unloaded or not all(stays):
             self._take(self._share(session, mine, found, stays))
-        else:
-            self._committed = self._state()
         at = self._compression._here().reducer.step
         if all(each.committed == at for each, stay in zip(found, stays, strict=True) if stay):
-            self._committed = self._state()  # as of the same commit, among these ranks
-            self._show(self._committed)
-            self.save()
+            self.begin_commit()
+            self.save()  # as of the same commit, among these ranks
         elif not stays[session.reducer.rank]:
             self._committed, self._late = self._state(), True
         self._before, self._pooled = self._committed, None
@@ -206,38 +210,34 @@ class Resets:
             )
         self._before = self._state()
         every = {name: count for _, theirs in found for name, count in theirs.items()}
-        owned, own_tables = session.methods.folded(), _own_tables(session)
-        self._pooled = pooled(self._before, self._totals(), len(found), owned, own_tables, every)
+        methods = session.methods
+        self._pooled = pooled(self._before, self._add_up, len(found), methods.folded(), methods.coded(), every)
         session.gather(None, _MEETING)  # all have it
         self._end_session()
         if compression._here().reducer.rank == 0:
             _log.info("hosts change: what waits on %d rank(s) was shared among all of them", len(found))
 
-    def _totals(self) -> Callable[[Tensor], Tensor]:
-        """Return what adds tensors up over ranks."""
-        numbers, job = itertools.count(), self._compression._job
-        seconds = self._compression._here().reducer.options.longest_seconds
-
-        def add_up(tensor: Tensor) -> Tensor:
-            if job.size == 1 or not tensor.numel():
-                return tensor.clone()
-            return total(tensor, f"{_MEETING}.{next(numbers)}", job.process_set, seconds)
-
-        return add_up
+    def _add_up(self, tensor: Tensor) -> None:
+        """Let a tensor be its sum over ranks."""
+        job, seconds = self._compression._job, self._compression._here().reducer.options.longest_seconds
+        pieces = tensor.split(_PIECE // tensor.element_size()) if job.size > 1 and tensor.numel() else ()
+        for number, piece in enumerate(pieces):
+            add_up(piece, f"{_MEETING}.{tensor.dtype}.{number}", job.process_set, seconds)
 
     def begin_commit(self) -> None:
-        """Before all ranks commit, let them know what would be lost with each other, and have copies of it."""
-        if not self._is_due():
-            self._show(self._state())
+        """Show the other ranks how much :meth:`save` is about to keep, so that they know what is lost with this one.
 
-    def _show(self, state: State) -> None:
-        """Show the other ranks what :meth:`save` is about to keep, once all have shown it.
-
-        Where one of them fails meanwhile, all go back to the commit of before, and have what belongs to that.
+        And give it a copy, where ranks hold copies. Where one of them fails meanwhile, all go back to the commit of
+        before, and have what belongs to that.
         """
+        if self._is_due():
+            return
+        self._compression._saved.settle()
         session = self._compression._here()
-        size = self._neighbour.prepare(state) if self._copies else 0
-        found = session.gather([_norm_of(state), size, int(hvd.local_size())], _MEETING)
+        kept, size = session.reducer.kept, 0
+        if self._copies:
+            size = self._neighbour.prepare({"state": kept.states(), "waiting": kept.withholding.waiting()})
+        found = session.gather([kept.residual_norm(), size, int(hvd.local_size())], _MEETING)
         sizes = [size for _, size, _ in found]
         if bool(min(sizes)) != bool(max(sizes)):
             raise ConfigError("some ranks were given neighbour_copy=True and some not; give all ranks the same")
@@ -246,18 +246,18 @@ class Resets:
             ahead = on_a_host if on_a_host < len(found) else 1  # Horovod gives up the whole host of a rank that dies
             self._neighbour.exchange(sizes, ahead, self._compression._job, session.reducer.options.longest_seconds)
             session.gather(None, _MEETING)  # all have theirs
-        self._coming = state, [norm for norm, *_ in found]
+        self._coming = [norm for norm, *_ in found]
 
     # ---- what goes on ----
 
     def _share(self, session: Session, mine: State, found: Sequence[_Shown], stays: Sequence[bool]) -> State:
         """Return the state with which this rank goes on."""
-        rank, own_tables = session.reducer.rank, _own_tables(session)
+        rank, (owned, coded) = session.reducer.rank, (session.methods.folded(), session.methods.coded())
         all_pooled = all(each.pooled for each, stay in zip(found, stays, strict=True) if stay) and any(stays)
         whole: Mapping[str, Any] = mine
         if not all_pooled:
             mine = self._before
-            whole = common_of(mine, own_tables)
+            whole = common_of(mine, coded)
         if not all(stays) or len({each.step for each in found}) > 1:
             whole = self.received(whole if rank == 0 else None)
         before, now = mine["world"] if stays[rank] else found[0].world, len(found)
@@ -265,10 +265,10 @@ class Resets:
         summed = found[0].summed
         if all_pooled:
             scale = less if summed else 1.0
-            carried = Carried(scale, scale if rank == 0 else 0.0, session.methods.folded(), own_tables)
+            carried = Carried(scale, scale if rank == 0 else 0.0, owned, coded)
             kept: Mapping[str, Any] | None = mine if stays[rank] else whole
         else:
-            carried = Carried(1.0 if summed else more, less if summed else 1.0, session.methods.folded(), own_tables)
+            carried = Carried(1.0 if summed else more, less if summed else 1.0, owned, coded)
             kept = mine if stays[rank] else None
             if stays[rank] and self._neighbour.rank in _gone(found, stays):
                 kept = self._neighbour.added_to(mine)
@@ -325,9 +325,23 @@ class Resets:
     def _is_summed(self) -> bool:
         return any(getattr(optimizer, "op", None) == hvd.Sum for optimizer in self._compression._watched)
 
+    def _scaler_state(self) -> dict[str, Any]:
+        """Return the state of the gradient scaler; empty where none is followed, or its state is not numbers."""
+        scaler = self._compression._here().steps.scale.scaler
+        state = dict(scaler.state_dict()) if hasattr(scaler, "state_dict") else {}
+        return state if all(isinstance(value, (int, float)) for value in state.values()) else {}
+
+    def _load_scaler(self, state: Mapping[str, Any]) -> None:
+        if state:
+            self._compression._here().steps.scale.scaler.load_state_dict(dict(state))
+
     def _state(self) -> State:
         """Return a copy of all that is kept, in host memory."""
-        return _on_host(self._compression._saved.state())
+        self._compression._saved.settle()
+        return self._copied()
+
+    def _copied(self) -> State:
+        return _on_host(self._compression._saved.copied(partial(Tensor.to, device="cpu", copy=True)))
 
     def _state_or_committed(self) -> State:
         try:
@@ -363,16 +377,6 @@ def _who_stays(found: Sequence[_Shown]) -> list[bool]:
 def _gone(found: Sequence[_Shown], stays: Sequence[bool]) -> set[int]:
     """Return the ranks of before that are not there any more."""
     return set(range(found[0].world)) - {each.rank for each, stay in zip(found, stays, strict=True) if stay}
-
-
-def _own_tables(session: Session) -> frozenset[str]:
-    """Return the tables that differ between ranks."""
-    own = (state for state in session.reducer.buckets if state.rounds.own_tables)
-    return frozenset(f"{state.bucket.index} {name}" for state in own for name in state.memory.tables)
-
-
-def _norm_of(state: Mapping[str, Any]) -> float:
-    return norm_of(state["state"].get("residual", {}).values())
 
 
 def _on_host(part: Any) -> Any:

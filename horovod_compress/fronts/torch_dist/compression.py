@@ -123,7 +123,7 @@ class Compression(TorchCompression, Factories):
         else:
             found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
             self._unwrapped = weakref.ref(found)
-        session.unused = False
+        self._registered = True
         return model
 
     def _prepare(self, session: Session, model: nn.Module) -> None:

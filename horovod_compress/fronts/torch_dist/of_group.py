@@ -28,7 +28,7 @@ class TorchCompression(BaseCompression):
     _job: TorchJob
     _unwrapped: Callable[[], Unwrapped | None] = staticmethod(lambda: None)  # the module keeps it
     _unexchanged: Unexchanged
-    _told = False
+    _told = _registered = False
 
     def _hooks(self, job: Job) -> Hooks:
         self._told = False
@@ -131,11 +131,20 @@ class TorchCompression(BaseCompression):
             )
         return True
 
+    def _why_unused(self, tells: bool) -> str | None:
+        if (text := super()._why_unused(tells)) is None or not self._registered:
+            return text
+        return (
+            f"{self.method} has compressed nothing: an optimizer makes a step with gradients that came by no "
+            "backward() of the registered model, or within no_sync(), so each rank trains alone. torch.autograd.grad() "
+            "calls no hooks: write loss.backward()"
+        )
+
     # ---- the end ----
 
     def close(self) -> None:
-        if not self._job.forked() and (text := self._why_unused(True)):  # no optimizer has made a step
-            _log.warning("%s", text)
+        if not (self._registered or self._job.forked()) and (text := self._why_unused(True)):
+            _log.warning("%s", text)  # no optimizer has made a step
         super().close()
 
 

@@ -7,6 +7,7 @@ they have lost is the sum of all results.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -49,7 +50,7 @@ class Trained:
 
     Args:
         asked: method (None for Horovod alone), path ("attached", "stock" or "update"), options, sum (of results instead
-            of the mean), optimizer, attach and updates (options).
+            of the mean), optimizer, given (its options), attach and updates (options).
     """
 
     def __init__(self, asked: dict[str, Any]) -> None:
@@ -63,7 +64,7 @@ class Trained:
             self.compression = hvc.Compression.create(asked["method"], named, **options)
         compression = self.compression
         kind = getattr(torch.optim, asked.get("optimizer", "SGD"))
-        plain = kind(self.model.parameters(), lr=1.0 if kind is torch.optim.SGD else 1e-3)
+        plain = kind(self.model.parameters(), lr=1.0 if kind is torch.optim.SGD else 1e-3, **asked.get("given", {}))
         if self.path == "update":
             self.optimizer = hvc.DistributedUpdateOptimizer(plain, named, compression, **asked.get("updates", {}))
             return
@@ -167,6 +168,7 @@ def plant(inside: str, step: int) -> None:
 
 
 hvd.init()
+logging.basicConfig(level=case.get("log", "WARNING"))
 shapes = dict(fresh().named_parameters())
 hvc.elastic(neighbour_copy=case.get("copies", False))
 trained = [Trained(asked) for asked in case["trained"]]

@@ -1,0 +1,119 @@
+"""An elastic state that has a compression, and what it does without a change of ranks: commits, syncs, restores."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.torch.elastic import state as stock
+from torch import nn
+
+import horovod_compress.torch as hvc
+from horovod_compress.errors import ConfigError
+from tests.support.rank import check
+from tests.support.training import net
+
+#: Elements of what is committed, 4 bytes each: more than the allocator keeps for itself when it is freed.
+ELEMENTS = 1 << 24
+
+hvd.init()
+
+
+def trained(model: nn.Module, **options: Any) -> tuple[Any, Any]:
+    """Return a compression and the optimizer that is attached to it."""
+    named = list(model.named_parameters())
+    compression = hvc.Compression.topk(named, timeout=30.0, **options)
+    os.environ["HOROVOD_ELASTIC"] = "1"  # the optimizer then hands gradients over with one rank, too
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=named, compression=compression
+    )
+    del os.environ["HOROVOD_ELASTIC"]
+    compression.attach(optimizer)
+    return compression, optimizer
+
+
+def backward(model: nn.Module, parameters: int) -> None:
+    sum(p.sum() for p in list(model.parameters())[-parameters:]).backward()
+
+
+def restored_in_a_step() -> float:
+    """Restore a state, whose names have the optimizer before the compression, in the middle of a backward pass."""
+    model = net(seed=1)
+    compression, optimizer = trained(model)
+    state = hvd.elastic.TorchState(a=optimizer, b=model, c=compression)
+    state.sync()
+    before = sum(float(p.sum()) for p in model.parameters())
+    backward(model, 99)
+    optimizer.step()
+    backward(model, 1)
+    assert compression._here().under_way == 1
+    state.restore()
+    return sum(float(p.sum()) for p in model.parameters()) - before
+
+
+def given_to_no_state() -> str:
+    compression, _ = trained(net(seed=1))
+    try:
+        stock._get_handler(compression)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def local_steps() -> list[str | None]:
+    """Return what an update-mode optimizer says of its last step, before and after a commit, and when it was saved."""
+    model = net(seed=1)
+    named = list(model.named_parameters())
+    compression = hvc.Compression.topk(named, timeout=30.0)
+    optimizer: Any = hvc.DistributedUpdateOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named, compression, 2)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, compression=compression)
+    state.sync()
+    backward(model, 99)
+    optimizer.step()
+    found = [optimizer._updates.unfinished()]
+    state.commit()
+    found.append(optimizer._updates.unfinished())
+    optimizer.state_dict()
+    return [*found, optimizer._updates.unfinished()]
+
+
+def scalers() -> list[dict[str, Any]]:
+    """Return the state of a scaler that is another one on each rank: after a sync, a commit and a step, a restore."""
+    model = net(seed=1)
+    compression, _ = trained(model)
+    scaler = compression.follow(torch.amp.GradScaler("cpu", init_scale=2.0 ** (10 + hvd.rank()), growth_interval=7))
+    scaler.scale(torch.ones(1))
+    state = hvd.elastic.TorchState(model=model, compression=compression)
+    state.sync()
+    found = [scaler.state_dict()]
+    state.commit()
+    scaler.update(8.0)
+    found.append(scaler.state_dict())
+    state.restore()
+    return [*found, scaler.state_dict()]
+
+
+def peak_of_a_commit() -> float:
+    """Return how much memory a commit takes beside the copy of the last one, as a share of such a copy."""
+    model = nn.Linear(1, ELEMENTS, bias=False)
+    compression, _ = trained(model, min_elements=0)
+    state = hvd.elastic.TorchState(compression=compression)
+    state.commit()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is the present use from now on
+    before = _status("VmRSS")
+    state.commit()
+    return (_status("VmHWM") - before) / (4 * ELEMENTS)
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return 1024 * int(found[1])
+
+
+for case in (restored_in_a_step, given_to_no_state, peak_of_a_commit) if hvd.size() == 1 else (local_steps, scalers):
+    check(case.__name__, case)
