@@ -62,6 +62,7 @@ class Arrays:
         self.grad = torch.randn(count, generator=generator)
         self.residual = torch.randn(count, generator=generator)
         self.work, self.left = self.grad.clone(), self.residual.clone()
+        self.short_left = self.left.bfloat16()
         self.out = torch.zeros(count)
         self.half, self.other_half = self.grad.half(), self.residual.half()
         self.brain, self.other_brain = self.grad.bfloat16(), self.residual.bfloat16()
@@ -171,6 +172,12 @@ def one_bit(a: Arrays) -> Iterable[Case]:
     yield kernel_case("sign_decode alone", 4 * n + bit_bytes, "sign_decode", *alone, feedback="none")
     yield from two_values(a)
     yield Case("local step (offer + decode)", 24 * n + 2 * bit_bytes, lambda: local_step(a))
+    shorter = (a.work, a.short_left)
+    yield kernel_case("sign_offer of bfloat16", 6 * n + bit_bytes, "sign_offer", *shorter, a.bits, a.sums, n, key=KEY)
+    given = {"feedback": "own", "key": KEY, "rounding": KEY}
+    yield kernel_case("sign_decode to bfloat16", 12 * n + bit_bytes, "sign_decode", *rows, *shorter, **given)
+    moved = 18 * n + 2 * bit_bytes
+    yield Case("local step, residual of bfloat16", moved, lambda: local_step(a, short=True))
 
 
 def two_values(a: Arrays) -> Iterable[Case]:
@@ -196,11 +203,12 @@ def two_value_step(a: Arrays, sides: Any = None) -> None:
     single.two_value_decode([a.bits], [a.step], lows, a.count, 0, a.work, a.left)
 
 
-def local_step(a: Arrays, divisor: Tensor | None = None) -> None:
-    single.sign_offer(a.work, a.left, a.bits, a.sums, a.count, key=KEY, divisor=divisor)
+def local_step(a: Arrays, divisor: Tensor | None = None, *, short: bool = False) -> None:
+    residual, rounding = (a.short_left, KEY) if short else (a.left, None)
+    single.sign_offer(a.work, residual, a.bits, a.sums, a.count, key=KEY, divisor=divisor)
     divisors = None if divisor is None else [divisor]
-    given = ([a.bits], [a.step], [a.count], [a.work], [a.left])
-    ops.sign_decode_all(*given, feedback="global", divisors=divisors)
+    given = ([a.bits], [a.step], [a.count], [a.work], [residual])
+    ops.sign_decode_all(*given, feedback="global", divisors=divisors, rounding=rounding)
 
 
 class Held:
@@ -224,8 +232,8 @@ class Held:
     def moved(self) -> tuple[object, ...]:
         return [self.weight], [self.state["exp_avg"]], [self.a.work], [self.square], None
 
-    def held(self) -> None:
-        local_step(self.a, self.divisor)
+    def held(self, *, short: bool = False) -> None:
+        local_step(self.a, self.divisor, short=short)
         ops.adam_step_all(*self.moved(), **ADAM_STEP)  # type: ignore[arg-type]
 
 
@@ -236,6 +244,8 @@ def adam(a: Arrays) -> Iterable[Case]:
     yield Case("torch's AdamW, fused", 28 * n, h.adam.step)
     yield Case("local step and AdamW", 52 * n + 2 * bit_bytes, h.own)
     yield Case("local step, AdamW, second moment held", 56 * n + 2 * bit_bytes, h.held)
+    shorter = 50 * n + 2 * bit_bytes
+    yield Case("local step, AdamW, second moment held, bfloat16", shorter, lambda: h.held(short=True))
 
 
 def bit_vectors(a: Arrays) -> Iterable[Case]:

@@ -36,7 +36,8 @@ struct QsgdShape {
 void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch launch);
 
 // An offer writes the sums of rows, as rules/tree.h says, the steps that they make, both or neither. Where there is a
-// divisor, gradients are divided by it when they are read, and results multiplied when they are written.
+// divisor, gradients are divided by it when they are read, and results multiplied when they are written. Residuals are
+// of the arithmetic type, or of kBFloat16 and then rounded by the draws of a stream; see rules/kept.h.
 struct SignOffered {
   const void *grad, *residual, *divisor;
   int64_t count, row_length, word_offset;
@@ -51,10 +52,10 @@ struct SignDecoded {
   int64_t count, row_length, word_offset;
   void *grad, *residual;
 };
-void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, float scale,
-                const Stream* key, int64_t* nonfinite, Launch launch);
-void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
-                 double scale, const Stream* key, Launch launch);
+void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, int64_t ranks,
+                float scale, const Stream* key, int64_t* nonfinite, Launch launch);
+void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, Feedback feedback,
+                 double decay, double scale, const Stream* key, const Stream* rounding, Launch launch);
 
 // two_value.cpp, two_value.cu: two values per row, `highs` for bit 1 and `lows` for bit 0, of which a rank sends one
 // per element. The offer writes sums of |x| and the number of elements of the high side, per row. Decoding adds the
@@ -71,11 +72,11 @@ struct TwoValueDecoded {
   int64_t count, row_length, first_word, first_row;
   void *grad, *residual;
 };
-void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
-                     Launch launch);
-void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
-                      const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
-                      Launch launch);
+void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype,
+                     int64_t* nonfinite, Launch launch);
+void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype,
+                      const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,
+                      int64_t own, double scale, const Stream* rounding, Launch launch);
 
 // merge.cpp, merge.cu: probability numerator / denominator, denominator <= 2^62
 void merge_bits(uint64_t* into, const uint64_t* other, int64_t words, uint64_t numerator, uint64_t denominator,
@@ -111,10 +112,10 @@ struct DenseDecoded {
   int64_t count;
   void *grad, *residual;
 };
-void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype, int64_t* nonfinite,
-                 Launch launch);
+void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, Dtype out_dtype,
+                 int64_t* nonfinite, Launch launch);
 void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, Dtype grad_dtype,
-                  double scale, Launch launch);
+                  Dtype kept_dtype, double scale, Launch launch);
 void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch);
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
 

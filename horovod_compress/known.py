@@ -52,7 +52,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "momentum_kind": ("local", "global"),
         "value_bits": (2, 4, 8, 16, 32),
     },
-    "ef_signsgd": {"step_size": ("tensor", "row"), "step_scale": None},
+    "ef_signsgd": {"step_size": ("tensor", "row"), "step_scale": None, "residual_dtype": ("float32", "bfloat16")},
     "global_qsgd": {
         "dithering": ("standard", "exponential"),
         "bits": None,
@@ -75,9 +75,10 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "merge": ("shaped", "sampled"),
         "step_scale": None,
         "levels": (2, 3, None),
+        "residual_dtype": ("float32", "bfloat16"),
     },
     "natural": {},
-    "onebit": {"step_size": ("tensor", "row"), "step_scale": None},
+    "onebit": {"step_size": ("tensor", "row"), "step_scale": None, "residual_dtype": ("float32", "bfloat16")},
     "onebit_adam": {"scale": ("l1", "l2"), "block": None, "step_scale": None, "owner_scale": ("shared", "own")},
     "powersgd": {"rank": None, "error_feedback": (True, False)},
     "qsgd": {

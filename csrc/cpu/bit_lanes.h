@@ -1,5 +1,6 @@
 // Bits of 32 lanes: reading and writing them at any position. Included by the bodies of kernels that have bits.
 
+#include "kept_lanes.h"
 #include "philox_lanes.h"
 
 // `count` <= 32 bits from bit `begin` on.
@@ -54,16 +55,16 @@ class BitWriter {
   uint64_t pending_ = 0, zeros_ = 0, head_ = 0;
 };
 
-template <class T> HVC_INLINE Lanes<Work<T>> offered(const T* grad, const Work<T>* residual, int count) {
+template <class T, class R> HVC_INLINE Lanes<Work<T>> offered(const T* grad, const R* residual, int count) {
   const Lanes<Work<T>> x = load(grad, count);
-  return residual ? x + load(residual, count) : x;
+  return residual ? x + load_kept<Work<T>>(residual, count) : x;
 }
 
 // Of a gradient that is divided first, where there is something to divide by.
-template <class T>
-HVC_INLINE Lanes<Work<T>> offered(const T* grad, const Work<T>* residual, const Work<T>* divisor, int count) {
+template <class T, class R>
+HVC_INLINE Lanes<Work<T>> offered(const T* grad, const R* residual, const Work<T>* divisor, int count) {
   if (!divisor) return offered(grad, residual, count);
   const Lanes<Work<T>> quotient = load(grad, count) / load(divisor, count);
   const Lanes<Work<T>> x = select(valid_lanes(count), quotient, broadcast(Work<T>(0)));  // absent lanes are 0 / 0
-  return residual ? x + load(residual, count) : x;
+  return residual ? x + load_kept<Work<T>>(residual, count) : x;
 }

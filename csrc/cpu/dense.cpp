@@ -1,5 +1,6 @@
 // Plain numbers: offer, add, decode. And the triad that measures the memory.
 #include "rules/dense.h"
+#include "rules/kept.h"
 
 #include "kernels.h"
 #include "parallel.h"
@@ -10,8 +11,8 @@
 
 namespace hvc {
 
-void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype, int64_t* nonfinite,
-                 Launch launch) {
+void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, Dtype out_dtype,
+                 int64_t* nonfinite, Launch launch) {
   visit(dtype, [&](auto type) {
     visit(out_dtype, [&](auto out_type) {
       using T = typename decltype(type)::type;
@@ -22,8 +23,8 @@ void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype,
         const bool streamed = streams(t.count * int64_t(sizeof(Out)));
         const int64_t bytes = t.count * int64_t(sizeof(T) + sizeof(Work<T>) + sizeof(Out));
         nonfinite[i] = parallel_sum(launch.threads, t.count, bytes, [&](int64_t first, int64_t last) {
-          return range(static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.residual), static_cast<Out*>(t.out),
-                       streamed, first, last);
+          return range(static_cast<const T*>(t.grad), t.residual, t.residual && kept_dtype == kBFloat16,
+                       static_cast<Out*>(t.out), streamed, first, last);
         });
       }
     });
@@ -41,21 +42,21 @@ void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch
 }
 
 void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, Dtype grad_dtype,
-                  double scale, Launch launch) {
+                  Dtype kept_dtype, double scale, Launch launch) {
   visit(payload_dtype, [&](auto type) {
     visit(grad_dtype, [&](auto grad_type) {
       using T = typename decltype(type)::type;
       using Out = typename decltype(grad_type)::type;
-      using W = Work<Out>;
+      const int64_t wide = kept_dtype == kBFloat16 ? sizeof(BFloat16) : sizeof(Work<Out>);
       const auto range = HVC_CHOOSE(scaled<Out, T>);
       for (int64_t i = 0; i < tensor_count; ++i) {
         const DenseDecoded& t = tensors[i];
         const bool streamed = streams(t.count * int64_t(sizeof(Out)));
-        const int64_t bytes = t.count * int64_t(sizeof(T) + sizeof(Out) + sizeof(W));
+        const int64_t bytes = t.count * int64_t(sizeof(T) + sizeof(Out)) + t.count * wide;
         parallel_for(launch.threads, t.count, bytes, [&](int64_t first, int64_t last) {
           range(static_cast<const T*>(t.payload), Wider<T, Out>(scale), static_cast<Out*>(t.grad), streamed, first,
                 last);
-          if (t.residual) memset(static_cast<W*>(t.residual) + first, 0, size_t(last - first) * sizeof(W));
+          if (t.residual) memset(static_cast<char*>(t.residual) + first * wide, 0, size_t((last - first) * wide));
         });
       }
     });

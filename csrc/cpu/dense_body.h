@@ -1,11 +1,16 @@
 // Loops over plain numbers. Compiled once per instruction set.
 
-template <class Out, class T>
-int64_t offer(const T* grad, const Work<T>* residual, Out* out, bool streamed, int64_t first, int64_t last) {
+#include "kept_lanes.h"
+
+template <class Out, class T> int64_t offer(const T* grad, const void* residual, bool short_kept, Out* out,
+                                            bool streamed, int64_t first, int64_t last) {
   int64_t nonfinite = 0;
   each_group(out, first, last, [&](int64_t i, int count, bool whole) __attribute__((always_inline)) {
     Lanes<Work<T>> x = load(grad + i, count);
-    if (residual) x = x + load(residual + i, count);
+    if (short_kept)
+      x = x + load_kept<Work<T>>(static_cast<const BFloat16*>(residual) + i, count);
+    else if (residual)
+      x = x + load(static_cast<const Work<T>*>(residual) + i, count);
     const uint32_t finite = mask_of<Test::below>(magnitude(x), overflow_bound<Out, Work<T>>);
     nonfinite += __builtin_popcount(~finite & valid_lanes(count));
     put(out + i, x, count, whole && streamed);

@@ -74,6 +74,12 @@ template <class W> struct Mask {
   }
 };
 
+template <class W> HVC_INLINE bool any_of(const Mask<W>& mask) {
+  Passed<W> any = mask.part[0];
+  for (int i = 1; i < Lanes<W>::kParts; ++i) any |= mask.part[i];
+  return bits_of(any) != 0;
+}
+
 // NaN passes no test.
 template <Test test, class W> HVC_INLINE Mask<W> mask_of(const Lanes<W>& a, W bound = 0) {
   const typename Lanes<W>::Vector bounds = bound - typename Lanes<W>::Vector{};

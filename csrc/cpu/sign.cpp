@@ -15,7 +15,9 @@ namespace {
 
 template <class T> struct Offer {
   const T* grad;
-  const Work<T>*residual, *divisor;
+  const void* residual;
+  bool short_kept;
+  const Work<T>* divisor;
   Units units;
   const Stream* key;
   int64_t word_offset;
@@ -33,7 +35,9 @@ template <class T> struct Decode {
   const Stream* key;
   int64_t word_offset;
   T* grad;
-  Work<T>* residual;
+  void* residual;
+  bool short_kept;
+  KeptDraws draws;
   bool stream;
 };
 
@@ -87,15 +91,16 @@ void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch
   });
 }
 
-void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, float scale,
-                const Stream* key, int64_t* nonfinite, Launch launch) {
+void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, int64_t ranks,
+                float scale, const Stream* key, int64_t* nonfinite, Launch launch) {
   std::vector<double> room;
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     for (int64_t i = 0; i < tensor_count; ++i) {
       const SignOffered& t = tensors[i];
       const Offer<T> offer{static_cast<const T*>(t.grad),
-                           static_cast<const Work<T>*>(t.residual),
+                           t.residual,
+                           kept_dtype == kBFloat16,
                            static_cast<const Work<T>*>(t.divisor),
                            units_of(t.count, t.row_length),
                            key,
@@ -110,8 +115,9 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, i
   });
 }
 
-void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
-                 double scale, const Stream* key, Launch launch) {
+void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, Feedback feedback,
+                 double decay, double scale, const Stream* key, const Stream* rounding, Launch launch) {
+  const KeptDraws draws = draws_for(rounding ? *rounding : Stream{});
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     for (int64_t i = 0; i < tensor_count; ++i) {
@@ -127,7 +133,9 @@ void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, 
                              key,
                              t.word_offset,
                              static_cast<T*>(t.grad),
-                             static_cast<Work<T>*>(t.residual),
+                             t.residual,
+                             kept_dtype == kBFloat16,
+                             draws,
                              streams(t.count * int64_t(sizeof(T)))};
       run_decode(decode, launch.threads);
     }

@@ -3,9 +3,9 @@
 #include "bit_lanes.h"
 
 // Full groups of 32 inline, the last one of a short block on its own.
-template <bool kCoin, class T> HVC_INLINE void offer_group(const T* grad, const Work<T>* residual,
-                                                           const Work<T>* divisor, int count, BitWriter& writer,
-                                                           Lanes<Work<T>>& sums, int64_t& nonfinite) {
+template <bool kCoin, class T, class R>
+HVC_INLINE void offer_group(const T* grad, const R* residual, const Work<T>* divisor, int count, BitWriter& writer,
+                            Lanes<Work<T>>& sums, int64_t& nonfinite) {
   const Lanes<Work<T>> x = offered(grad, residual, divisor, count);
   const uint32_t valid = valid_lanes(count);
   const uint32_t zeros = kCoin ? mask_of<Test::equal>(x) & valid : 0;
@@ -15,11 +15,13 @@ template <bool kCoin, class T> HVC_INLINE void offer_group(const T* grad, const 
   writer.put(ones, zeros, count);
 }
 
-template <bool kCoin, bool kResidual, bool kDivided, class T>
+// R is the type of the residual, or void where there is none.
+template <bool kCoin, class R, class T>
 HVC_INLINE Work<T> offer_block(const Offer<T>& o, int64_t begin, int64_t end, BitWriter& writer, int64_t& nonfinite) {
   Lanes<Work<T>> sums = broadcast(Work<T>(0));
+  const auto* residual = kept_at<R, Work<T>>(o.residual);
   const auto group = [&](int64_t i, int count) __attribute__((always_inline)) {
-    offer_group<kCoin>(o.grad + i, kResidual ? o.residual + i : nullptr, kDivided ? o.divisor + i : nullptr, count,
+    offer_group<kCoin>(o.grad + i, residual ? residual + i : nullptr, o.divisor ? o.divisor + i : nullptr, count,
                        writer, sums, nonfinite);
   };
   int64_t i = begin;
@@ -28,8 +30,7 @@ HVC_INLINE Work<T> offer_block(const Offer<T>& o, int64_t begin, int64_t end, Bi
   return combine(sums);
 }
 
-template <bool kCoin, bool kResidual, bool kDivided, class T>
-OfferResult offer_units(const Offer<T>& o, int64_t first, int64_t last) {
+template <bool kCoin, class R, class T> OfferResult offer_units(const Offer<T>& o, int64_t first, int64_t last) {
   Coins coins(kCoin ? *o.key : Stream{}, o.word_offset);
   BitWriter writer(o.bits, unit_begin(o.units, first), &coins);
   OfferResult result{};
@@ -37,31 +38,30 @@ OfferResult offer_units(const Offer<T>& o, int64_t first, int64_t last) {
     const int64_t begin = unit_begin(o.units, unit), end = unit_begin(o.units, unit + 1);
     double sum = 0;
     for (int64_t block = begin; block < end; block += kBlock)
-      sum += double(
-          offer_block<kCoin, kResidual, kDivided>(o, block, std::min(block + kBlock, end), writer, result.nonfinite));
+      sum += double(offer_block<kCoin, R>(o, block, std::min(block + kBlock, end), writer, result.nonfinite));
     if (o.unit_sums) o.unit_sums[unit] = sum;
   }
   result.head = writer.finish();
   return result;
 }
 
-template <bool kCoin, bool kResidual, class T> OfferResult offer_of(const Offer<T>& o, int64_t first, int64_t last) {
-  return o.divisor ? offer_units<kCoin, kResidual, true>(o, first, last)
-                   : offer_units<kCoin, kResidual, false>(o, first, last);
+template <class R, class T> OfferResult offer_of(const Offer<T>& o, int64_t first, int64_t last) {
+  return o.key ? offer_units<true, R>(o, first, last) : offer_units<false, R>(o, first, last);
 }
 template <class T> OfferResult offer(const Offer<T>& o, int64_t first, int64_t last) {
-  if (o.key) return o.residual ? offer_of<true, true>(o, first, last) : offer_of<true, false>(o, first, last);
-  return o.residual ? offer_of<false, true>(o, first, last) : offer_of<false, false>(o, first, last);
+  if (!o.residual) return offer_of<void>(o, first, last);
+  return o.short_kept ? offer_of<BFloat16>(o, first, last) : offer_of<Work<T>>(o, first, last);
 }
 
 template <class W>
 HVC_INLINE Mask<W> own_bits(const Lanes<W>& x, int64_t begin, int count, bool has_key, Coins& coins) {
   if (!has_key) return sign_bit(x);
-  const uint32_t zeros = mask_of<Test::equal>(x) & valid_lanes(count);
-  return mask_of_bits<W>(mask_of<Test::greater>(x) | (zeros ? zeros & coins.bits(begin, count) : 0));
+  const Mask<W> zero = mask_of<Test::equal>(x), above = mask_of<Test::greater>(x);
+  if (__builtin_expect(!any_of(zero), 1)) return above;
+  return mask_of_bits<W>(above | (zero & valid_lanes(count) & coins.bits(begin, count)));
 }
 
-template <Feedback kFeedback, bool kStream, bool kDivided, class T>
+template <Feedback kFeedback, bool kStream, class R, class T>
 HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<T> step, Work<T> out, Coins& coins) {
   using W = Work<T>;
   const uint32_t bits = bits_at(d.bits, begin, count), zeros = d.zeros ? bits_at(d.zeros, begin, count) : 0;
@@ -69,9 +69,9 @@ HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<
     return d.zeros ? signed_step_or_zero(zeros, bits, size) : signed_step(bits, size);
   };
   T* grad = d.grad + begin;
-  const W* divisor = kDivided ? d.divisor + begin : nullptr;
+  const W* divisor = d.divisor ? d.divisor + begin : nullptr;
   if constexpr (kFeedback != kFeedbackNone) {
-    W* residual = d.residual + begin;
+    R* residual = static_cast<R*>(d.residual) + begin;
     const Lanes<W> x = offered(grad, residual, divisor, count);
     Lanes<W> left = x;
     if constexpr (kFeedback != kFeedbackMomentum) {
@@ -82,17 +82,17 @@ HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<
         left =
             less_value(x, signed_step(own_bits(x, begin, count, d.key != nullptr, coins), broadcast(step)), kOfOthers);
     }
-    store(residual, left * broadcast(W(d.decay)), count);
+    store_kept(residual, left * broadcast(W(d.decay)), count, d.word_offset * kWordBits + begin, d.draws);
   }
   Lanes<W> decoded = value(broadcast(out));
-  if constexpr (kDivided) decoded = decoded * load(divisor, count);
+  if (divisor) decoded = decoded * load(divisor, count);
   if constexpr (kStream)
     stream(grad, decoded);
   else
     store(grad, decoded, count);
 }
 
-template <Feedback kFeedback, bool kStream, bool kDivided, class T>
+template <Feedback kFeedback, bool kStream, class R, class T>
 void decode_units(const Decode<T>& d, int64_t first, int64_t last) {
   Coins coins(d.key ? *d.key : Stream{}, d.word_offset);
   for (int64_t unit = first; unit < last; ++unit) {
@@ -100,24 +100,25 @@ void decode_units(const Decode<T>& d, int64_t first, int64_t last) {
     const Work<T> step = d.steps[unit / d.units.per_row], out = step * Work<T>(d.scale);
     int64_t i = begin;
     if (const int lead = kStream ? to_cache_line(d.grad + begin, end - begin) : 0) {
-      decode_group<kFeedback, false, kDivided>(d, i, lead, step, out, coins);
+      decode_group<kFeedback, false, R>(d, i, lead, step, out, coins);
       i += lead;
     }
-    for (; i + kLanes <= end; i += kLanes) decode_group<kFeedback, kStream, kDivided>(d, i, kLanes, step, out, coins);
-    if (i < end) decode_group<kFeedback, false, kDivided>(d, i, rest_of(end - i), step, out, coins);
+    for (; i + kLanes <= end; i += kLanes) decode_group<kFeedback, kStream, R>(d, i, kLanes, step, out, coins);
+    if (i < end) decode_group<kFeedback, false, R>(d, i, rest_of(end - i), step, out, coins);
   }
   if (kStream) stream_fence();
 }
 
-template <bool kDivided, class T> void decode_as(const Decode<T>& d, int64_t first, int64_t last) {
-  if (d.feedback == kFeedbackGlobal) return decode_units<kFeedbackGlobal, false, kDivided>(d, first, last);
-  if (d.feedback == kFeedbackOwn) return decode_units<kFeedbackOwn, false, kDivided>(d, first, last);
-  if (d.feedback == kFeedbackMomentum) return decode_units<kFeedbackMomentum, false, kDivided>(d, first, last);
-  if (d.stream) return decode_units<kFeedbackNone, true, kDivided>(d, first, last);
-  decode_units<kFeedbackNone, false, kDivided>(d, first, last);
+template <class R, class T> void decode_with(const Decode<T>& d, int64_t first, int64_t last) {
+  if (d.feedback == kFeedbackGlobal) return decode_units<kFeedbackGlobal, false, R>(d, first, last);
+  if (d.feedback == kFeedbackOwn) return decode_units<kFeedbackOwn, false, R>(d, first, last);
+  decode_units<kFeedbackMomentum, false, R>(d, first, last);
 }
 template <class T> void decode(const Decode<T>& d, int64_t first, int64_t last) {
-  return d.divisor ? decode_as<true>(d, first, last) : decode_as<false>(d, first, last);
+  if (d.feedback != kFeedbackNone)
+    return d.short_kept ? decode_with<BFloat16>(d, first, last) : decode_with<Work<T>>(d, first, last);
+  if (d.stream) return decode_units<kFeedbackNone, true, Work<T>>(d, first, last);
+  decode_units<kFeedbackNone, false, Work<T>>(d, first, last);
 }
 
 template <class T> void pack(const T* x, int64_t count, uint64_t* bits, int64_t first, int64_t last) {

@@ -14,7 +14,8 @@ namespace {
 
 template <class T> struct TwoValueOffer {
   const T* grad;
-  const Work<T>* residual;
+  const void* residual;
+  bool short_kept;
   Units units;
   uint64_t* bits;
   double *unit_highs, *unit_lows;
@@ -29,7 +30,10 @@ template <class T> struct TwoValueDecode {
   Units units;
   double scale;
   T* grad;
-  Work<T>* residual;
+  void* residual;
+  bool short_kept;
+  int64_t first;  // the number of the first element in the bucket
+  KeptDraws draws;
 };
 
 }  // namespace
@@ -57,8 +61,8 @@ void add_ones(const Units& units, const int64_t* unit_ones, int64_t* ones) {
 
 }  // namespace
 
-void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
-                     Launch launch) {
+void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype,
+                     int64_t* nonfinite, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     for (int64_t i = 0; i < tensor_count; ++i) {
@@ -68,7 +72,8 @@ void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype
       const std::unique_ptr<int64_t[]> counts(new int64_t[size_t(units.total)]);
       double *unit_highs = sums.get(), *unit_lows = sums.get() + units.total;
       const TwoValueOffer<T> offer{static_cast<const T*>(t.grad),
-                                   static_cast<const Work<T>*>(t.residual),
+                                   t.residual,
+                                   kept_dtype == kBFloat16,
                                    units,
                                    t.bits,
                                    unit_highs,
@@ -83,9 +88,10 @@ void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype
   });
 }
 
-void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
-                      const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
-                      Launch launch) {
+void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype,
+                      const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,
+                      int64_t own, double scale, const Stream* rounding, Launch launch) {
+  const KeptDraws draws = draws_for(rounding ? *rounding : Stream{});
   const auto number = size_t(ranks);
   std::vector<const uint64_t*> bits_of(number);
   std::vector<const float*> highs_of(number), lows_of(number);
@@ -107,7 +113,10 @@ void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtyp
                                      units_of(t.count, t.row_length),
                                      scale,
                                      static_cast<T*>(t.grad),
-                                     static_cast<Work<T>*>(t.residual)};
+                                     t.residual,
+                                     kept_dtype == kBFloat16,
+                                     t.first_word * kWordBits,
+                                     draws};
       const int64_t bytes = t.count * int64_t(2 * sizeof(T) + 2 * sizeof(Work<T>));
       parallel_for(launch.threads, decode.units.total, bytes,
                    [&](int64_t first, int64_t last) { range(decode, first, last); });

@@ -231,7 +231,7 @@ __device__ void search_groups(const Input<T>& in, const Floors<kSides, Work<T>>&
   const uint32_t lower = (1u << lane_index()) - 1;
   T given[kGroups];
   W x[kGroups];
-  load_offered<kWhole>(in.grad, in.residual, at, left, given, x);
+  load_offered<kWhole>(in.grad, kept_array<W>(in.residual), at, left, given, x);
 #pragma unroll
   for (int k = 0; k < kGroups; ++k) {
     x[k] = to_work(given[k]) + x[k];

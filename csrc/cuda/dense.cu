@@ -9,18 +9,18 @@ namespace {
 // ---- kernels ----------------------------------------------------------------------------------------------
 
 template <class Out, class T, class Table>
-__global__ void offer_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
+__global__ void offer_kernel(const __grid_constant__ Table table, Dtype kept_dtype, int64_t* nonfinite) {
   constexpr int64_t kMost = in_goes(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const DenseOffered& o = table.items[item];
     const auto* grad = static_cast<const T*>(o.grad);
-    const auto* residual = static_cast<const Work<T>*>(o.residual);
+    const auto residual = kept_array<Work<T>>(o.residual, kept_dtype);
     const int64_t begin = (unit - table.begins[item]) * kMost;
     int64_t bad = 0;
     each_go(begin, min(begin + kMost, o.count), {o.count, o.count}, NoRows(), [&](const auto& go) {
       each_of_go(
-          go, [&](int64_t i, NoRows) { return offered(grad, residual, i); },
+          go, [&](int64_t i, NoRows) { return residual.at ? to_work(grad[i]) + residual[i] : to_work(grad[i]); },
           [&](const Place& place, Work<T> x, NoRows) {
             const Out out = from_work<Out>(x);
             static_cast<Out*>(o.out)[place.i] = out;
@@ -42,12 +42,15 @@ template <class T> __global__ void add_kernel(T* into, const T* other, int64_t c
 }
 
 template <class Out, class T, class Table>
-__global__ void decode_kernel(const __grid_constant__ Table table, Wider<T, Out> factor) {
+__global__ void decode_kernel(const __grid_constant__ Table table, Dtype kept_dtype, Wider<T, Out> factor) {
   each_loaded_of(
       table, [](const DenseDecoded& d, int64_t i) { return static_cast<const T*>(d.payload)[i]; },
       [&](const DenseDecoded& d, int64_t i, T value) {
         static_cast<Out*>(d.grad)[i] = from_work<Out>(Wider<T, Out>(to_work(value)) * factor);
-        if (d.residual) static_cast<Work<Out>*>(d.residual)[i] = 0;
+        if (d.residual && kept_dtype == kBFloat16)
+          static_cast<BFloat16*>(d.residual)[i] = {};
+        else if (d.residual)
+          static_cast<Work<Out>*>(d.residual)[i] = 0;
       });
 }
 
@@ -83,8 +86,8 @@ __global__ void triad_kernel(float* a, const float* b, const float* c, float s, 
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype, int64_t* nonfinite,
-                 Launch launch) {
+void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, Dtype out_dtype,
+                 int64_t* nonfinite, Launch launch) {
   clear_counts(nonfinite, tensor_count, launch);
   const auto units = units_of_goes(tensors, tensor_count);
   visit(dtype, [&](auto type) {
@@ -93,7 +96,7 @@ void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype,
       using Out = typename decltype(out_type)::type;
       in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t first) {
         start(offer_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-              nonfinite + first);
+              kept_dtype, nonfinite + first);
       });
     });
   });
@@ -108,7 +111,7 @@ void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch
 }
 
 void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, Dtype grad_dtype,
-                  double scale, Launch launch) {
+                  Dtype kept_dtype, double scale, Launch launch) {
   const auto units = units_in_one_go(tensors, tensor_count);
   visit(payload_dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -116,7 +119,7 @@ void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype paylo
       using Out = typename decltype(grad_type)::type;
       in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t) {
         start(decode_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-              Wider<T, Out>(scale));
+              kept_dtype, Wider<T, Out>(scale));
       });
     });
   });

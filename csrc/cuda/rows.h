@@ -1,5 +1,6 @@
 // Rows of elements on CUDA: the parts that warps take, and the bits that they vote on.
 #pragma once
+#include "rules/kept.h"
 #include "rules/tree.h"
 #include "launch.h"
 #include "table.h"
@@ -10,6 +11,30 @@ namespace {
 template <class T> __device__ Work<T> offered(const T* grad, const Work<T>* residual, int64_t i) {
   const Work<T> x = to_work(grad[i]);
   return residual ? x + residual[i] : x;
+}
+
+// What is kept, of the arithmetic type or of 16 bits, rounded by draws; see rules/kept.h. `first` is the number of the
+// first element in the bucket.
+template <class W> struct KeptArray {
+  void* at;
+  bool is_short;
+  int64_t first;
+  KeptDraws draws;
+  __device__ W operator[](int64_t i) const {
+    return is_short ? W(to_work(static_cast<const BFloat16*>(at)[i])) : static_cast<const W*>(at)[i];
+  }
+  __device__ void put(int64_t i, W value) const {
+    if (is_short) {
+      const uint32_t place = uint32_t(first + i) * draws.factor + draws.moved;
+      static_cast<BFloat16*>(at)[i] = {uint16_t(short_bits(bit_cast<uint32_t>(kept_float(value)), place))};
+    } else {
+      static_cast<W*>(at)[i] = value;
+    }
+  }
+};
+template <class W> __host__ __device__ KeptArray<W> kept_array(const void* at, Dtype dtype = kFloat32,
+                                                               int64_t first = 0, KeptDraws draws = {}) {
+  return {const_cast<void*>(at), dtype == kBFloat16, first, draws};
 }
 
 // Divisions of 64 bits are slow, and most tensors need none.
@@ -65,15 +90,20 @@ __device__ void each_loaded_of(const Table& table, const Load& load, const Use& 
 }
 
 // Loads a lane's part of several groups, `left` elements before the end: gradients, and what is added to them.
-template <bool kWhole, class T, int kEach> __device__ void load_offered(const T* grad, const Work<T>* residual,
-                                                                        int64_t at, int64_t left, T (&given)[kEach],
-                                                                        Work<T> (&kept)[kEach]) {
+template <bool kWhole, class T, int kEach>
+__device__ void load_offered(const T* grad, const KeptArray<Work<T>>& residual, int64_t at, int64_t left,
+                             T (&given)[kEach], Work<T> (&kept)[kEach]) {
 #pragma unroll
   for (int k = 0; k < kEach; ++k) {
     const bool inside = kWhole || k * kWarp < left;
     given[k] = inside ? (grad + at)[k * kWarp] : T{};
-    kept[k] = residual && inside ? (residual + at)[k * kWarp] : Work<T>(0);
+    if (!residual.is_short)
+      kept[k] = residual.at && inside ? (static_cast<const Work<T>*>(residual.at) + at)[k * kWarp] : Work<T>(0);
   }
+  if (!residual.is_short) return;
+#pragma unroll
+  for (int k = 0; k < kEach; ++k)
+    kept[k] = residual.at && (kWhole || k * kWarp < left) ? residual[at + k * kWarp] : Work<T>(0);
 }
 
 template <class T> struct Loaded {

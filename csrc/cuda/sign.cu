@@ -33,7 +33,8 @@ struct Step {
 // What differs between the tensors of a bucket, at an offer and in decoding, and what all have in common.
 template <class T> struct Offered {
   const T* grad;
-  const Work<T>*residual, *divisor;
+  KeptArray<Work<T>> residual;
+  const Work<T>* divisor;
   int64_t word_offset;
   uint32_t* halves;  // the bits, 32 at a time: what a warp votes on
   Adding<Sum, Step> adding;
@@ -45,7 +46,7 @@ template <class T> struct Decoded {
   const Work<T>* divisor;
   int64_t count, row_length, word_offset;
   T* grad;
-  Work<T>* residual;
+  KeptArray<Work<T>> residual;
 };
 
 template <class W> struct Rule {
@@ -196,7 +197,7 @@ __device__ void decode_groups(const Decoded<T>& d, const Rule<Work<T>>& rule, co
   for (int k = 0; k < kInFlight; ++k) {
     const bool inside = kWhole || k * kWarp < left;
     given[k] = kKeeps && inside ? (d.grad + at)[k * kWarp] : T{};
-    kept[k] = kKeeps && inside && d.residual ? (d.residual + at)[k * kWarp] : W(0);
+    kept[k] = kKeeps && inside && d.residual.at ? d.residual[at + k * kWarp] : W(0);
     by[k] = d.divisor && inside ? (d.divisor + at)[k * kWarp] : W(1);
   }
 #pragma unroll
@@ -209,7 +210,7 @@ __device__ void decode_groups(const Decoded<T>& d, const Rule<Work<T>>& rule, co
     if (kKeeps) {
       const W mine = d.divisor ? to_work(given[k]) / by[k] : to_work(given[k]), x = mine + kept[k];
       const W result = signed_step_or_zero(zero, bit, step);
-      (d.residual + at)[k * kWarp] = left_of<kFeedback>(d, rule, x, result, step, i);
+      d.residual.put(i, left_of<kFeedback>(d, rule, x, result, step, i));
     }
     const W decoded = signed_step_or_zero(zero, bit, step * rule.scale);
     (d.grad + at)[k * kWarp] = from_work<T>(d.divisor ? decoded * by[k] : decoded);
@@ -237,13 +238,17 @@ __global__ void decode_kernel(const __grid_constant__ Table table, const __grid_
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-template <class T> Offered<T> offered_of(const SignOffered& t, const Adding<Sum, Step>& adding) {
-  return {static_cast<const T*>(t.grad),          static_cast<const Work<T>*>(t.residual),
-          static_cast<const Work<T>*>(t.divisor), t.word_offset,
-          reinterpret_cast<uint32_t*>(t.bits),    adding};
+template <class T>
+Offered<T> offered_of(const SignOffered& t, Dtype kept_dtype, const Adding<Sum, Step>& adding) {
+  return {static_cast<const T*>(t.grad),
+          kept_array<Work<T>>(t.residual, kept_dtype),
+          static_cast<const Work<T>*>(t.divisor),
+          t.word_offset,
+          reinterpret_cast<uint32_t*>(t.bits),
+          adding};
 }
 
-template <class T> Decoded<T> decoded_of(const SignDecoded& t) {
+template <class T> Decoded<T> decoded_of(const SignDecoded& t, Dtype kept_dtype, const KeptDraws& draws) {
   return {reinterpret_cast<const uint32_t*>(t.bits),
           reinterpret_cast<const uint32_t*>(t.zeros),
           t.steps,
@@ -252,7 +257,7 @@ template <class T> Decoded<T> decoded_of(const SignDecoded& t) {
           t.row_length,
           t.word_offset,
           static_cast<T*>(t.grad),
-          static_cast<Work<T>*>(t.residual)};
+          kept_array<Work<T>>(t.residual, kept_dtype, t.word_offset * kWordBits, draws)};
 }
 
 // Calls body with a feedback that the compiler knows.
@@ -279,8 +284,8 @@ void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch
   });
 }
 
-void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, float scale,
-                const Stream* key, int64_t* nonfinite, Launch launch) {
+void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, int64_t ranks,
+                float scale, const Stream* key, int64_t* nonfinite, Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
   const auto units = [&](int64_t i) { return stretches_in(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
@@ -296,7 +301,7 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, i
   };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto item = [&](int64_t i) { return offered_of<T>(tensors[i], adding(i)); };
+    const auto item = [&](int64_t i) { return offered_of<T>(tensors[i], kept_dtype, adding(i)); };
     in_tables<Offered<T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
       start(offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, Coins(key),
             nonfinite + first);
@@ -305,13 +310,14 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, i
   trees.add(tensor_count, adding, launch);
 }
 
-void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
-                 double scale, const Stream* key, Launch launch) {
+void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, Feedback feedback,
+                 double decay, double scale, const Stream* key, const Stream* rounding, Launch launch) {
+  const KeptDraws draws = draws_for(rounding ? *rounding : Stream{});
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(true)); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const Rule<Work<T>> rule{Work<T>(decay), Work<T>(scale), Coins(key)};
-    const auto item = [&](int64_t i) { return decoded_of<T>(tensors[i]); };
+    const auto item = [&](int64_t i) { return decoded_of<T>(tensors[i], kept_dtype, draws); };
     visit_feedback(feedback, [&](auto kind) {
       in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
         using Table = std::decay_t<decltype(table)>;

@@ -31,7 +31,7 @@ struct Points {
 
 template <class T> struct Offered {
   const T* grad;
-  const Work<T>* residual;
+  KeptArray<Work<T>> residual;
   uint32_t* halves;  // the bits, 32 at a time: what a warp votes on
   Adding<Sides, Points> adding;
 };
@@ -39,7 +39,7 @@ template <class T> struct Offered {
 template <class T> struct Decoded {
   int64_t count, row_length, first_word, first_row;
   T* grad;
-  Work<T>* residual;
+  KeptArray<Work<T>> residual;
 };
 
 // What the ranks sent, of the whole bucket.
@@ -151,7 +151,7 @@ template <bool kWhole, class T, int kElements> __device__ void put_taken(const D
 #pragma unroll
   for (int k = 0; k < kElements; ++k) {
     if (!kWhole && k * kWarp >= left) break;
-    (d.residual + begin)[k * kWarp] = taken.x[k];
+    d.residual.put(begin + k * kWarp, taken.x[k]);
     (d.grad + begin)[k * kWarp] = from_work<T>(taken.total[k] * scale);
   }
 }
@@ -242,8 +242,8 @@ template <class T, class Table> __global__ void __launch_bounds__(kThreads, size
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
-                     Launch launch) {
+void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype,
+                     int64_t* nonfinite, Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
   const auto units = [&](int64_t i) { return stretches_in(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
@@ -257,7 +257,7 @@ void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
       const TwoValueOffered& t = tensors[i];
-      return Offered<T>{static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.residual),
+      return Offered<T>{static_cast<const T*>(t.grad), kept_array<Work<T>>(t.residual, kept_dtype),
                         reinterpret_cast<uint32_t*>(t.bits), adding(i)};
     };
     in_tables<Offered<T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
@@ -268,9 +268,10 @@ void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype
   trees.add(tensor_count, adding, launch);
 }
 
-void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
-                      const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
-                      Launch launch) {
+void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype,
+                      const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,
+                      int64_t own, double scale, const Stream* rounding, Launch launch) {
+  const KeptDraws draws = draws_for(rounding ? *rounding : Stream{});
   const Parts<uint32_t> halves_at(reinterpret_cast<const uint32_t* const*>(bits), ranks, launch);
   const Parts<float> highs_at(highs, ranks, launch), lows_at(lows, lows ? ranks : 0, launch);
   const Sent sent{halves_at.list(), highs_at.list(), lows_at.list(), lows != nullptr, ranks, own};
@@ -280,7 +281,12 @@ void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtyp
     const auto item = [&](int64_t i) {
       const TwoValueDecoded& t = tensors[i];
       return Decoded<T>{
-          t.count, t.row_length, t.first_word, t.first_row, static_cast<T*>(t.grad), static_cast<Work<T>*>(t.residual)};
+          t.count,
+          t.row_length,
+          t.first_word,
+          t.first_row,
+          static_cast<T*>(t.grad),
+          kept_array<Work<T>>(t.residual, kept_dtype, t.first_word * kWordBits, draws)};
     };
     in_tables<Decoded<T>, sizeof(Sent) + kBeside>(tensor_count, item, units, [&](const auto& table, int64_t) {
       start(two_value_decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, sent,

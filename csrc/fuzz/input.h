@@ -90,6 +90,7 @@ inline std::vector<Section> as_sections(const std::vector<Bytes>& parts) {
 }
 
 inline int64_t width(Dtype dtype) { return dtype == kFloat64 ? 8 : dtype == kFloat32 ? 4 : 2; }
+inline Dtype work_type(Dtype dtype) { return dtype == kFloat64 ? kFloat64 : kFloat32; }
 inline int64_t work_width(Dtype dtype) { return dtype == kFloat64 ? 8 : 4; }
 
 constexpr Launch kHere{1, nullptr};

@@ -78,7 +78,7 @@ void dense(Input& in, Dtype dtype) {
   const Bytes grad(width(dtype) * count);
   dense_add(payload.get(), other.get(), payload_dtype, count, kHere);
   const DenseDecoded tensor{payload.get(), count, grad.get(), nullptr};
-  dense_decode(&tensor, 1, payload_dtype, dtype, 0.5, kHere);
+  dense_decode(&tensor, 1, payload_dtype, dtype, dtype, 0.5, kHere);
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ void sign(Input& in, Dtype dtype, int64_t count) {
   const Stream key = in.key();
   const Bytes bits = in.array<uint64_t>(words_for(count)), zeros = in.array<uint64_t>(words_for(count));
   const Bytes steps = in.array<float>(ceil_div(count, row)), grad = in.bytes(width(dtype) * count);
-  const Bytes residual(work_width(dtype) * count);
+  const Dtype kept_dtype = in.coin() ? kBFloat16 : work_type(dtype);
+  const Bytes residual(width(kept_dtype) * count);
   const SignDecoded tensor{bits.as<uint64_t>(),
                            has_zeros ? zeros.as<uint64_t>() : nullptr,
                            steps.as<float>(),
@@ -26,7 +27,7 @@ void sign(Input& in, Dtype dtype, int64_t count) {
                            0,
                            grad.get(),
                            feedback == kFeedbackNone ? nullptr : residual.get()};
-  sign_decode(&tensor, 1, dtype, feedback, 1, 0.5, &key, kHere);
+  sign_decode(&tensor, 1, dtype, kept_dtype, feedback, 1, 0.5, &key, &key, kHere);
 }
 
 void two_values(Input& in, Dtype dtype, int64_t count) {
@@ -34,11 +35,15 @@ void two_values(Input& in, Dtype dtype, int64_t count) {
   const bool two = in.coin();
   const std::vector<Bytes> bits = in.parts(ranks, 8 * words_for(count)), highs = in.parts(ranks, 4 * rows);
   const std::vector<Bytes> lows = in.parts(ranks, 4 * rows);
-  const Bytes grad = in.bytes(width(dtype) * count), residual(work_width(dtype) * count);
+  const Bytes grad = in.bytes(width(dtype) * count);
+  const Dtype kept_dtype = in.coin() ? kBFloat16 : work_type(dtype);
+  const Bytes residual(width(kept_dtype) * count);
   const TwoValueDecoded tensor{count, row, 0, 0, grad.get(), residual.get()};
   const auto lows_at = pointers<const float>(lows);
-  two_value_decode(&tensor, 1, dtype, pointers<const uint64_t>(bits).data(), pointers<const float>(highs).data(),
-                   two ? lows_at.data() : nullptr, ranks, in.below(ranks), 1.0 / double(ranks), kHere);
+  const Stream key = in.key();
+  two_value_decode(&tensor, 1, dtype, kept_dtype, pointers<const uint64_t>(bits).data(),
+                   pointers<const float>(highs).data(), two ? lows_at.data() : nullptr, ranks, in.below(ranks),
+                   1.0 / double(ranks), &key, kHere);
 }
 
 void merging(Input& in, int64_t count) {

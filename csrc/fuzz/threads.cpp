@@ -39,10 +39,10 @@ Written signs(Launch launch) {
   Written w;
   const SignOffered offered{grad.get(), residual.get(),      nullptr,           kCount, kRow,
                             0,          bits.as<uint64_t>(), steps.as<float>(), nullptr};
-  sign_offer(&offered, 1, kFloat32, 2, 0.5f, &kKey, &w.counted, launch);
+  sign_offer(&offered, 1, kFloat32, kFloat32, 2, 0.5f, &kKey, &w.counted, launch);
   const SignDecoded decoded{bits.as<uint64_t>(), nullptr,       steps.as<float>(), nullptr, kCount, kRow, 0,
                             grad.get(),          residual.get()};
-  sign_decode(&decoded, 1, kFloat32, kFeedbackOwn, 1, 0.5, &kKey, launch);
+  sign_decode(&decoded, 1, kFloat32, kFloat32, kFeedbackOwn, 1, 0.5, &kKey, nullptr, launch);
   for (const Bytes* array : {&grad, &residual, &bits, &steps}) w.arrays.push_back(copy_of(*array));
   return w;
 }
@@ -54,11 +54,11 @@ Written two_values(Launch launch) {
   const TwoValueOffered offered{
       grad.get(),        residual.get(),    kCount, kRow, bits.as<uint64_t>(), highs.as<double>(),
       lows.as<double>(), ones.as<int64_t>()};
-  two_value_offer(&offered, 1, kFloat32, &w.counted, launch);
+  two_value_offer(&offered, 1, kFloat32, kFloat32, &w.counted, launch);
   const uint64_t* bits_at[] = {bits.as<uint64_t>()};
   const float* steps_at[] = {steps.as<float>()};
   const TwoValueDecoded decoded{kCount, kRow, 0, 0, grad.get(), residual.get()};
-  two_value_decode(&decoded, 1, kFloat32, bits_at, steps_at, nullptr, 1, 0, 1, launch);
+  two_value_decode(&decoded, 1, kFloat32, kFloat32, bits_at, steps_at, nullptr, 1, 0, 1, nullptr, launch);
   for (const Bytes* array : {&grad, &residual, &bits, &highs, &lows, &ones}) w.arrays.push_back(copy_of(*array));
   return w;
 }

@@ -40,8 +40,8 @@ Divides = Literal["before", "after", "never"]
 #: feedback (Seide et al. 2014; Karimireddy et al. 2019). It is bounded whatever the other ranks hold. By "global" it is
 #: ``x - G``: Marsit's global compensation (Wu et al. 2022, Alg. 1), which makes the parameters follow the mean gradient
 #: exactly up to the mean residual; but on ranks whose data differ the residuals drift apart until a full-precision
-#: round empties them. The decode kernels apply the rules, in the pass that writes the result; a residual is float32, or
-#: float64 for float64 gradients, and is left as it was when a bucket is not finite.
+#: round empties them. The decode kernels apply the rules, in the pass that writes the result; a residual is float32
+#: (float64 for float64 gradients) or bfloat16, and is left as it was when a bucket is not finite.
 Feedback = Literal["none", "own", "global"]
 #: What tables hold for one tensor, by the table's name: arrays that only the method itself understands.
 Held = dict[str, tuple[Tensor, ...]]
@@ -57,7 +57,7 @@ class Law:
         unbiased: the result's expectation over the random bits is the mean of ``x``.
         conserves: result + mean residual afterwards = mean of ``x``, but for rounding: what is not
             sent now is not lost.
-        epsilon: relative size of the rounding of one number on the wire.
+        epsilon: relative size of the rounding of one number on the wire, or where it is kept.
         bound: the error of the result against the mean of ``x``, as a formula.
         error: returns a bound of the expected squared error of the mean, or None where there is none. It takes one
             tensor of a bucket of its own, on each rank; float64.

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+import torch
+
 from ..errors import ConfigError
 from ..known import MethodName
 from ..schedule.plan import Bucket
@@ -85,7 +87,13 @@ class ByStep(Codec):
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         layouts = [codec.layout(bucket, world) for _, codec in self.stages]
-        state = {name: dtype for layout in layouts for name, dtype in layout.state.items()}
+        state: dict[str, torch.dtype] = {}
+        for name, dtype in (item for layout in layouts for item in layout.state.items()):
+            if state.setdefault(name, dtype) is not dtype:
+                raise ConfigError(
+                    f"two stages keep a {name} of different dtypes for bucket {bucket.index}, {state[name]} and "
+                    f"{dtype}; give every stage the same residual_dtype, or leave it out where one keeps float32 only"
+                )
         tables: Regions = {}
         for name, array in (item for layout in layouts for item in layout.tables.items()):
             if tables.setdefault(name, array) != array:

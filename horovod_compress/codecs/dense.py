@@ -204,7 +204,7 @@ class LeftPlain(Codec):
         return Layout(state=self.codec.layout(bucket, world).state)
 
     def for_step(self, step: int, *, compressed: bool = False) -> Codec:
-        # A residual is of float32 at least, and would be rounded to the gradients' own type.
+        # Sent as the gradients are, a residual would be rounded to their type.
         return FullPrecision() if self.keeps else Uncompressed()
 
     def plain_when_empty(self, bucket: Bucket) -> bool:

@@ -31,8 +31,9 @@ from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Feedback, Law, Piece, Properties, check_choice, whole
 from .dense import FullPrecision
 from .registry import register
+from .shared.residual_dtype import ResidualDtype, check_residual_dtype, epsilon_of, residual_state
 from .shared.signs import LARGE_STEP, Signs, check_step, check_step_scale, shaped_fold
-from .work import Layout, Work, per_element
+from .work import Layout, Work
 
 
 @register
@@ -60,6 +61,8 @@ class Marsit(Signs):
         levels: number of values that an owner, which sees the bits of all ranks, may pass on: 3 are -1, 0 and 1, in
             1.6 bits, and keep what one bit must leave to later steps; 2 is the paper's bit. None for 3 with shaped
             merging, which ``exchange="auto"`` then gives to owners; in a ring, every hop passes on one bit.
+        residual_dtype: "float32" (float64 for float64 gradients), or "bfloat16" for 2 bytes an element, rounded at
+            random and so right on average.
     """
 
     full_precision_every: int = 50
@@ -70,6 +73,7 @@ class Marsit(Signs):
     merge: Literal["shaped", "sampled"] = "shaped"
     step_scale: float | None = None
     levels: Literal[2, 3] | None = None
+    residual_dtype: ResidualDtype = "float32"
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
@@ -84,6 +88,7 @@ class Marsit(Signs):
         {"merge": "sampled", "step_size": "tensor", "full_precision_every": 3, "compensation": "global"},
         {"merge": "sampled", "step_size": "tensor", "full_precision_every": 0, "compensation": "none"},
         {"merge": "sampled", "step_size": 0.125, "full_precision_every": 0, "zeros": "positive"},
+        {"full_precision_every": 3, "residual_dtype": "bfloat16"},
     )
 
     def __post_init__(self) -> None:
@@ -96,6 +101,7 @@ class Marsit(Signs):
             raise ConfigError(f"compensation should be one of {', '.join(map(repr, rules))}, got {self.compensation!r}")
         check_choice("zeros", self.zeros, "random", "positive")
         check_choice("merge", self.merge, "shaped", "sampled")
+        check_residual_dtype(self.residual_dtype, self.compensation != "none")
         self._choose()
         decay, scale = self.residual_decay, self.step_scale
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
@@ -120,10 +126,11 @@ class Marsit(Signs):
 
     def properties(self) -> Properties:
         mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"
+        epsilon = epsilon_of(self.residual_dtype)
         conserves, bound = self.compensation == "global", f"{mean} = that of the mean of signs"
         return replace(
             super().properties(),
-            law=Law(conserves=conserves, bound=bound, few_exact=self._ternary()),
+            law=Law(conserves=conserves, epsilon=epsilon, bound=bound, few_exact=self._ternary()),
             feedback=self.compensation,
             stands_for_mean=self._measured(),  # results are then of the gradients' size
             variants=(self, FullPrecision()) if self.full_precision_every else (),
@@ -133,7 +140,7 @@ class Marsit(Signs):
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return replace(
             super().layout(bucket, world),
-            state=per_element(bucket, "residual") if self.compensation != "none" else {},
+            state=residual_state(bucket, self.residual_dtype) if self.compensation != "none" else {},
             carries={"bits": ops.count_rows(world)} if self.merge == "shaped" else {},
         )
 

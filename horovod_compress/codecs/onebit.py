@@ -35,6 +35,7 @@ from ..ops.keys import Key
 from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Law, Properties, check_choice
 from .registry import register
+from .shared.residual_dtype import ResidualDtype, check_residual_dtype, epsilon_of, residual_state
 from .shared.signs import (
     LARGE_STEP,
     WORD,
@@ -47,7 +48,7 @@ from .shared.signs import (
     more_where_left_out,
     words,
 )
-from .work import Counts, Layout, Part, Regions, Work, per_element
+from .work import Counts, Layout, Part, Regions, Work, rounding_of
 
 _WORD_BYTES, _VALUE_BYTES = 8, 4
 _LARGEST = torch.finfo(torch.float32).max
@@ -58,6 +59,7 @@ class GatheredSigns(Codec):
 
     step_size: str
     step_scale: float
+    residual_dtype: str
     algebra: ClassVar[Algebra] = Algebra.GATHER
     wire_version: ClassVar[int] = 2
     batched: ClassVar[bool] = True
@@ -69,10 +71,12 @@ class GatheredSigns(Codec):
     def __post_init__(self) -> None:
         check_choice("step_size", self.step_size, "tensor", "row")
         check_step_scale(self.step_scale)
+        check_residual_dtype(self.residual_dtype)
 
     def properties(self) -> Properties:
         factor = "" if self.step_scale == 1 else f"{self.step_scale * (2 - self.step_scale):g} "
-        law = Law(conserves=True, bound=f"own: |x|^2 - {factor}{self.taken}")
+        epsilon, bound = epsilon_of(self.residual_dtype), f"own: |x|^2 - {factor}{self.taken}"
+        law = Law(conserves=True, epsilon=epsilon, bound=bound)
         return Properties(law, feedback="own", divides="before")
 
     # ---- layout ----
@@ -89,7 +93,7 @@ class GatheredSigns(Codec):
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return Layout(
             {"payload": (torch.uint8, self._nbytes(bucket))},
-            state=per_element(bucket, "residual"),
+            state=residual_state(bucket, self.residual_dtype),
             local=self._local(self._groups(bucket)),
             zero_groups=[group_length(tensor, self._by_row()) for tensor in bucket.tensors],
         )
@@ -144,6 +148,7 @@ class GatheredSigns(Codec):
         arrays = [[self._values(work, payload, n) for payload in work.gathered] for n in range(self.values)]
         present = [part.position for part in parts]
         highs, *lows = arrays
+        residuals = [work.state["residual"][work.span(position)] for position in present]
         ops.two_value_decode_all(
             [self._bits(work, payload) for payload in work.gathered],
             highs,
@@ -151,10 +156,11 @@ class GatheredSigns(Codec):
             [work.memo["lengths"][position] for position in present],
             key.rank,
             [work.grad(position) for position in present],
-            [work.state["residual"][work.span(position)] for position in present],
+            residuals,
             first_words=[work.span(position).start // WORD for position in present],
             first_rows=[work.memo["groups"][position].start for position in present],
             scale=result_scale / work.world,
+            rounding=rounding_of(residuals, key),
         )
 
     def _submitted(self, work: Work, positions: Sequence[int]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -178,10 +184,13 @@ class EfSignSgd(GatheredSigns):
         step_size: "row" for one magnitude per output row (short rows are joined until they hold 64 elements), or
             "tensor" for one per tensor, as in the paper.
         step_scale: c, the magnitude in units of the mean of |p|, above 0 and below 2; 1 in the paper.
+        residual_dtype: "float32" (float64 for float64 gradients), or "bfloat16" for 2 bytes an element, rounded at
+            random and so right on average.
     """
 
     step_size: Literal["tensor", "row"] = "row"
     step_scale: float = STEP
+    residual_dtype: ResidualDtype = "float32"
 
     name: ClassVar[str] = "ef_signsgd"
     summary: ClassVar[str] = "1 bit: signs times the mean magnitude, with error feedback"
@@ -194,6 +203,7 @@ class EfSignSgd(GatheredSigns):
         {"step_size": "tensor", "step_scale": 1.0},
         {"step_size": "row", "step_scale": 1.5},
         {"step_size": "row", "step_scale": STEP},
+        {"residual_dtype": "bfloat16"},
     )
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
@@ -212,10 +222,13 @@ class OneBit(GatheredSigns):
         step_size: "row" for two values per output row (short rows are joined until they hold 64
             elements), or "tensor" for two per tensor.
         step_scale: c, both values in units of their means, above 0 and below 2; 1 in the paper.
+        residual_dtype: "float32" (float64 for float64 gradients), or "bfloat16" for 2 bytes an element, rounded at
+            random and so right on average.
     """
 
     step_size: Literal["tensor", "row"] = "row"
     step_scale: float = LARGE_STEP
+    residual_dtype: ResidualDtype = "float32"
 
     name: ClassVar[str] = "onebit"
     summary: ClassVar[str] = "1 bit: the means of both sides of zero, with error feedback"
@@ -227,6 +240,7 @@ class OneBit(GatheredSigns):
         {"step_size": "tensor", "step_scale": 1.0},
         {"step_size": "row", "step_scale": 1.0},
         {"step_size": "row", "step_scale": 1.5},
+        {"residual_dtype": "bfloat16"},
     )
 
     def _local(self, groups: int) -> Regions:

@@ -37,6 +37,7 @@ class ForDgc(AllMethods, total=False):
 class ForEfSignsgd(AllMethods, total=False):
     step_size: Literal["tensor", "row"]
     step_scale: float
+    residual_dtype: Literal["float32", "bfloat16"]
 
 class ForGlobalQsgd(AllMethods, total=False):
     dithering: Literal["standard", "exponential"]
@@ -60,12 +61,14 @@ class ForMarsit(AllMethods, total=False):
     merge: Literal["shaped", "sampled"]
     step_scale: float | None
     levels: Literal[2, 3] | None
+    residual_dtype: Literal["float32", "bfloat16"]
 
 class ForNatural(AllMethods, total=False): ...
 
 class ForOnebit(AllMethods, total=False):
     step_size: Literal["tensor", "row"]
     step_scale: float
+    residual_dtype: Literal["float32", "bfloat16"]
 
 class ForOnebitAdam(AllMethods, total=False):
     scale: Literal["l1", "l2"]
@@ -149,6 +152,7 @@ class OfSomeMethod(TypedDict, total=False):
     value_bits: Literal[2, 4, 8, 16, 32]
     step_size: Literal["tensor", "row"] | float
     step_scale: float | None
+    residual_dtype: Literal["float32", "bfloat16"]
     dithering: Literal["standard", "exponential"]
     bits: int
     norm: Literal["max", 1, 2, 4]

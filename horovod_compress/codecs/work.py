@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..ops.keys import KEPT, Key
 from ..schedule.plan import Bucket
 
 T = TypeVar("T")
@@ -355,6 +356,11 @@ class Layout:
     zero_groups: Sequence[int] = ()
 
 
-def per_element(bucket: Bucket, *names: str) -> dict[str, torch.dtype]:
-    """Return state of the dtype of the bucket's arithmetic, such as "residual"."""
-    return {name: work_dtype(bucket) for name in names}
+def per_element(bucket: Bucket, *names: str, short: bool = False) -> dict[str, torch.dtype]:
+    """Return state of the dtype of the bucket's arithmetic, such as "residual"; or of bfloat16, if it may be short."""
+    return dict.fromkeys(names, torch.bfloat16 if short else work_dtype(bucket))
+
+
+def rounding_of(kept: Sequence[Tensor] | None, key: Key) -> Key | None:
+    """Return the key of the numbers by which what is kept of tensors is rounded, None where it is not."""
+    return key.at(purpose=KEPT) if kept and kept[0].dtype is torch.bfloat16 else None

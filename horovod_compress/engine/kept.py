@@ -7,7 +7,8 @@ and on every rank alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -206,8 +207,7 @@ class Kept:
 
     def residual_norm(self) -> float:
         """Return the Euclidean norm of all residuals of this rank."""
-        squares = [float(torch.linalg.vector_norm(r)) ** 2 for r in self.residuals().values() if r.numel()]
-        return sum(squares) ** 0.5
+        return norm_of(self.residuals().values())
 
     def _follow(self) -> None:
         """Let this thread's streams go on after the last results."""
@@ -255,6 +255,12 @@ class Kept:
             self.withholding.scale(factor)
         self.tables_touched = True
         self._context.devices.synchronize()
+
+
+def norm_of(kept: Iterable[Tensor]) -> float:
+    """Return the Euclidean norm of all of some tensors, of whatever dtype."""
+    wide = ((one, torch.promote_types(one.dtype, torch.float32)) for one in kept if one.numel())
+    return math.hypot(*(float(torch.linalg.vector_norm(one, dtype=dtype)) for one, dtype in wide))
 
 
 # ---- other buckets -------------------------------------------------------------------------------

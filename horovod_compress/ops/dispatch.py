@@ -135,7 +135,8 @@ def _batch_text(row: Operation) -> list[str]:
 
 def _remembering(row: Operation, columns: Sequence[str], checks: Sequence[str]) -> list[str]:
     """Return the lines that look for the rows of the call before."""
-    text = " ".join([*checks, *row.first])
+    # Only what is assigned there is of the rows; what is checked there is checked in every call.
+    text = " ".join([*checks, *(line for line in row.first if " = " in line)])
     decide = [option for option in row.options.split() if re.search(rf"\b{option}\b", text)]
     rest = [column for column in columns if column != f"{row.of}_"] + decide
     return [
@@ -193,7 +194,7 @@ def _differs(member: Array | Number) -> str:
 
 def _in_order(arrays: Sequence[Array]) -> list[Array]:
     """Return arrays, with those behind others whose dtype depends on theirs."""
-    return sorted(arrays, key=lambda array: array.kind is Dtype.WORK or isinstance(array.kind, str))
+    return sorted(arrays, key=lambda array: array.kind in (Dtype.WORK, Dtype.KEPT) or isinstance(array.kind, str))
 
 
 def _kind(array: Array, first: str, row: Operation) -> list[str]:
@@ -203,7 +204,9 @@ def _kind(array: Array, first: str, row: Operation) -> list[str]:
         lines = [f"{name}_kind = {first}.dtype", f"if {name}_kind not in _DTYPES: dtype_code({name!r}, {first})"]
     else:
         work, wide = f"WORK_DTYPES[{row.of}_kind]", f"wide({name!r}, {first})"
-        found = work if kind is Dtype.WORK else wide if kind is Dtype.WIDE else str(kind)
+        kept = f"kept_kind({name}_, {work})"
+        by_kind: dict[object, str] = {Dtype.WORK: work, Dtype.WIDE: wide, Dtype.KEPT: kept}
+        found = by_kind.get(kind, str(kind))
         lines = [f"{name}_kind = {found}"]
     code = f"{name}_code"
     return [*lines, f"{code} = _DTYPES[{name}_kind]"] if code in row.call else lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 #: Purposes keep streams of one (step, bucket, rank, hop) apart.
-MERGE, ZERO_SIGN, DITHER, SKETCH, SAMPLE, FACTOR, TIE, NORM, ORDER = 0, 1, 2, 3, 4, 5, 8, 9, 10
+MERGE, ZERO_SIGN, DITHER, SKETCH, SAMPLE, FACTOR, TIE, NORM, ORDER, KEPT = 0, 1, 2, 3, 4, 5, 8, 9, 10, 11
 
 _LIMITS = {"step": 1 << 32, "bucket": 1 << 16, "rank": 1 << 16, "hop": 1 << 20, "purpose": 1 << 4, "shift": 1 << 16}
 

@@ -131,6 +131,17 @@ def wide(name: str, tensor: Tensor) -> torch.dtype:
     return tensor.dtype
 
 
+def kept_kind(tensors: Sequence[Tensor] | None, work: torch.dtype) -> torch.dtype:
+    """Return the dtype of what is kept for the tensors of a batch: the one of the arithmetic, or bfloat16."""
+    return torch.bfloat16 if tensors and tensors[0].dtype is torch.bfloat16 else work
+
+
+def check_rounding(rounding: object, kept: torch.dtype) -> None:
+    """Refuse to keep numbers of 16 bits without a key to round them by, and a key that is not needed."""
+    if (rounding is not None) != (kept is torch.bfloat16):
+        raise ValueError(f"rounding must be a key for residuals of bfloat16, else None; got {rounding} for {kept}")
+
+
 def refuse_overlap(name: str, other_name: str) -> NoReturn:
     """Say which arrays share memory."""
     raise ValueError(f"{name} and {other_name} must not overlap")

@@ -59,13 +59,13 @@ def sign_offer_all(
     """Write the signs of ``x = grad / divisor + residual``, and what the ``|x|`` of every row come to.
 
     Args:
-        residuals: float32 (float64 for float64 gradients), or None for zero.
+        residuals: float32 (float64 for float64 gradients) or bfloat16, or None for zero.
         steps: float32, one for each ``row_length`` elements: the mean of ``|x|`` there, divided by ``ranks`` and
             multiplied by ``scale``, each rounded to float32; None to skip.
         key: names the random bits that exact zeros get; None gives zeros the bit 1.
         word_offsets: which word of that stream the first one of each tensor is; None for 0.
         sums: float64, for the same rows: the sums of ``|x|``, in one fixed order; None to skip.
-        divisors: dtypes as of ``residuals``, without zeros; None for 1.
+        divisors: float32 (float64 for float64 gradients), without zeros; None for 1.
         checked_before: what is remembered from call to call, where all columns but the gradients are tuples.
 
     Returns:
@@ -88,6 +88,7 @@ def sign_decode_all(
     decay: float = 1.0,
     scale: float = 1.0,
     key: Key | None = None,
+    rounding: Key | None = None,
     word_offsets: Sequence[int] | None = None,
     zeros: Sequence[Tensor] | None = None,
     divisors: Sequence[Tensor] | None = None,
@@ -102,7 +103,8 @@ def sign_decode_all(
 
     Args:
         steps: float32, one for each ``row_length`` elements.
-        word_offsets: of each tensor; None for 0.
+        rounding: names the random bits by which residuals of bfloat16 are rounded, right on average; else None.
+        word_offsets: of each tensor; None for 0. They count for these, too.
         zeros: bits of the elements whose G is 0, whatever ``bits`` say; None for no such elements.
         divisors, checked_before: as for :func:`sign_offer_all`.
     """
@@ -113,7 +115,8 @@ def sign_decode_all(
             f"got {feedback!r} with {'a' if has_residual else 'no'} residual"
         )
     columns = (bits, zeros, steps, divisors, row_lengths, word_offsets, grads, residuals)
-    run.sign_decode(*columns, feedback=feedback, decay=decay, scale=scale, key=key, checked_before=checked_before)
+    rule = {"feedback": feedback, "decay": decay, "scale": scale}
+    run.sign_decode(*columns, **rule, key=key, rounding=rounding, checked_before=checked_before)
 
 
 # ---- with two values for each row ---------------------------------------------------------------
@@ -131,7 +134,7 @@ def two_value_offer_all(
     """Write the bits ``x >= 0`` of ``x = grad + residual``, and of every row what both sides add up to.
 
     Args:
-        residuals: float32 (float64 for float64 gradients), or None for zero.
+        residuals: float32 (float64 for float64 gradients) or bfloat16, or None for zero.
         highs, lows: the sums of ``|x|`` where the bit is 1, and where it is 0; float64, one for each
             ``row_length`` elements, summed in one fixed order.
         ones: how many bits are 1, int64, for the same rows.
@@ -154,6 +157,7 @@ def two_value_decode_all(
     first_words: Sequence[int],
     first_rows: Sequence[int],
     scale: float = 1.0,
+    rounding: Key | None = None,
 ) -> None:
     """Write the sum of what all ranks sent times ``scale`` over the gradients; keep what this rank did not send.
 
@@ -165,15 +169,15 @@ def two_value_decode_all(
         highs, lows: of each rank, for all tensors, float32, one for each ``row_length`` elements of
             one; without ``lows`` these are ``-highs``.
         first_words, first_rows: where each tensor's part of them begins.
+        rounding: as for :func:`sign_decode_all`.
     """
     ranks = len(bits)
     if not 1 <= ranks <= MAX_PARTS or not 0 <= own < ranks:
         raise ValueError(f"bits must hold 1 to {MAX_PARTS} tensors, {own} among them, got {ranks}")
     if len(highs) != ranks or (lows is not None and len(lows) != ranks):
         raise ValueError(f"highs and lows must hold {ranks} tensors, got {len(highs)} and {len(lows or ())}")
-    run.two_value_decode(
-        row_lengths, first_words, first_rows, grads, residuals, bits, highs, lows, own=own, scale=scale
-    )
+    columns = (row_lengths, first_words, first_rows, grads, residuals, bits, highs, lows)
+    run.two_value_decode(*columns, own=own, scale=scale, rounding=rounding)
 
 
 # ---- bits alone ---------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ class Dtype(Enum):
     ANY = "any"  # floating, the same in all of a batch
     WORK = "work"  # of the arithmetic for `Operation.of`: float64 for float64, else float32
     WIDE = "wide"  # float32 or float64
+    KEPT = "kept"  # that of the arithmetic, or bfloat16 for all tensors
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,12 @@ class Operation:
 
 
 new, maybe, each = partial(Array, written=True), partial(Array, optional=True), partial(Array, by_rank=True)
-ANY, WORK, WIDE = Dtype.ANY, Dtype.WORK, Dtype.WIDE
+ANY, WORK, WIDE, KEPT = Dtype.ANY, Dtype.WORK, Dtype.WIDE, Dtype.KEPT
 U8, I32, I64, F32, F64 = torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64
 COUNT, ROW_LENGTH = Number("count"), Number("row_length", "row_count(n, row_length)")
 OFFSET, WORD_OFFSET = Number("offset", "check_draws(offset, n)"), Number("word_offset", "check_words(word_offset, n)")
 GRAD, RESIDUAL, DIVISOR = Array("grad", ANY), maybe("residual", WORK), maybe("divisor", WORK)
+SHORT_RESIDUAL, ROUNDED = maybe("residual", KEPT), ("check_rounding(rounding, residual_kind)",)
 INTO = new("into", I64, disjoint="other")
 CODES = ("code_layout(bits, 0)[0]", "code_layout(bits, n)[1]")
 NORMS, NEW_CODES = Array("norms", WORK, ROWS), new("codes", *CODES, disjoint="grad")
@@ -126,26 +128,30 @@ LEFT, RIGHT = ("left", WORK, "rank * rows"), ("right", WORK, "rank * columns")
 TABLE = (
     # ---- signs
     Operation("sign_pack", "x_at, x_code, n, bits_at", arrays=(Array("x", ANY), new("bits", I64, WORDS)), of="x"),
-    Operation("sign_offer", "rows, grad_code, ranks, scale, key and key.words()",
-        (GRAD, RESIDUAL, DIVISOR, COUNT, ROW_LENGTH, WORD_OFFSET, new("bits", I64, WORDS),
+    Operation("sign_offer", "rows, grad_code, residual_code, ranks, scale, key and key.words()",
+        (GRAD, SHORT_RESIDUAL, DIVISOR, COUNT, ROW_LENGTH, WORD_OFFSET, new("bits", I64, WORDS),
          new("steps", F32, ROWS, optional=True), new("sums", F64, ROWS, optional=True)),
         options="ranks scale key", counts=True),
-    Operation("sign_decode", "rows, grad_code, FEEDBACK[feedback], decay, scale, key and key.words()",
+    Operation("sign_decode",
+        "rows, grad_code, residual_code, FEEDBACK[feedback], decay, scale, key and key.words(), "
+        "rounding and rounding.words()",
         (Array("bits", I64, WORDS), maybe("zeros", I64, WORDS), Array("steps", F32, ROWS), DIVISOR, COUNT, ROW_LENGTH,
          WORD_OFFSET, new("grad", ANY, disjoint="divisor"),
-         new("residual", WORK, optional=True, disjoint="grad divisor")),
-        options="feedback decay scale key"),
-    Operation("two_value_offer", "rows, grad_code",
-        (GRAD, RESIDUAL, COUNT, ROW_LENGTH, new("bits", I64, WORDS), new("highs", F64, ROWS),
+         new("residual", KEPT, optional=True, disjoint="grad divisor")),
+        options="feedback decay scale key rounding", first=ROUNDED),
+    Operation("two_value_offer", "rows, grad_code, residual_code",
+        (GRAD, SHORT_RESIDUAL, COUNT, ROW_LENGTH, new("bits", I64, WORDS), new("highs", F64, ROWS),
          new("lows", F64, ROWS, disjoint="highs"), new("ones", I64, ROWS)),
         counts=True),
-    Operation("two_value_decode", "rows, grad_code, bits_at, highs_at, lows_at, len(bits), own, scale",
+    Operation("two_value_decode",
+        "rows, grad_code, residual_code, bits_at, highs_at, lows_at, len(bits), own, scale, "
+        "rounding and rounding.words()",
         (COUNT, ROW_LENGTH, Number("first_word", "check_inside('words', first_word, word_count(n), words)"),
          Number("first_row", "check_inside('rows', first_row, row_count(n, row_length), number_of_rows)"),
-         new("grad", ANY), new("residual", WORK, disjoint="grad")),
+         new("grad", ANY), new("residual", KEPT, disjoint="grad")),
         (each("bits", I64, "words"), each("highs", F32, "number_of_rows"),
          Array("lows", F32, "number_of_rows", optional=True, by_rank=True)),
-        options="own scale", first=("words, number_of_rows = bits[0].numel(), highs[0].numel()",)),
+        options="own scale rounding", first=("words, number_of_rows = bits[0].numel(), highs[0].numel()", *ROUNDED)),
     Operation("merge_bits", "into_at, other_at, n, weight_other, weight_into + weight_other, key.words(), word_offset",
         arrays=(INTO, Array("other", I64)), options="weight_into weight_other key word_offset", of="into",
         first=("check_odds(weight_other, weight_into + weight_other)", "check_words(word_offset, 64 * n)")),
@@ -179,13 +185,13 @@ TABLE = (
         options="block scale"),
     # ---- plain numbers
     Operation(
-        "dense_offer", "rows, grad_code, out_code", (GRAD, RESIDUAL, COUNT, new("out", ANY, disjoint="grad residual")),
-        counts=True),
+        "dense_offer", "rows, grad_code, residual_code, out_code",
+        (GRAD, SHORT_RESIDUAL, COUNT, new("out", ANY, disjoint="grad residual")), counts=True),
     Operation("dense_add", "into_at, other_at, into_code, n", of="into",
         arrays=(new("into", ANY, disjoint="other"), Array("other", "into_kind"))),
-    Operation("dense_decode", "rows, payload_code, grad_code, scale",
+    Operation("dense_decode", "rows, payload_code, grad_code, residual_code, scale",
         (Array("payload", ANY), COUNT, new("grad", ANY, disjoint="payload"),
-         new("residual", WORK, optional=True, disjoint="payload grad")),
+         new("residual", KEPT, optional=True, disjoint="payload grad")),
         options="scale"),
     Operation("absorb", "grad_at, residual_at, momentum_at, float(factor), grad_code, n", options="factor",
         arrays=(new("grad", ANY), new("residual", WORK, disjoint="grad"),

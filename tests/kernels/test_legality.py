@@ -14,6 +14,7 @@ from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops import loader
 from horovod_compress.ops.dispatch import Checked
+from horovod_compress.ops.keys import KEPT
 
 from .support import KEY, poison
 
@@ -201,6 +202,14 @@ class TestCheckedBefore:
         assert made == [1]
         ops.sign_offer_all([grad.view(1, -1) for grad in grads], **given, checked_before=checked)
         assert made == [1]  # another view of the same elements
+
+    def test_a_key_of_rounding_changes_no_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made, checked, given, grads = self.looks(monkeypatch), Checked(), self.given(), self.grads(1)
+        given["residuals"] = tuple(residual.bfloat16() for residual in given["residuals"])
+        for step in range(3):
+            rounding = KEY.at(purpose=KEPT, step=step)
+            ops.sign_decode_all(grads=grads, **given, feedback="own", rounding=rounding, checked_before=checked)
+        assert made == [1]
 
     def test_other_memory_is_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made, given, checked = self.looks(monkeypatch), self.given(), Checked()

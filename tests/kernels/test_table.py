@@ -116,7 +116,7 @@ def dtype_of(member: Array, dtype: torch.dtype, said: dict[str, Any]) -> torch.d
         kinds = dict.fromkeys(KINDS, work(dtype)) | dict.fromkeys(("weight_kind", "second_kind"), dtype)
         found: torch.dtype = eval(member.kind, vars(sizes) | kinds | said)
         return found
-    return {Dtype.ANY: dtype, Dtype.WORK: work(dtype), Dtype.WIDE: work(dtype)}[member.kind]
+    return dtype if member.kind is Dtype.ANY else work(dtype)
 
 
 KINDS = ("kept_kind", "table_kind", "values_kind")

@@ -20,7 +20,7 @@ from ...ops.dispatch import Checked
 from ...ops.keys import TIE, ZERO_SIGN, Key
 from ...schedule.plan import Bucket, TensorSpec
 from ..base import Codec, Divides, Law, Piece, Properties, check_choice
-from ..work import Counts, Cutting, Layout, Part, Regions, Work, slices
+from ..work import Counts, Cutting, Layout, Part, Regions, Work, rounding_of, slices
 
 #: A step group covers at least this many elements: its 32 bits then cost half a bit per element at most. No more than
 #: that: rows that share a step should be alike, and those of an embedding are not.
@@ -291,6 +291,7 @@ class Signs(Codec):
             decay=self._decay(),
             scale=result_scale,
             key=self._zero_key(key),
+            rounding=rounding_of(found.states, key),
             word_offsets=found.offsets,
             zeros=found.zeros if ternary else None,
             divisors=divisors,

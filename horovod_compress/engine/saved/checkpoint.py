@@ -49,6 +49,7 @@ _UNSAID: dict[str, tuple[Any, ...]] = {
     "residual_decay": (1.0,),
     "average": ("ranks",),
     "block": (1,),
+    "residual_dtype": ("float32",),
 }
 #: Of options that another method had before, one that only the method has to which they came later.
 _BESIDE = {"value_bits": "momentum", "residual_decay": "density"}
@@ -317,7 +318,8 @@ def _known(config: dict[str, Any], saved: object) -> dict[str, Any]:
         return config
     later = _LATER | _UNSAID
     known = {name: v for name, v in config.items() if name in saved or not _is_as_before(name, v, config, later)}
-    return {name: _known_in_words(value, saved.get(name), later) for name, value in known.items()}
+    said = {name: _known_in_words(value, "", _UNSAID) for name, value in known.items()}  # as in the saved ones
+    return {name: _known_in_words(value, saved.get(name), later) for name, value in said.items()}
 
 
 def _is_as_before(name: str, value: Any, config: Mapping[str, Any], later: Mapping[str, tuple[Any, ...]]) -> bool:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...codecs.work import LAST, MOMENTA
 from ...errors import StateError
+from ...ops.checksums import hash_of
 from . import checksums
 
 #: Of a state: what is dealt out. What merging keeps is not.
@@ -30,6 +31,21 @@ _PARTS = ("state", "tables")
 #: By tensor, in which ranks may differ: what waits for elements that rounds leave out.
 _WAITING = "waiting"
 _LEFT_OUT = (*_PARTS, "carries", _WAITING, checksums.KEY)
+_MOST_SHORT = float.fromhex("0x1.fffffep95")  # from which 16 bits would be too large, see csrc/rules/kept.h
+
+
+def rounded(values: Tensor, dtype: torch.dtype, rank: int) -> Tensor:
+    """Return what a rank goes on with of numbers that are equal on all; right on average over ranks in 16 bits, too.
+
+    Of the same numbers, a rank comes to the same; other numbers are rounded by other draws.
+    """
+    if dtype is not torch.bfloat16:
+        return values.to(dtype)
+    seed = torch.Generator().manual_seed((hash_of([values]) + rank) % (1 << 63))
+    draws = torch.randint(1 << 16, values.shape, dtype=torch.int32, generator=seed).to(values.device)
+    bits = values.clamp(-_MOST_SHORT, _MOST_SHORT).float().view(torch.int32)
+    draws[bits & 0x7FFFFFFF >= 0x6F7F0000] = 0  # as in csrc/rules/kept.h; what is kept is finite
+    return (bits + draws >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 class _Sum:
@@ -46,7 +62,7 @@ class _Sum:
         """Return a new rank's share; of so many ranks that saved, where some have nothing of it."""
         if owned and rank:
             return self.zeros()
-        return (self._total if owned else self._total / (ranks or self._ranks)).to(self._dtype)
+        return rounded(self._total if owned else self._total / (ranks or self._ranks), self._dtype, rank)
 
     def zeros(self) -> Tensor:
         """Return the share of what does not add."""
@@ -151,14 +167,16 @@ def pooled(
     """
     places = [(kind, name) for kind, tensors in sorted(state["state"].items()) for name in sorted(tensors)]
     kept: dict[str, dict[str, Tensor]] = {kind: {} for kind in state["state"]}
-    for (kind, name), total in zip(places, _totals([state["state"][k][n] for k, n in places], add_up), strict=True):
-        kept[kind][name] = total if kind in owned else total.div_(ranks)
+    mine = [state["state"][kind][name] for kind, name in places]
+    wide = [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in mine]
+    for (kind, name), tensor, total in zip(places, mine, _totals(wide, add_up), strict=True):
+        kept[kind][name] = rounded(total if kind in owned else total.div_(ranks), tensor.dtype, state["rank"])
     tables = {name: torch.zeros_like(t) if _holds_codes(name, coded) else t for name, t in state["tables"].items()}
     changed: dict[str, Any] = {"state": kept, "tables": tables, "carries": {}}
     if waiting:
-        mine, names = state.get(_WAITING, {}), sorted(waiting)
-        totals = _totals([mine[n].double() if n in mine else _zeros(waiting[n]) for n in names], add_up)
-        kinds = [mine[name].dtype if name in mine else torch.float32 for name in names]
+        own, names = state.get(_WAITING, {}), sorted(waiting)
+        totals = _totals([own[n].double() if n in own else _zeros(waiting[n]) for n in names], add_up)
+        kinds = [own[name].dtype if name in own else torch.float32 for name in names]
         changed[_WAITING] = {
             name: total.div_(ranks).to(kind) for name, total, kind in zip(names, totals, kinds, strict=True)
         }

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ...engine.saved import checksums
+from ...engine.saved.redistribute import rounded
 from ...errors import StateError
 from ..saving import Saved
 from ..session import Session
@@ -110,7 +111,7 @@ class Sharded:
                 if kind == _RESIDUAL and name in waiting:
                     part = part + waiting[name]
                 found.setdefault(kind, {})[name] = self._divided(
-                    name, part.view(1, part.numel()), self._mesh.shape[0], Shard(0)
+                    name, part.to(self._zeros(name).dtype).view(1, part.numel()), self._mesh.shape[0], Shard(0)
                 )
         return found
 
@@ -169,7 +170,9 @@ class Sharded:
                 if kind == _WAITING:
                     waiting |= {name: part} if bool(part.any()) else {}
                 elif name in mine["state"].get(kind, {}):
-                    kept.setdefault(kind, {})[name] = part.to(mine["state"][kind][name].dtype)
+                    kept.setdefault(kind, {})[name] = rounded(
+                        part, mine["state"][kind][name].dtype, self._session.reducer.rank
+                    )
                 elif bool(part.any()):
                     raise StateError(
                         f"the checkpoint has a {kind} of {name}, which is exchanged uncompressed here: give the "

@@ -26,7 +26,7 @@ def dense_decode(payload: Tensor, grad: Tensor, *, scale: float, residual: Tenso
     work = np.float64 if torch.float64 in (payload.dtype, grad.dtype) else np.float32
     store(grad, load(payload).astype(work) * work(scale))
     if residual is not None:
-        residual.numpy()[:] = 0
+        residual.zero_()
 
 
 def triad(a: Tensor, b: Tensor, c: Tensor, s: float) -> None:

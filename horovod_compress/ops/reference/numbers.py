@@ -16,6 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ALL_ONES = 0xFFFFFFFFFFFFFFFF
+_MOST_SHORT = float.fromhex("0x1.fffffep95")  # see csrc/rules/kept.h
 
 
 def quiet(function: Callable[P, R]) -> Callable[P, R]:
@@ -69,9 +70,31 @@ def store(tensor: Tensor, values: np.ndarray) -> None:
 
 
 @quiet
+def keep(tensor: Tensor, values: np.ndarray, key: Key | None, first: int) -> None:
+    """Write what is kept; in bfloat16, rounded up as often as what is cut off is a part of a unit.
+
+    Args:
+        key: names the random bits.
+        first: the number of the first element in the bucket.
+    """
+    if tensor.dtype is not torch.bfloat16:
+        tensor.numpy()[:] = values
+        return
+    assert key is not None
+    factor, moved = (int(word) & 0xFFFFFFFF for word in random_words(key, 0, 2))
+    place = (np.arange(first, first + values.size, dtype=np.uint64) * (factor | 1) + moved).astype(np.uint32)
+    if values.dtype == np.float64:
+        values = np.where(np.abs(values) > _MOST_SHORT, np.copysign(_MOST_SHORT, values), values)
+    bits = values.astype(np.float32).view(np.uint32)
+    draws = np.where(bits & 0x7FFFFFFF < 0x6F7F0000, place >> 16, np.uint32(0))
+    rounded = bits + draws >> 16
+    tensor.view(torch.uint16).numpy()[:] = rounded.astype(np.uint16)
+
+
+@quiet
 def offered(grad: Tensor, residual: Tensor | None, divisor: Tensor | None = None) -> np.ndarray:
     given = load(grad) if divisor is None else load(grad) / divisor.numpy()
-    return given if residual is None else given + residual.numpy()
+    return given if residual is None else given + load(residual)
 
 
 def most_kept(x: np.ndarray) -> Any:

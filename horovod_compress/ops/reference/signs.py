@@ -10,6 +10,7 @@ from torch import Tensor
 from ..keys import Key
 from .numbers import (
     ALL_ONES,
+    keep,
     lane_sums,
     left_over,
     load,
@@ -74,6 +75,7 @@ def sign_decode(
     decay: float = 1.0,
     scale: float = 1.0,
     key: Key | None = None,
+    rounding: Key | None = None,
     word_offset: int = 0,
     zeros: Tensor | None = None,
     divisor: Tensor | None = None,
@@ -86,7 +88,7 @@ def sign_decode(
     if residual is not None:
         own = np.where(_own_bits(x, key, word_offset), step, -step)
         left = {"global": left_over(x - decoded), "own": x - own, "momentum": x}[feedback]
-        residual.numpy()[:] = left * x.dtype.type(decay)
+        keep(residual, left * x.dtype.type(decay), rounding, 64 * word_offset)
     result = decoded * x.dtype.type(scale)
     store(grad, result if divisor is None else result * divisor.numpy())
 
@@ -116,6 +118,7 @@ def two_value_decode(
     residual: Tensor,
     *,
     scale: float = 1.0,
+    rounding: Key | None = None,
     first_word: int = 0,
     first_row: int = 0,
 ) -> None:
@@ -132,7 +135,7 @@ def two_value_decode(
     total = sent[0].copy()
     for values in sent[1:]:
         total += values
-    residual.numpy()[:] = x - sent[own]
+    keep(residual, x - sent[own], rounding, 64 * first_word)
     store(grad, total * x.dtype.type(scale))
 
 
