@@ -141,7 +141,7 @@ def pooled(
 ) -> dict[str, Any]:
     """Return what every rank of another number of ranks begins with; all ranks call this, each with its own state.
 
-    Of what is owned only one rank may keep it.
+    Of what is owned only one rank may keep it. A last result is equal on all ranks, and stays as it is.
 
     Args:
         add_up: lets a tensor in host memory be its sum over ranks.
@@ -149,8 +149,9 @@ def pooled(
         coded: names of tables that hold codes.
         waiting: the tensors for which something waits on any rank, with their numbers of elements.
     """
-    places = [(kind, name) for kind, tensors in sorted(state["state"].items()) for name in sorted(tensors)]
-    kept: dict[str, dict[str, Tensor]] = {kind: {} for kind in state["state"]}
+    each = sorted(state["state"].items())
+    places = [(kind, name) for kind, tensors in each if kind != LAST for name in sorted(tensors)]
+    kept: dict[str, dict[str, Tensor]] = {kind: dict(tensors) if kind == LAST else {} for kind, tensors in each}
     for (kind, name), total in zip(places, _totals([state["state"][k][n] for k, n in places], add_up), strict=True):
         kept[kind][name] = total if kind in owned else total.div_(ranks)
     tables = {name: torch.zeros_like(t) if _holds_codes(name, coded) else t for name, t in state["tables"].items()}
