@@ -50,8 +50,8 @@ def save(step: int) -> None:
         (asked.folder / "new").write_text(made.name)
         (asked.folder / "new").replace(asked.folder / "latest")
         for older in asked.folder.glob("step*"):
-            if older != made:
-                shutil.rmtree(older)
+            if older != made and older.name.removeprefix("step").isdigit():
+                shutil.rmtree(older, ignore_errors=True)  # an error here would leave the other ranks waiting
         print(f"saved after step {step} in {time.monotonic() - began:.2f} s", flush=True)
 
 

@@ -294,8 +294,9 @@ class UpdateMode:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer and of the exchange; each rank saves its own."""
+        state = self._state()
         self._updates.saved = True
-        return self._state()
+        return state
 
     def _state(self) -> dict[str, Any]:
         return {**super().state_dict(), STATE_KEY: self._updates.state_dict()}  # type: ignore[misc]

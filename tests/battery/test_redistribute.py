@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Codec, check_world
+from horovod_compress.codecs.work import LAST
 from horovod_compress.engine.saved import checkpoint, checksums
 from horovod_compress.engine.saved.redistribute import (
     Carried,
@@ -84,6 +85,14 @@ def test_what_waits_on_some_ranks_only_is_pooled_too() -> None:
     states = [state | {"waiting": {"a": torch.tensor([1.0, 2.0])}}, state | {"waiting": {"b": torch.tensor([3.0])}}]
     for found in _pooled(states, (), (), b=1, a=2):
         assert {name: tensor.tolist() for name, tensor in found["waiting"].items()} == {"a": [0.5, 1.0], "b": [1.5]}
+
+
+def test_a_last_result_is_pooled_as_it_is() -> None:
+    """It is equal on all ranks: a mean of equal numbers would round them, and cost their bytes."""
+    last = torch.tensor([0.1, 0.7])
+    sums: list[Tensor] = []
+    found = pooled({"state": {LAST: {"a": last}}, "tables": {}}, sums.append, AFTER, (), (), {})
+    assert torch.equal(found["state"][LAST]["a"], last) and not sums
 
 
 @pytest.mark.parametrize(
@@ -182,7 +191,8 @@ def _pooled(
     together = _Together(BEFORE)
     with ThreadPoolExecutor(BEFORE) as pool:
         found = list(pool.map(lambda state: pooled(state, together.add_up, BEFORE, owned, coded, waiting), states))
-    dtypes = {tensor.dtype for tensors in states[0]["state"].values() for tensor in tensors.values()}
+    kinds = [tensors for kind, tensors in states[0]["state"].items() if kind != LAST]
+    dtypes = {tensor.dtype for tensors in kinds for tensor in tensors.values()}
     assert together.sums == BEFORE * (len(dtypes) + bool(waiting)), together.sums
     return found
 

@@ -73,6 +73,7 @@ def waiting(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_job_that_is_stopped_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
     output = run(2, tmp_path, "--steps", "1000000", stop=True)
     found = re.search(r"saved after step (\d+) in ([\d.]+) s", output)
     assert found and float(found[2]) < MOST_TO_SAVE, output
@@ -83,6 +84,7 @@ def test_a_job_that_is_stopped_goes_on_with_another_number_of_ranks(tmp_path: Pa
     torch.testing.assert_close(waiting(tmp_path), before, rtol=1e-6, atol=1e-7)
     output = run(1, tmp_path, "--steps", str(step + 5))
     assert f"saved after step {step + 5}" in output, output
+    assert {path.name for path in tmp_path.glob("step*")} == {"steps", f"step{step + 5}"}, "it removes its own only"
 
 
 @pytest.mark.slow

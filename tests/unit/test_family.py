@@ -5,8 +5,10 @@ Each is compared with its formula, written here in float64 for one tensor; real 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -296,11 +298,13 @@ BETAS = {"betas": (0.9, 0.999)}
 def test_others_that_keep_squares_are_named_once(make: Any, told: str | None, caplog: Any) -> None:
     parameter = nn.Parameter(torch.ones(30))
     optimizer = make([parameter])
-    for _ in range(2):  # an elastic job meets it again after a reset
-        family.look_for_squares(optimizer, tells=True)
+    for tells in (False, True):  # an elastic job meets it again after a reset, where this may be the rank that tells
+        family.look_for_squares(optimizer, tells=tells)
     with caplog.at_level(logging.WARNING, "horovod_compress"):
         for number in range(3):
             step(optimizer, parameter, torch.randn(30, generator=torch.Generator().manual_seed(number)))
+        family.look_for_squares(optimizer, tells=True)
+        step(optimizer, parameter, torch.ones(30))
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == (told is not None) and all(str(told) in text for text in texts)
 
@@ -339,3 +343,16 @@ def test_hooks_of_others_are_called_beside_the_look_at_the_state() -> None:
         parameter.grad = torch.ones(3, 3)
         optimizer.step()
     assert len(called) == 2
+
+
+def test_the_look_at_the_state_keeps_no_optimizer_alive() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    family.look_for_squares(optimizer, tells=True)
+    gone = weakref.ref(optimizer)
+    gc.disable()  # which would end a cycle
+    try:
+        del optimizer
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod_compress.ddp as hvc
-from horovod_compress.fronts.steps import Scale
+from horovod_compress.fronts.scale import Scale
 from horovod_compress.fronts.torch_dist import job
 
 LONG = 30.0

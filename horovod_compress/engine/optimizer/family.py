@@ -299,30 +299,31 @@ def squares_in(optimizer: Any) -> str | None:
     return None
 
 
-#: Optimizers whose state is looked at, or was: an elastic job meets its optimizers again after each reset.
-_looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Whether this rank tells of what an optimizer's state shows, None once that was looked at: an elastic job meets its
+#: optimizers again after each reset, and another rank may be the one that tells.
+_tells: weakref.WeakKeyDictionary[Any, bool | None] = weakref.WeakKeyDictionary()
 
 
 def look_for_squares(optimizer: Any, *, tells: bool) -> None:
     """Look at the state of an optimizer once, after its first step, which shows whether it keeps squares of gradients.
 
     Args:
-        tells: warn of them, as nobody holds them. Other ranks look, too: one of them may be the one that tells later.
+        tells: warn of them, as nobody holds them. Of several calls before that step, the last one counts.
     """
-    if optimizer in _looked_at:
+    if optimizer not in _tells:
+        optimizer.register_step_post_hook(uncompiled(_look))
+    elif _tells[optimizer] is None:
         return
-    _looked_at.add(optimizer)
-    done = False
+    _tells[optimizer] = tells
 
-    def look(*given: Any) -> None:
-        nonlocal done
-        if done or not any(optimizer.state.values()):
-            return  # or it has skipped its step
-        done = True  # torch walks over its hooks now, so this one stays
-        if tells and (found := squares_in(optimizer)):
-            _tell_of_squares(optimizer, found)
 
-    optimizer.register_step_post_hook(uncompiled(look))
+def _look(optimizer: Any, *given: Any) -> None:
+    tells = _tells.get(optimizer)
+    if tells is None or not any(optimizer.state.values()):
+        return  # or it has skipped its step
+    _tells[optimizer] = None  # torch walks over its hooks now, so this one stays
+    if tells and (found := squares_in(optimizer)):
+        _tell_of_squares(optimizer, found)
 
 
 def _tell_of_squares(optimizer: Any, found: str) -> None:

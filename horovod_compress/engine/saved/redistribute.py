@@ -157,7 +157,7 @@ def pooled(
 ) -> dict[str, Any]:
     """Return what every rank of another number of ranks begins with; all ranks call this, each with its own state.
 
-    Of what is owned only one rank may keep it.
+    Of what is owned only one rank may keep it. A last result is equal on all ranks, and stays as it is.
 
     Args:
         add_up: lets a tensor in host memory be its sum over ranks.
@@ -165,8 +165,9 @@ def pooled(
         coded: names of tables that hold codes.
         waiting: the tensors for which something waits on any rank, with their numbers of elements.
     """
-    places = [(kind, name) for kind, tensors in sorted(state["state"].items()) for name in sorted(tensors)]
-    kept: dict[str, dict[str, Tensor]] = {kind: {} for kind in state["state"]}
+    each = sorted(state["state"].items())
+    places = [(kind, name) for kind, tensors in each if kind != LAST for name in sorted(tensors)]
+    kept: dict[str, dict[str, Tensor]] = {kind: dict(tensors) if kind == LAST else {} for kind, tensors in each}
     mine = [state["state"][kind][name] for kind, name in places]
     wide = [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in mine]
     for (kind, name), tensor, total in zip(places, mine, _totals(wide, add_up), strict=True):

@@ -90,6 +90,10 @@ class UpdateModeHandler(stock.OptimizerStateHandler):  # type: ignore[misc]
 
     _member = False  # it was there before
 
+    def __init__(self, optimizer: Any) -> None:
+        stock.StateHandler.__init__(self, optimizer)  # that of Horovod's handler would ask for a state that is saved
+        self.save()
+
     def save(self) -> None:
         """Copy the optimizer's state, which ends with this process: what its end would lose is not saved by that."""
         self._saved_optimizer_state = copy.deepcopy(self.value._state())
@@ -108,6 +112,8 @@ class UpdateModeHandler(stock.OptimizerStateHandler):  # type: ignore[misc]
             shown = {STATE_KEY: mine[STATE_KEY]} | ({} if all(members) else _by_texts(mine))
             given = resets.received(shown if session.reducer.rank == 0 else None)
             self.value.load_state_dict({**(mine if self._member else _by_numbers(given)), STATE_KEY: given[STATE_KEY]})
+            if not self._member:
+                self.save()  # it may have to go back before its first commit
         self._member = True
 
 
@@ -159,9 +165,13 @@ def _watch(state: Any, resets: Resets) -> None:
             raise
 
     def show_then_commit() -> None:
-        for each in several:
-            each.begin_commit()
-        commit()
+        try:
+            for each in several:
+                each.begin_commit()
+            commit()
+        finally:
+            for each in several:
+                each.end_commit()
 
     # Not by setattr, which asks for handlers that are not there yet.
     vars(state).update(sync=connect_then_sync, check_host_updates=check_then_part, commit=show_then_commit)

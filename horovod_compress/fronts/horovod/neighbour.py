@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...engine.saved import checksums
 from ...engine.saved.redistribute import added, of_one_rank
@@ -30,7 +31,7 @@ class Neighbour:
     def prepare(self, mine: Mapping[str, Any]) -> int:
         """Write down what is this rank's own of a state; return its bytes, which ranks show each other."""
         self._mine = bytearray()
-        for part in checksums.parts(of_one_rank(mine)):
+        for part in checksums.parts(on_host(of_one_rank(mine))):  # which look at each tensor several times
             self._mine += part
         return len(self._mine)
 
@@ -64,3 +65,12 @@ class Neighbour:
     def added_to(self, mine: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's state with what is held."""
         return added(mine, self._held)
+
+
+def on_host(part: Any) -> Any:
+    """Return a part of a state with its tensors in host memory."""
+    if isinstance(part, Tensor):
+        return part.cpu()
+    if isinstance(part, dict):
+        return {name: on_host(value) for name, value in part.items()}
+    return [on_host(value) for value in part] if isinstance(part, list) else part

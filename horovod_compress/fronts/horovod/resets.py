@@ -22,10 +22,11 @@ from torch import Tensor
 from ...engine.saved import checksums
 from ...engine.saved.redistribute import Carried, common_of, pooled, resized
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError
+from ..scale import Scale
 from ..session import Session
 from .compression import Compression
 from .job import HorovodJob, add_up, broadcast, forget_given_up
-from .neighbour import Neighbour
+from .neighbour import Neighbour, on_host
 
 #: Broadcast or add up so many bytes at once.
 _PIECE = 1 << 28
@@ -86,7 +87,7 @@ class Resets:
         self._committed = self._state()  # as a failure would restore it
         self._before: State = self._committed  # what this rank goes on with after a reset
         self._pooled: State | None = None  # likewise, of all ranks of before together
-        self._scaler = self._scaler_state()  # at the last commit
+        self._scaler = self._scale().scaler_state()  # at the last commit
         self._norms: list[float] = []  # of what waited on all ranks then
         self._coming: list[float] | None = None  # at the next one, which all ranks have shown
         self._neighbour, self._copies = Neighbour(), copies
@@ -103,9 +104,9 @@ class Resets:
         if not self._due:
             if coming is None:
                 self._compression._saved.settle()
-            self._committed = self._before = {}  # so that there is one copy at a time; nothing is refused from here on
+            self._committed = self._before = {}  # one copy at a time: if there is no memory for it, there is none then
             self._before = self._copied()
-            self._scaler = self._scaler_state()
+            self._scaler = self._scale().scaler_state()
         self._committed, self._norms = self._before, coming or []
         if coming is not None and not self._is_due():
             self._neighbour.take()
@@ -114,13 +115,17 @@ class Resets:
         self._late = False
 
     def restore(self) -> None:
-        """Go back to the last commit, as soon as ranks are together again."""
-        self._before, self._coming = self._committed, None
+        """Go back to the last commit, as soon as ranks are together again.
+
+        Raises:
+            ConfigError: this rank has failed to make it.
+        """
+        self._before, self._coming = self._last_commit(), None
         self._member = self._member and not self._late  # the others go back to where it was not there
         if self._pooled is not None and self._pooled["step"] != self._before["step"]:
             self._pooled = None
-        self._load_scaler(self._scaler)
         self._end_session()
+        self._scale().load_scaler(self._scaler)
 
     def go_on(self) -> None:
         """At a gradient: after a reset, connect the ranks that are there, and share what waits."""
@@ -169,11 +174,11 @@ class Resets:
         mine, before = self._pooled or self._before, self._before
         shown = _Shown(
             self._member, before["step"], self._pooled is not None, before["rank"], before["world"], self._is_summed(),
-            self._norms, self._neighbour.rank, self._committed["step"], self._scaler_state(),
+            self._norms, self._neighbour.rank, self._committed.get("step", -1), self._scale().scaler_state(),
         )  # fmt: skip
         found = [_Shown(**each) for each in session.gather(asdict(shown), _MEETING)]
         stays = _who_stays(found)
-        self._load_scaler(found[0].scaler)
+        self._scale().load_scaler(found[0].scaler)
         if self._unloaded or not all(stays):
             self._take(self._share(session, mine, found, stays))
         at = self._compression._here().reducer.step
@@ -247,6 +252,10 @@ class Resets:
             self._neighbour.exchange(sizes, ahead, self._compression._job, session.reducer.options.longest_seconds)
             session.gather(None, _MEETING)  # all have theirs
         self._coming = [norm for norm, *_ in found]
+
+    def end_commit(self) -> None:
+        """What was shown is of one commit, also of one that did not come about."""
+        self._coming = None
 
     # ---- what goes on ----
 
@@ -325,15 +334,8 @@ class Resets:
     def _is_summed(self) -> bool:
         return any(getattr(optimizer, "op", None) == hvd.Sum for optimizer in self._compression._watched)
 
-    def _scaler_state(self) -> dict[str, Any]:
-        """Return the state of the gradient scaler; empty where none is followed, or its state is not numbers."""
-        scaler = self._compression._here().steps.scale.scaler
-        state = dict(scaler.state_dict()) if hasattr(scaler, "state_dict") else {}
-        return state if all(isinstance(value, (int, float)) for value in state.values()) else {}
-
-    def _load_scaler(self, state: Mapping[str, Any]) -> None:
-        if state:
-            self._compression._here().steps.scale.scaler.load_state_dict(dict(state))
+    def _scale(self) -> Scale:
+        return self._compression._here().steps.scale
 
     def _state(self) -> State:
         """Return a copy of all that is kept, in host memory."""
@@ -341,13 +343,22 @@ class Resets:
         return self._copied()
 
     def _copied(self) -> State:
-        return _on_host(self._compression._saved.copied(partial(Tensor.to, device="cpu", copy=True)))
+        return on_host(self._compression._saved.copied(partial(Tensor.to, device="cpu", copy=True)))
 
     def _state_or_committed(self) -> State:
         try:
             return self._state()
         except HorovodCompressError:  # a step has failed, or is under way
-            return self._committed
+            return self._last_commit()
+
+    def _last_commit(self) -> State:
+        if not self._committed:
+            raise ConfigError(
+                f"rank {self._compression._job.number}: the job goes back to its last commit, of which this rank "
+                "should have a copy, and has none: its commit() raised an error while it copied, for example because "
+                "memory ran out. Let that error end the rank, so that another one takes its place, or commit() again"
+            )
+        return self._committed
 
     def _end_session(self) -> None:
         """Close the connections, which others may take for a failure else; leave the optimizers to torch alone."""
@@ -377,11 +388,3 @@ def _who_stays(found: Sequence[_Shown]) -> list[bool]:
 def _gone(found: Sequence[_Shown], stays: Sequence[bool]) -> set[int]:
     """Return the ranks of before that are not there any more."""
     return set(range(found[0].world)) - {each.rank for each, stay in zip(found, stays, strict=True) if stay}
-
-
-def _on_host(part: Any) -> Any:
-    if isinstance(part, Tensor):
-        return part.cpu()
-    if isinstance(part, dict):
-        return {name: _on_host(value) for name, value in part.items()}
-    return [_on_host(value) for value in part] if isinstance(part, list) else part

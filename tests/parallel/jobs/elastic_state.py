@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import nn
 
 import horovod_compress.torch as hvc
 from horovod_compress.errors import ConfigError
+from horovod_compress.fronts.horovod import elastic
 from tests.support.rank import check
 from tests.support.training import net
 
@@ -75,10 +78,55 @@ def local_steps() -> list[str | None]:
     backward(model, 99)
     optimizer.step()
     found = [optimizer._updates.unfinished()]
+    elastic.UpdateModeHandler(optimizer)
+    found.append(optimizer._updates.unfinished())
     state.commit()
     found.append(optimizer._updates.unfinished())
     optimizer.state_dict()
     return [*found, optimizer._updates.unfinished()]
+
+
+def joined() -> list[list[float]]:
+    """Return the momentum with which the last rank joins the others, after a step, and after it has gone back."""
+    model = net(seed=1)
+    named = list(model.named_parameters())
+    compression = hvc.Compression.topk(named, timeout=30.0)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer: Any = hvc.DistributedUpdateOptimizer(sgd, named, compression, 2)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, compression=compression)
+    state.sync()
+
+    def stepped(factor: float) -> list[float]:
+        sum(factor * p.sum() for p in model.parameters()).backward()
+        optimizer.step()
+        return momenta()
+
+    def momenta() -> list[float]:
+        return [float(kept["momentum_buffer"].sum()) for kept in optimizer.state.values()]
+
+    stepped(1.0 + hvd.rank())
+    handler = state._handlers["optimizer"]
+    handler._member = hvd.rank() == 0
+    handler.sync()
+    found = [momenta(), stepped(1.0)]
+    if hvd.rank():
+        handler.restore()
+    return [*found, momenta()]
+
+
+def follows_later() -> list[float]:
+    """Return the scales of a scaler that only rank 0 follows when ranks meet, and the others after that."""
+    model = net(seed=1)
+    compression, _ = trained(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (10 + hvd.rank()))
+    scaler.scale(torch.ones(1))
+    if hvd.rank() == 0:
+        compression.follow(scaler)
+    state = hvd.elastic.TorchState(model=model, compression=compression)
+    state.sync()
+    if hvd.rank():
+        compression.follow(scaler)
+    return [scaler.get_scale(), compression._here().steps.scale.followed() or 0.0]
 
 
 def scalers() -> list[dict[str, Any]]:
@@ -89,12 +137,43 @@ def scalers() -> list[dict[str, Any]]:
     scaler.scale(torch.ones(1))
     state = hvd.elastic.TorchState(model=model, compression=compression)
     state.sync()
-    found = [scaler.state_dict()]
+    found = [scaler.state_dict() | {"followed": compression._here().steps.scale.followed()}]
     state.commit()
     scaler.update(8.0)
     found.append(scaler.state_dict())
     state.restore()
     return [*found, scaler.state_dict()]
+
+
+def failed_commits() -> list[Any]:
+    """Let commits fail in another handler, then in the copy; return what is left, what a restore says, and a step."""
+    model = net(seed=1)
+    compression, _ = trained(model)
+    state = hvd.elastic.TorchState(model=model, compression=compression)
+    state.sync()
+    resets = compression._resets
+
+    def fail(*given: Any) -> None:
+        raise MemoryError
+
+    state._handlers["model"].save = fail
+    handlers, state._handlers = state._handlers, dict(reversed(state._handlers.items()))  # the model's first
+    with contextlib.suppress(MemoryError):
+        state.commit()
+    found = [resets._coming]
+    state._handlers, resets._copied = handlers, fail
+    del state._handlers["model"].save
+    with contextlib.suppress(MemoryError):
+        state.commit()
+    try:
+        state.restore()
+    except ConfigError as error:
+        found.append(str(error))
+    del resets._copied
+    state.sync()
+    state.commit()
+    state.restore()
+    return [*found, resets._before["step"]]
 
 
 def peak_of_a_commit() -> float:
@@ -115,5 +194,7 @@ def _status(name: str) -> int:
     return 1024 * int(found[1])
 
 
-for case in (restored_in_a_step, given_to_no_state, peak_of_a_commit) if hvd.size() == 1 else (local_steps, scalers):
+ALONE: list[Callable[[], Any]] = [restored_in_a_step, given_to_no_state, failed_commits, peak_of_a_commit]
+TOGETHER: list[Callable[[], Any]] = [local_steps, joined, scalers, follows_later]
+for case in ALONE if hvd.size() == 1 else TOGETHER:
     check(case.__name__, case)
