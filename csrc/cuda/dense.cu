@@ -95,8 +95,8 @@ void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype,
     visit(out_dtype, [&](auto out_type) {
       using Out = typename decltype(out_type)::type;
       in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t first) {
-        start(offer_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-              kept_dtype, nonfinite + first);
+        start(offer_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, kept_dtype,
+              nonfinite + first);
       });
     });
   });
@@ -118,8 +118,8 @@ void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype paylo
     visit(grad_dtype, [&](auto grad_type) {
       using Out = typename decltype(grad_type)::type;
       in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t) {
-        start(decode_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-              kept_dtype, Wider<T, Out>(scale));
+        start(decode_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, kept_dtype,
+              Wider<T, Out>(scale));
       });
     });
   });

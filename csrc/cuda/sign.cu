@@ -238,14 +238,10 @@ __global__ void decode_kernel(const __grid_constant__ Table table, const __grid_
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-template <class T>
-Offered<T> offered_of(const SignOffered& t, Dtype kept_dtype, const Adding<Sum, Step>& adding) {
-  return {static_cast<const T*>(t.grad),
-          kept_array<Work<T>>(t.residual, kept_dtype),
-          static_cast<const Work<T>*>(t.divisor),
-          t.word_offset,
-          reinterpret_cast<uint32_t*>(t.bits),
-          adding};
+template <class T> Offered<T> offered_of(const SignOffered& t, Dtype kept_dtype, const Adding<Sum, Step>& adding) {
+  return {static_cast<const T*>(t.grad),          kept_array<Work<T>>(t.residual, kept_dtype),
+          static_cast<const Work<T>*>(t.divisor), t.word_offset,
+          reinterpret_cast<uint32_t*>(t.bits),    adding};
 }
 
 template <class T> Decoded<T> decoded_of(const SignDecoded& t, Dtype kept_dtype, const KeptDraws& draws) {

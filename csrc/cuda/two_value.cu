@@ -280,13 +280,12 @@ void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtyp
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
       const TwoValueDecoded& t = tensors[i];
-      return Decoded<T>{
-          t.count,
-          t.row_length,
-          t.first_word,
-          t.first_row,
-          static_cast<T*>(t.grad),
-          kept_array<Work<T>>(t.residual, kept_dtype, t.first_word * kWordBits, draws)};
+      return Decoded<T>{t.count,
+                        t.row_length,
+                        t.first_word,
+                        t.first_row,
+                        static_cast<T*>(t.grad),
+                        kept_array<Work<T>>(t.residual, kept_dtype, t.first_word * kWordBits, draws)};
     };
     in_tables<Decoded<T>, sizeof(Sent) + kBeside>(tensor_count, item, units, [&](const auto& table, int64_t) {
       start(two_value_decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, sent,
