@@ -18,14 +18,14 @@ template <class T> __device__ Work<T> offered(const T* grad, const Work<T>* resi
 template <class W> struct KeptArray {
   void* at;
   bool is_short;
-  int64_t first;
+  uint32_t first;  // its lower half counts
   KeptDraws draws;
   __device__ W operator[](int64_t i) const {
     return is_short ? W(to_work(static_cast<const BFloat16*>(at)[i])) : static_cast<const W*>(at)[i];
   }
   __device__ void put(int64_t i, W value) const {
     if (is_short) {
-      const uint32_t place = uint32_t(first + i) * draws.factor + draws.moved;
+      const uint32_t place = (first + uint32_t(i)) * draws.factor + draws.moved;
       static_cast<BFloat16*>(at)[i] = {uint16_t(short_bits(bit_cast<uint32_t>(kept_float(value)), place))};
     } else {
       static_cast<W*>(at)[i] = value;
@@ -34,7 +34,7 @@ template <class W> struct KeptArray {
 };
 template <class W> __host__ __device__ KeptArray<W> kept_array(const void* at, Dtype dtype = kFloat32,
                                                                int64_t first = 0, KeptDraws draws = {}) {
-  return {const_cast<void*>(at), dtype == kBFloat16, first, draws};
+  return {const_cast<void*>(at), dtype == kBFloat16, uint32_t(first), draws};
 }
 
 // Divisions of 64 bits are slow, and most tensors need none.

@@ -39,7 +39,7 @@ template <class T> struct Offered {
 template <class T> struct Decoded {
   int64_t count, row_length, first_word, first_row;
   T* grad;
-  KeptArray<Work<T>> residual;
+  void* residual;
 };
 
 // What the ranks sent, of the whole bucket.
@@ -48,7 +48,14 @@ struct Sent {
   PartList<float> highs, lows;
   bool has_lows;
   int64_t ranks, own;
+  Dtype kept_dtype;
+  KeptDraws draws;
 };
+
+// Not of an item: its registers would be too many.
+template <class T> __device__ KeptArray<Work<T>> residual_of(const Decoded<T>& d, const Sent& sent) {
+  return kept_array<Work<T>>(d.residual, sent.kept_dtype, d.first_word * kWordBits, sent.draws);
+}
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
@@ -131,10 +138,10 @@ template <class W, int kElements> struct Taken {
 };
 
 template <bool kWhole, class T, int kElements>
-__device__ Taken<Work<T>, kElements> load_taken(const Decoded<T>& d, int64_t begin, int left) {
+__device__ Taken<Work<T>, kElements> load_taken(const Decoded<T>& d, const Sent& sent, int64_t begin, int left) {
   T given[kElements];
   Taken<Work<T>, kElements> taken;
-  load_offered<kWhole>(d.grad, d.residual, begin, left, given, taken.x);
+  load_offered<kWhole>(d.grad, residual_of(d, sent), begin, left, given, taken.x);
 #pragma unroll
   for (int k = 0; k < kElements; ++k) taken.x[k] = to_work(given[k]) + taken.x[k], taken.total[k] = Work<T>(-0.0);
   return taken;
@@ -145,15 +152,17 @@ template <class W, int kElements> __device__ void take_value(Taken<W, kElements>
   if (own) taken.x[k] -= value;
 }
 
-template <bool kWhole, class T, int kElements> __device__ void put_taken(const Decoded<T>& d, int64_t begin, int left,
-                                                                         Work<T> scale,
+template <bool kWhole, class T, int kElements> __device__ void put_taken(const Decoded<T>& d, const Sent& sent,
+                                                                         int64_t begin, int left, Work<T> scale,
                                                                          const Taken<Work<T>, kElements>& taken) {
+  const auto each = [&](auto put) {
 #pragma unroll
-  for (int k = 0; k < kElements; ++k) {
-    if (!kWhole && k * kWarp >= left) break;
-    d.residual.put(begin + k * kWarp, taken.x[k]);
-    (d.grad + begin)[k * kWarp] = from_work<T>(taken.total[k] * scale);
-  }
+    for (int k = 0; k < kElements; ++k)
+      if (kWhole || k * kWarp < left) put(k);
+  };
+  each([&](int k) { (d.grad + begin)[k * kWarp] = from_work<T>(taken.total[k] * scale); });
+  const auto residual = residual_of(d, sent);
+  each([&](int k) { residual.put(begin + k * kWarp, taken.x[k]); });
 }
 
 // Adds what the ranks sent of elements of one row. The next four are under way while these are added.
@@ -194,9 +203,9 @@ template <class T> __device__ void decode_row(const Decoded<T>& d, const Sent& s
                                               const OfRow<Work<T>>& row) {
   const int64_t half = 2 * d.first_word + first / kWarp + lane_index() % kOfLane, begin = first + lane_index();
   const uint32_t halves = row.mine.halves[half];
-  auto taken = load_taken<true, T, kOfLane>(d, begin, kOfWarp);
+  auto taken = load_taken<true, T, kOfLane>(d, sent, begin, kOfWarp);
   add_ranks(sent, row.mine, halves, half, row.row, taken);
-  put_taken<true>(d, begin, kOfWarp, scale, taken);
+  put_taken<true>(d, sent, begin, kOfWarp, scale, taken);
 }
 
 // Elements of several rows, fewer at a time: each needs its own row's values.
@@ -206,7 +215,7 @@ __device__ void decode_rows(const Decoded<T>& d, const Sent& sent, Work<T> scale
   int64_t rows[kInFlight];
 #pragma unroll
   for (int k = 0; k < kInFlight; ++k) rows[k] = row_at(min(begin + k * kWarp, d.count - 1)).row;
-  auto taken = load_taken<false, T, kInFlight>(d, begin, left);
+  auto taken = load_taken<false, T, kInFlight>(d, sent, begin, left);
   const int64_t half = 2 * d.first_word + begin / kWarp;
 #pragma unroll 1
   for (int64_t rank = 0; rank < sent.ranks; ++rank) {
@@ -217,7 +226,7 @@ __device__ void decode_rows(const Decoded<T>& d, const Sent& sent, Work<T> scale
       take_value(taken, k, rank == sent.own, group >> lane_index() & 1 ? sent_by.high : sent_by.low);
     }
   }
-  put_taken<false>(d, begin, left, scale, taken);
+  put_taken<false>(d, sent, begin, left, scale, taken);
 }
 
 // Registers for three blocks on a multiprocessor, of float64 for two.
@@ -274,18 +283,13 @@ void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtyp
   const KeptDraws draws = draws_for(rounding ? *rounding : Stream{});
   const Parts<uint32_t> halves_at(reinterpret_cast<const uint32_t* const*>(bits), ranks, launch);
   const Parts<float> highs_at(highs, ranks, launch), lows_at(lows, lows ? ranks : 0, launch);
-  const Sent sent{halves_at.list(), highs_at.list(), lows_at.list(), lows != nullptr, ranks, own};
+  const Sent sent{halves_at.list(), highs_at.list(), lows_at.list(), lows != nullptr, ranks, own, kept_dtype, draws};
   const auto units = units_of_goes(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
       const TwoValueDecoded& t = tensors[i];
-      return Decoded<T>{t.count,
-                        t.row_length,
-                        t.first_word,
-                        t.first_row,
-                        static_cast<T*>(t.grad),
-                        kept_array<Work<T>>(t.residual, kept_dtype, t.first_word * kWordBits, draws)};
+      return Decoded<T>{t.count, t.row_length, t.first_word, t.first_row, static_cast<T*>(t.grad), t.residual};
     };
     in_tables<Decoded<T>, sizeof(Sent) + kBeside>(tensor_count, item, units, [&](const auto& table, int64_t) {
       start(two_value_decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, sent,
