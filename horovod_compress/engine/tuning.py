@@ -74,10 +74,9 @@ TRIAL_STEPS = 3
 #: Below this many elements, there is little to gain from schedule="auto".
 LEAST_ELEMENTS = 1 << 18
 
-#: Shows plain data to all ranks and returns every rank's, in rank order.
-Share = Callable[[Any], list[Any]]
-#: Returns whether all ranks have come for this compression; of several, they may begin a step in another order.
-Meet = Callable[[], bool]
+#: Shows plain data to all ranks and returns every rank's, in rank order. Of several compressions, ranks may begin steps
+#: in another order: None where some rank has come for another one.
+Share = Callable[[Any], list[Any] | None]
 #: Of every rank: the seconds of the steps of a trial that count, and what each bucket costs.
 StepSeconds = Sequence[Sequence[float]]
 BucketCosts = Sequence[Mapping[int, BucketCost]]
@@ -100,23 +99,14 @@ class Tuner:
 
     Args:
         schedule: an adaptive one, such as ``"auto"`` or ``"mergecomp:3"``.
-        share: joins all ranks; must not wait forever.
+        share: joins all ranks; must not wait forever. Where it returns nothing, that is for a later step.
         methods: of the reducer's plan.
         first: the step to begin at, when warm-up is over.
-        meet: asked before ranks are joined; where it says no, that is for a later step.
     """
 
-    def __init__(
-        self,
-        reducer: Reducer,
-        schedule: str,
-        share: Share,
-        methods: Methods,
-        first: int = 0,
-        meet: Meet = lambda: True,
-    ) -> None:
+    def __init__(self, reducer: Reducer, schedule: str, share: Share, methods: Methods, first: int = 0) -> None:
         self._reducer, self._schedule, self._share, self._methods = reducer, schedule, share, methods
-        self._first, self._meet = first, meet
+        self._first = first
         self._tuning: Tuning | None = None
         self._before = reducer.plan  # what a search that fails goes back to
         self._tensors: list[TensorSpec] = []  # in the order of arrival on rank 0
@@ -140,12 +130,10 @@ class Tuner:
         return self.done and not self._idle
 
     def _watch_anew(self) -> None:
-        self._reducer.watch = None if self.done else Watch(self._reducer.plan)
-
-    def _wait_longer(self) -> None:
-        """Try again after as many steps: else ranks would meet in each one, and what is watched would grow."""
-        self._reducer.watch = watch = Watch(self._reducer.plan)
-        watch.begin()
+        """Watch from the step on that begins now, unless the search is over."""
+        self._reducer.watch = watch = None if self.done else Watch(self._reducer.plan)
+        if watch:
+            watch.begin()
 
     def begin_step(self) -> bool:
         """Take note of a step's first gradient, before it is offered; return whether buckets were changed."""
@@ -158,18 +146,11 @@ class Tuner:
             return False
         if self._reducer.watch is None:  # a search begins
             self._before, self._began, self._cpu = self._reducer.plan, step, 0.0
-            self._watch_anew()
+            self._reducer.watch = Watch(self._reducer.plan)
         watch = self._reducer.watch
-        assert watch is not None
         enough = watch.steps() >= TRIAL_STEPS
         watch.begin()  # ends the step before
-        if not enough:
-            return False
-        if met := self._meet():
-            self._decide(watch)
-        else:
-            self._wait_longer()
-        return met
+        return enough and self._decide(watch)
 
     def check(self, plan: Plan) -> Plan:
         """Refuse the buckets of a checkpoint that :meth:`resume` could not go on with; return those it would take.
@@ -226,10 +207,8 @@ class Tuner:
             self._trigger = RetuneTrigger(self._reducer.metrics, step)
         if not self._trigger.due(step):
             return
-        if not self._meet():
-            self._trigger = None  # after another interval
-            return
-        if self._trigger.look(self._share(self._trigger.seconds(step))):
+        shown = self._share(self._trigger.seconds(step))
+        if shown is not None and self._trigger.look(shown):
             if self._reducer.rank == 0:
                 _log.warning(
                     "the exchanges of a step take %.1f ms, not %.1f ms as when buckets were chosen: the network or "
@@ -239,26 +218,28 @@ class Tuner:
             self.done, self._tuning, self._trigger = False, None, None
             self._reducer.watch = None
 
-    def _decide(self, watch: Watch) -> None:
+    def _decide(self, watch: Watch) -> bool:
+        """Choose what comes next; return whether all ranks have come for that."""
         began = time.thread_time()
         shown = self._share([watch.step_seconds(), plain_costs(watch.buckets())])
+        if shown is None:  # again after as many steps: else ranks would meet in each, and what is watched would grow
+            self._watch_anew()
+            return False
         steps, costs = ([one[part] for one in shown] for part in (0, 1))
         decision = asdict(self._next(watch, steps, list(map(costs_of, costs)))) if self._reducer.rank == 0 else None
-        told = _Decision(**self._share(decision)[0])
+        told = _Decision(**(self._share(decision) or [])[0])
         if told.problem and self._schedule == OPTIONAL:
             if self._reducer.rank == 0:
                 _log.warning("schedule auto returns to its initial buckets: %s", told.problem)
             self._reducer.replan(self._before)  # the last trial's may be the slowest of all
             self.stop()
-            return
+            return True
         if told.problem:
             raise ConfigError(f"rank 0 could not choose buckets: {told.problem}")
         if told.plan is not None:
             self._reducer.replan(Plan.from_document(told.plan))
         self.done = told.done
         self._watch_anew()
-        if self._reducer.watch:
-            self._reducer.watch.begin()
         self._cpu += time.thread_time() - began
         if self.done and self._reducer.rank == 0:
             plan = self._reducer.plan
@@ -267,6 +248,7 @@ class Tuner:
                 self._schedule, len(plan.buckets), self._step - self._began, self._cpu, _sizes(plan),
                 f". {told.why}" if told.why else "",
             )  # fmt: skip
+        return True
 
     # ---- rank 0 ----
 

@@ -59,7 +59,7 @@ class Session:
         self._name = name  # what all ranks call this compression, and no other one that they have
         self.job, self.methods, self.reducer, self.failure = job, methods, reducer, reducer.failure
         self._progress = reducer.context.progress
-        self.steps = Steps(reducer, methods, given, self._gather_times, self._meet_for_times)
+        self.steps = Steps(reducer, methods, given, self._gather_times)
         self.others = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
         self.lock = threading.RLock()
         self.under_way, self.step = 0, -1
@@ -104,17 +104,14 @@ class Session:
         columns = row.gather(column, asked)
         return [column[rank] for rank in range(len(column)) for column in columns]
 
-    def _meet_for_times(self) -> bool:
-        """Return whether all ranks begin a step of this compression, and not some of another one's.
+    def _gather_times(self, value: Any) -> list[Any] | None:
+        """Return every rank's measured times, None where some rank begins a step of another compression.
 
-        They would wait for each other there. All compressions meet by one name: ranks that look at once meet here.
+        They would wait for each other, so all compressions meet by one name. Where that fails, no rank goes on.
         """
-        return set(self._gather_times(self._name, "hvc.tuning")) == {self._name}
-
-    def _gather_times(self, value: Any, name: str = "") -> list[Any]:
-        """Return every rank's measured times; where that fails, no rank goes on."""
         try:
-            return self._gather(value, name or f"hvc.tuning.{self._name}")
+            found = self._gather([self._name, value], "hvc.tuning")
+            return [theirs for _, theirs in found] if {name for name, _ in found} == {self._name} else None
         except ExchangeError as error:
             why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
             raise (self.failure.call_off(why) or error) from error

@@ -25,7 +25,7 @@ from ..engine.optimizer.taker import SavedRates, Takers
 from ..engine.reducer import Next, Reducer
 from ..engine.saved import checkpoint
 from ..engine.shards import local
-from ..engine.tuning import Meet, Share, Tuner
+from ..engine.tuning import Share, Tuner
 from ..errors import ConfigError
 from ..schedule.by_name import is_adaptive
 from .scale import Scale
@@ -49,7 +49,7 @@ class Steps:
 
     Args:
         given: the parameters that the compression was given, with those that were frozen then.
-        share, meet: join all ranks, for an adaptive schedule; must not wait for ever.
+        share: joins all ranks, for an adaptive schedule; must not wait for ever.
 
     Attributes:
         named: the parameters that are exchanged.
@@ -59,9 +59,7 @@ class Steps:
         tuner: chooses buckets, where the schedule is an adaptive one.
     """
 
-    def __init__(
-        self, reducer: Reducer, methods: Methods, given: Named, share: Share, meet: Meet = lambda: True
-    ) -> None:
+    def __init__(self, reducer: Reducer, methods: Methods, given: Named, share: Share) -> None:
         self._reducer, self._methods = reducer, methods
         self._buckets, self._norms = reducer.buckets, reducer.norms
         self._verification = verification = reducer.verification
@@ -78,7 +76,7 @@ class Steps:
         self._masks = Masks(reducer.kept, reducer.start.mask, masked) if masked else None
         self.tuner: Tuner | None = None
         if is_adaptive(schedule := reducer.options.schedule):
-            self.tuner = Tuner(reducer, str(schedule), share, methods, reducer.options.warmup_steps or 0, meet)
+            self.tuner = Tuner(reducer, str(schedule), share, methods, reducer.options.warmup_steps or 0)
         self._take_order()
 
     def _take_order(self) -> None:

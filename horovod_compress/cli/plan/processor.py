@@ -8,8 +8,7 @@ Gathered payloads are decoded for two numbers of ranks, as what that costs grows
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -21,6 +20,7 @@ from ...codecs.base import Algebra, Codec, Piece
 from ...codecs.work import Part, Regions, Work, carries
 from ...exchange.wire import Address, FrameBuffer, NonFiniteCount
 from ...ops.keys import Key
+from ...ops.threads import on_one_thread
 from ...schedule.costs import Affine, fitted
 from ...schedule.plan import Bucket, TensorSpec
 
@@ -72,7 +72,7 @@ def measure_codec(method: Codec, codec: Codec) -> Processor:
     Args:
         codec: of one kind of round, one of the method's variants.
     """
-    with torch.no_grad(), _one_thread():
+    with torch.no_grad(), on_one_thread():
         sizes = [_CodecRun(method, codec, shape, _FEW).measure() for shape in _SHAPES]
         each = Affine(0.0, 0.0)
         if codec.algebra is Algebra.GATHER:
@@ -161,17 +161,6 @@ def _seconds(action: Callable[[], object]) -> float:
     return time.thread_time() - began
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let kernels work on the calling thread only."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @cache
 def _copying() -> float:
     """Return the seconds that packing and checking a frame takes for each of its bytes."""
@@ -183,5 +172,5 @@ def _copying() -> float:
         frame.check(address, _FRAME_BYTES)
         data.copy_(frame.payload(0, _FRAME_BYTES))
 
-    with _one_thread():
+    with on_one_thread():
         return min(_seconds(through) for _ in range(_RUNS)) / _FRAME_BYTES

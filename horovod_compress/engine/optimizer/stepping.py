@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ... import ops
 from ...errors import ConfigError
 from ...ops.checksums import on_its_device
+from ...ops.threads import on_one_thread
 from ..shards import local
 from .family import is_exactly, uncompiled
 from .second_moment import ADAM, BOUND, Group, Moment, Slot, wide
@@ -217,7 +218,8 @@ class Stepping:
         """Make the optimizer's own second moments of these parameters, where it lacks them; by default of all."""
         if names is None:
             self.show()  # a step may have raised
-        with _on_one_thread() if os.getpid() != self._process else contextlib.nullcontext():
+        forked = os.getpid() != self._process  # of several threads, all but this one are missing there
+        with on_one_thread() if forked else contextlib.nullcontext():
             for name in list(self._owed) if names is None else names:
                 owed = self._owed.pop(name, None)
                 if owed is not None and self._optimizer.state.get(owed.parameter) is owed.state:
@@ -239,17 +241,6 @@ class Stepping:
             handle.remove()
         if vars(self._optimizer).get("__getstate__") == self._pickled:
             del self._optimizer.__getstate__
-
-
-@contextlib.contextmanager
-def _on_one_thread() -> Iterator[None]:
-    """Work on one thread in a fork: of several, all but this one are missing there, and would be waited for."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 #: A tensor, which nothing keeps alive for that, and what changes when its values do.

@@ -1,0 +1,1 @@
+"""Odd ways of using gradients, passes, models: each of them once."""
