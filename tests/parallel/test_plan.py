@@ -24,8 +24,8 @@ def test_two_ranks_measure_what_was_predicted(tmp_path: Path) -> None:
     argv += ["--method", "topk", "--option", "density=0.05", "--save", str(tmp_path / "plan.json")]
     job = run_ranks(2, "headroom.py", arguments={"argv": argv})
     assert [report["status"] for report in job.reports] == [0, 0], job.tail()
-    (line,) = (line for line in job.output.splitlines() if '"bench"' in line)
-    found = json.loads(line.partition(">:")[2])
+    (line,) = (line for line in job.lines() if '"bench"' in line)
+    found = json.loads(line)
     assert found["ranks"] == 2 and found["method"] == "topk density=0.05" and found["parameters"] == 75_300
     rows = {row["schedule"]: row for row in found["schedules"]}
     assert list(rows) == ["layerfusion", "layerwise", "single", "size:25MB"] and rows["layerwise"]["buckets"] == 3

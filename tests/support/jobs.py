@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ JOBS = ROOT / "tests" / "parallel" / "jobs"
 
 _PATIENCE = 10.0  # seconds for the other ranks when one has failed
 _OUTPUT_LINES = 60
+_RANK = re.compile(r"^\[\d+\](<\w+>:)?")  # of a fork, and of horovodrun
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class Job:
             errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
             assert not errors, f"{errors}\n{self.tail()}"
         return [{name: case["value"] for name, case in report.items()} for report in self.reports]
+
+    def lines(self) -> list[str]:
+        """Return what ranks printed, without the rank that is told in front of each line, in whichever form."""
+        return [_RANK.sub("", line) for line in self.output.splitlines()]
 
     def tail(self) -> str:
         return "\n".join(self.output.splitlines()[-_OUTPUT_LINES:])
