@@ -52,6 +52,12 @@ void start(void (*kernel)(Parameters...), int64_t items, Launch launch, const Ar
   start_blocks(kernel, std::min(ceil_div(items, kThreads), kMostBlocks), kThreads, launch, arguments...);
 }
 
+// The same with a block of threads for each of so many groups of items.
+template <class... Parameters, class... Arguments>
+void start_groups(void (*kernel)(Parameters...), int64_t groups, Launch launch, const Arguments&... arguments) {
+  if (groups > 0) start_blocks(kernel, std::min(groups, kMostBlocks), kThreads, launch, arguments...);
+}
+
 // The same for long work on few items, such as a thread for each range of a section: small blocks, which many of the
 // GPU's multiprocessors share.
 template <class... Parameters, class... Arguments>

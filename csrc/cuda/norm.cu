@@ -106,17 +106,9 @@ __device__ Of take_block(const T* block, int count, int& bad) {
 // Fewer blocks on a multiprocessor: else the compiler saves registers, and waits for every few of the loads.
 template <Power kPower, bool kLargest, class Of, class T, class Table> __global__ void __launch_bounds__(kThreads, 4)
     norms_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const Offered<Of, T>& o = table.items[item];
-    const Stretch stretch = stretch_of(o.adding.tree, unit - table.begins[item]);
-    Of found{};
-    int bad = 0;
-    for (int64_t begin = stretch.begin; begin < stretch.end; begin += kBlock)
-      found.take(take_block<kPower, kLargest, Of>(o.grad + begin, int(min(kBlock, stretch.end - begin)), bad));
-    add_count(nonfinite + item, bad);
-    note_stretch(o.adding, stretch, found);
-  }
+  each_stretch(table, nonfinite, [](const Offered<Of, T>& o, int64_t begin, int count, int& bad) {
+    return take_block<kPower, kLargest, Of>(o.grad + begin, count, bad);
+  });
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
@@ -126,7 +118,7 @@ template <Power kPower, bool kLargest, class Of, class T, class TensorOf>
 void run(int64_t tensor_count, TensorOf tensor, int64_t* nonfinite, Launch launch) {
   clear_counts(nonfinite, tensor_count, launch);
   const auto shape = [&](int64_t i) { return std::pair(tensor(i).count, tensor(i).row_length); };
-  const auto units = [&](int64_t i) { return stretches_in(tensor(i).count, tensor(i).row_length); };
+  const auto units = [&](int64_t i) { return groups_in(tensor(i).count, tensor(i).row_length); };
   const Trees<Of> trees(tensor_count, shape, true, launch);
   const auto adding = [&](int64_t i) {
     const MomentsOffered& t = tensor(i);
@@ -134,8 +126,8 @@ void run(int64_t tensor_count, TensorOf tensor, int64_t* nonfinite, Launch launc
   };
   const auto item = [&](int64_t i) { return Offered<Of, T>{static_cast<const T*>(tensor(i).grad), adding(i)}; };
   in_tables<Offered<Of, T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
-    start(norms_kernel<kPower, kLargest, Of, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-          nonfinite + first);
+    start_groups(norms_kernel<kPower, kLargest, Of, T, std::decay_t<decltype(table)>>, table.units(), launch, table,
+                 nonfinite + first);
   });
   trees.add(tensor_count, adding, launch);
 }

@@ -106,6 +106,20 @@ __device__ void load_offered(const T* grad, const KeptArray<Work<T>>& residual, 
     kept[k] = residual.at && (kWhole || k * kWarp < left) ? residual[at + k * kWarp] : Work<T>(0);
 }
 
+// Writes what is kept of them.
+template <bool kWhole, class W, int kEach>
+__device__ void put_kept(const KeptArray<W>& into, int64_t at, int64_t left, const W (&values)[kEach]) {
+  const auto each = [&](const auto& put) {
+#pragma unroll
+    for (int k = 0; k < kEach; ++k)
+      if (kWhole || k * kWarp < left) put(k);
+  };
+  if (into.is_short)
+    each([&](int k) { into.put(at + k * kWarp, values[k]); });
+  else
+    each([&](int k) { (static_cast<W*>(into.at) + at)[k * kWarp] = values[k]; });
+}
+
 template <class T> struct Loaded {
   Work<T> x[kInFlight];  // 0 behind the end
 };

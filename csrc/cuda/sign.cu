@@ -46,13 +46,19 @@ template <class T> struct Decoded {
   const Work<T>* divisor;
   int64_t count, row_length, word_offset;
   T* grad;
-  KeptArray<Work<T>> residual;
+  void* residual;
 };
 
 template <class W> struct Rule {
   W decay, scale;
   Coins coins;
+  Dtype kept_dtype;
+  KeptDraws draws;
 };
+
+template <class T> __device__ KeptArray<Work<T>> residual_of(const Decoded<T>& d, const Rule<Work<T>>& rule) {
+  return kept_array<Work<T>>(d.residual, rule.kept_dtype, d.word_offset * kWordBits, rule.draws);
+}
 
 template <class W> __device__ bool own_bit(W x, const Coins& coins, int64_t word_offset, int64_t i) {
   if (!coins.present || x != 0) return sign_bit(x);
@@ -146,17 +152,9 @@ __device__ Sum take_block(const Offered<T>& o, const Coins& coins, int64_t begin
 // Registers for four blocks on a multiprocessor, of float64 for three.
 template <class T, class Table> __global__ void __launch_bounds__(kThreads, sizeof(Work<T>) == 8 ? 3 : 4)
     offer_kernel(const __grid_constant__ Table table, Coins coins, int64_t* nonfinite) {
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const Offered<T>& o = table.items[item];
-    const Stretch stretch = stretch_of(o.adding.tree, unit - table.begins[item]);
-    Sum sum{};
-    int bad = 0;
-    for (int64_t begin = stretch.begin; begin < stretch.end; begin += kBlock)
-      sum.take(take_block(o, coins, begin, int(min(kBlock, stretch.end - begin)), bad));
-    add_count(nonfinite + item, bad);
-    if (o.adding.tree.of_blocks) note_stretch(o.adding, stretch, sum);
-  }
+  each_stretch(table, nonfinite, [&](const Offered<T>& o, int64_t begin, int count, int& bad) {
+    return take_block(o, coins, begin, count, bad);
+  });
 }
 
 template <Feedback kFeedback, class T> __device__ Work<T> left_of(const Decoded<T>& d, const Rule<Work<T>>& rule,
@@ -190,16 +188,14 @@ __device__ void decode_groups(const Decoded<T>& d, const Rule<Work<T>>& rule, co
   constexpr bool kKeeps = kFeedback != kFeedbackNone;
   const int64_t at = begin + lane_index();
   const int left = int(min(taken.last - at, int64_t(kInFlight * kWarp)));
-  T given[kInFlight];
+  T given[kInFlight]{};
   W kept[kInFlight], by[kInFlight];
   const uint32_t halves = halves_of_lane(d, begin, taken.last);
+  const KeptArray<W> residual = residual_of(d, rule);
+  if (kKeeps) load_offered<kWhole>(d.grad, residual, at, left, given, kept);
 #pragma unroll
-  for (int k = 0; k < kInFlight; ++k) {
-    const bool inside = kWhole || k * kWarp < left;
-    given[k] = kKeeps && inside ? (d.grad + at)[k * kWarp] : T{};
-    kept[k] = kKeeps && inside && d.residual.at ? d.residual[at + k * kWarp] : W(0);
-    by[k] = d.divisor && inside ? (d.divisor + at)[k * kWarp] : W(1);
-  }
+  for (int k = 0; k < kInFlight; ++k)
+    by[k] = d.divisor && (kWhole || k * kWarp < left) ? (d.divisor + at)[k * kWarp] : W(1);
 #pragma unroll
   for (int k = 0; k < kInFlight; ++k) {
     const bool bit = __shfl_sync(kAllLanes, halves, k) >> lane_index() & 1;
@@ -210,15 +206,17 @@ __device__ void decode_groups(const Decoded<T>& d, const Rule<Work<T>>& rule, co
     if (kKeeps) {
       const W mine = d.divisor ? to_work(given[k]) / by[k] : to_work(given[k]), x = mine + kept[k];
       const W result = signed_step_or_zero(zero, bit, step);
-      d.residual.put(i, left_of<kFeedback>(d, rule, x, result, step, i));
+      kept[k] = left_of<kFeedback>(d, rule, x, result, step, i);
     }
     const W decoded = signed_step_or_zero(zero, bit, step * rule.scale);
     (d.grad + at)[k * kWarp] = from_work<T>(d.divisor ? decoded * by[k] : decoded);
   }
+  if (kKeeps) put_kept<kWhole>(residual, at, left, kept);
 }
 
 template <Feedback kFeedback, class T, class Table>
-__global__ void decode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule<Work<T>> rule) {
+__global__ void __launch_bounds__(kThreads, sizeof(Work<T>) == 8 ? 3 : 4)
+    decode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule<Work<T>> rule) {
   constexpr int64_t kMost = in_one_go(true), kElements = kInFlight * kWarp;
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
@@ -244,7 +242,7 @@ template <class T> Offered<T> offered_of(const SignOffered& t, Dtype kept_dtype,
           reinterpret_cast<uint32_t*>(t.bits),    adding};
 }
 
-template <class T> Decoded<T> decoded_of(const SignDecoded& t, Dtype kept_dtype, const KeptDraws& draws) {
+template <class T> Decoded<T> decoded_of(const SignDecoded& t) {
   return {reinterpret_cast<const uint32_t*>(t.bits),
           reinterpret_cast<const uint32_t*>(t.zeros),
           t.steps,
@@ -253,7 +251,7 @@ template <class T> Decoded<T> decoded_of(const SignDecoded& t, Dtype kept_dtype,
           t.row_length,
           t.word_offset,
           static_cast<T*>(t.grad),
-          kept_array<Work<T>>(t.residual, kept_dtype, t.word_offset * kWordBits, draws)};
+          t.residual};
 }
 
 // Calls body with a feedback that the compiler knows.
@@ -283,7 +281,7 @@ void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch
 void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, int64_t ranks,
                 float scale, const Stream* key, int64_t* nonfinite, Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
-  const auto units = [&](int64_t i) { return stretches_in(tensors[i].count, tensors[i].row_length); };
+  const auto units = [&](int64_t i) { return groups_in(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
   clear_bits(tensors, tensor_count, launch);
   // An array without elements may have no address.
@@ -299,8 +297,8 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, D
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) { return offered_of<T>(tensors[i], kept_dtype, adding(i)); };
     in_tables<Offered<T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
-      start(offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, Coins(key),
-            nonfinite + first);
+      start_groups(offer_kernel<T, std::decay_t<decltype(table)>>, table.units(), launch, table, Coins(key),
+                   nonfinite + first);
     });
   });
   trees.add(tensor_count, adding, launch);
@@ -312,8 +310,8 @@ void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, 
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(true)); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const Rule<Work<T>> rule{Work<T>(decay), Work<T>(scale), Coins(key)};
-    const auto item = [&](int64_t i) { return decoded_of<T>(tensors[i], kept_dtype, draws); };
+    const Rule<Work<T>> rule{Work<T>(decay), Work<T>(scale), Coins(key), kept_dtype, draws};
+    const auto item = [&](int64_t i) { return decoded_of<T>(tensors[i]); };
     visit_feedback(feedback, [&](auto kind) {
       in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
         using Table = std::decay_t<decltype(table)>;

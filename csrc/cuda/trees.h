@@ -72,29 +72,40 @@ template <class V> struct Tree {
 inline int64_t row_within(int64_t count, int64_t row_length) {
   return std::max<int64_t>(std::min(count, row_length), 1);
 }
-// Rows of so many blocks are a warp's work, and need no second launch; of longer rows a warp takes a block.
-constexpr int64_t kBlocksOfWarp = 4;
 
-__host__ __device__ inline bool is_short(int64_t blocks_per_row) { return blocks_per_row <= kBlocksOfWarp; }
+// A group of warps, a block of threads, takes as many blocks of elements. Rows of no more than these are added up by
+// the group, which takes as many of them as are whole, and need no second launch.
+constexpr int kWarpsOfGroup = kThreads / kWarp;
 
-// How many warps a tensor gives work to.
-inline int64_t stretches_in(int64_t count, int64_t row_length) {
+__host__ __device__ inline bool is_short(int64_t blocks_per_row) { return blocks_per_row <= kWarpsOfGroup; }
+
+// How many groups a tensor gives work to.
+inline int64_t groups_in(int64_t count, int64_t row_length) {
   const int64_t row = row_within(count, row_length), per_row = ceil_div(row, kBlock);
-  if (is_short(per_row)) return ceil_div(count, row);
-  return count / row * per_row + ceil_div(count % row, kBlock);
+  if (is_short(per_row)) return ceil_div(ceil_div(count, row), kWarpsOfGroup / per_row);
+  return ceil_div(count / row * per_row + ceil_div(count % row, kBlock), kWarpsOfGroup);
 }
 
-// The work of a warp: a short row, or a block of a longer one.
+// The work of a warp: a block of a row, where there is one.
 struct Stretch {
-  int64_t row, begin, end, block;
+  int64_t row, begin, block;  // `block`: its number in the row
+  int count;
 };
-template <class V> __device__ Stretch stretch_of(const Tree<V>& tree, int64_t number) {
-  const bool is_row = is_short(tree.blocks_per_row);
-  const int64_t row = is_row ? number : number < tree.blocks_per_row ? 0 : number / tree.blocks_per_row;
-  const int64_t first = row * tree.row_length, end = min(first + tree.row_length, tree.count);
-  if (is_row) return {row, first, end, number};
-  const int64_t begin = first + (number - row * tree.blocks_per_row) * kBlock;
-  return {row, begin, min(begin + kBlock, end), number};
+template <class V> __device__ Stretch stretch_of(const Tree<V>& tree, int64_t group) {
+  const int warp = int(threadIdx.x) / kWarp;
+  int64_t row, block;
+  if (is_short(tree.blocks_per_row)) {
+    const int per_row = int(tree.blocks_per_row), rows = kWarpsOfGroup / per_row;
+    if (warp >= rows * per_row) return {};
+    row = group * rows + warp / per_row, block = warp % per_row;
+  } else {
+    const int64_t number = group * kWarpsOfGroup + warp;
+    row = number < tree.blocks_per_row ? 0 : number / tree.blocks_per_row;
+    block = number - row * tree.blocks_per_row;
+  }
+  const int64_t first = row * tree.row_length, begin = first + block * kBlock;
+  const int64_t left = min(first + tree.row_length, tree.count) - begin;
+  return {row, begin, block, int(max(min(left, int64_t(kBlock)), int64_t(0)))};
 }
 
 // A tree, and put(row, found) for what comes out, called by one lane.
@@ -103,18 +114,57 @@ template <class V, class Put> struct Adding {
   Put put;
 };
 
-// A warp brings what it has found of its stretch.
+// Adds up a row of several blocks that warps of a group have found: they lie beside each other. All of the group come.
+template <class V, class Put> __device__ void add_within_group(const Adding<V, Put>& adding, const Stretch& stretch,
+                                                               V found) {
+  __shared__ double all[kWarpsOfGroup * kNumbers<V>];
+  double* const mine = all + threadIdx.x / kWarp * kNumbers<V>;
+  if (lane_index() == 0) {
+#pragma unroll
+    for (int i = 0; i < kNumbers<V>; ++i) mine[i] = number(found, i);
+  }
+  __syncthreads();
+  if (lane_index() == 0 && stretch.block == 0 && stretch.count > 0) {
+    V total{};
+    for (int block = 0; block < int(adding.tree.blocks_of(stretch.row)); ++block) {
+#pragma unroll
+      for (int i = 0; i < kNumbers<V>; ++i) number(found, i) = mine[block * kNumbers<V> + i];
+      total.take(found);
+    }
+    adding.put(stretch.row, total);
+  }
+  __syncthreads();
+}
+
+// A warp brings what it has found of its stretch; all warps of a group come.
 template <class V, class Put>
 __device__ void note_stretch(const Adding<V, Put>& adding, const Stretch& stretch, const V& found) {
-  if (lane_index() != 0) return;
   const Tree<V>& tree = adding.tree;
-  if (is_short(tree.blocks_per_row)) return adding.put(stretch.row, found);
-  tree.of_blocks[stretch.block] = found;
-  if (stretch.block == stretch.row * tree.blocks_per_row) *tree.arrived(stretch.row) = 0;  // for the second launch
+  if (tree.blocks_per_row > 1 && is_short(tree.blocks_per_row)) return add_within_group(adding, stretch, found);
+  if (lane_index() != 0 || stretch.count == 0) return;
+  if (tree.blocks_per_row == 1) return adding.put(stretch.row, found);
+  tree.of_blocks[stretch.row * tree.blocks_per_row + stretch.block] = found;
+  if (stretch.block == 0) *tree.arrived(stretch.row) = 0;  // for the second launch
+}
+
+// Calls take(item, first element, how many, counter of what is not finite) for the blocks of all items of a table; its
+// results are added up.
+template <class Table, class Take>
+__device__ void each_stretch(const Table& table, int64_t* nonfinite, const Take& take) {
+  for (int64_t group = blockIdx.x; group < table.units(); group += gridDim.x) {
+    const int number = table.item_of(group);
+    const auto& item = table.items[number];
+    const Stretch stretch = stretch_of(item.adding.tree, group - table.begins[number]);
+    int bad = 0;
+    decltype(take(item, stretch.begin, stretch.count, bad)) found{};
+    if (stretch.count > 0) found = take(item, stretch.begin, stretch.count, bad);
+    add_count(nonfinite + number, bad);
+    if (item.adding.tree.of_blocks) note_stretch(item.adding, stretch, found);
+  }
 }
 
 // A warp adds a superblock: a block of threads takes eight rows of one, or eight superblocks of a longer row.
-constexpr int64_t kUnitsAtOnce = kThreads / kWarp;
+constexpr int64_t kUnitsAtOnce = kWarpsOfGroup;
 
 // How many blocks of threads a tree gives work to.
 template <class V> int64_t parts_of(const Tree<V>& tree) {
@@ -224,9 +274,7 @@ template <class V> class Trees {
     if (!values_.get() || !several_) return;
     const auto units = [&](int64_t i) { return parts_of(adding(i).tree); };
     in_tables<decltype(adding(0))>(tensors, adding, units, [&](const auto& table, int64_t) {
-      if (table.units() == 0) return;
-      start_blocks(add_kernel<std::decay_t<decltype(table)>>, std::min(table.units(), kMostBlocks), kThreads, launch,
-                   table);
+      start_groups(add_kernel<std::decay_t<decltype(table)>>, table.units(), launch, table);
     });
   }
 

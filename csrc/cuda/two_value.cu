@@ -103,17 +103,9 @@ template <class T> __device__ Sides take_block(const Offered<T>& o, int64_t begi
 
 template <class T, class Table>
 __global__ void two_value_offer_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const Offered<T>& o = table.items[item];
-    const Stretch stretch = stretch_of(o.adding.tree, unit - table.begins[item]);
-    Sides sides{};
-    int bad = 0;
-    for (int64_t begin = stretch.begin; begin < stretch.end; begin += kBlock)
-      sides.take(take_block(o, begin, int(min(kBlock, stretch.end - begin)), bad));
-    add_count(nonfinite + item, bad);
-    note_stretch(o.adding, stretch, sides);
-  }
+  each_stretch(table, nonfinite, [](const Offered<T>& o, int64_t begin, int count, int& bad) {
+    return take_block(o, begin, count, bad);
+  });
 }
 
 // What ranks sent is read four at a time: a lane has the bits of one group of a go from one of them, and that rank's
@@ -254,7 +246,7 @@ template <class T, class Table> __global__ void __launch_bounds__(kThreads, size
 void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype,
                      int64_t* nonfinite, Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
-  const auto units = [&](int64_t i) { return stretches_in(tensors[i].count, tensors[i].row_length); };
+  const auto units = [&](int64_t i) { return groups_in(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
   clear_bits(tensors, tensor_count, launch);
   const Trees<Sides> trees(tensor_count, shape, true, launch);
@@ -270,8 +262,8 @@ void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype
                         reinterpret_cast<uint32_t*>(t.bits), adding(i)};
     };
     in_tables<Offered<T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
-      start(two_value_offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-            nonfinite + first);
+      start_groups(two_value_offer_kernel<T, std::decay_t<decltype(table)>>, table.units(), launch, table,
+                   nonfinite + first);
     });
   });
   trees.add(tensor_count, adding, launch);
