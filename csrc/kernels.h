@@ -6,7 +6,7 @@
 //
 // What a kernel does with a tensor it does with all tensors of a batch, on CUDA in one launch: their structs have what
 // differs between them, in members of 8 bytes. They are of one type and share no memory. An int64_t* before `launch` is
-// for counts, one for each tensor of a batch.
+// for counts, one for each tensor of a batch, which begin at 0.
 #pragma once
 #include "rules/adam.h"
 #include "rules/common.h"

@@ -135,7 +135,7 @@ template <class W> __global__ void join_kernel(ChunkShape s, const int64_t* befo
 
 void chunk_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t chunk, int64_t k,
                   int64_t last, int32_t* positions, void* values, int64_t* numbers, Launch launch) {
-  clear_counts(numbers, kSelected, launch);
+  clear(numbers, kSelected * int64_t(sizeof *numbers), launch);
   const ChunkShape s{count, chunk, k, last};
   const int64_t chunks = number_of_chunks(s);
   if (chunks == 0) return;

@@ -88,7 +88,6 @@ __global__ void triad_kernel(float* a, const float* b, const float* c, float s, 
 
 void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype kept_dtype, Dtype out_dtype,
                  int64_t* nonfinite, Launch launch) {
-  clear_counts(nonfinite, tensor_count, launch);
   const auto units = units_of_goes(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;

@@ -242,7 +242,6 @@ void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape,
   const Layout l = layout_of(count, shape.block);
   const Scratch<uint64_t> codes(l.blocks * (l.block / kPacked), launch);
   const Scratch<int64_t> begins(l.ranges + 1, launch);
-  clear_counts(nonfinite, 1, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     start(quantise_kernel<T>, l.blocks * kWarp, launch,
@@ -257,7 +256,6 @@ void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape,
 
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
                   double scale, void* grad, int64_t* wrong, Launch launch) {
-  clear_counts(wrong, 1, launch);
   const Layout l = layout_of(count, shape.block);
   const Cut cut{count, l.length, l.ranges};
   constexpr int kFewestBits = 3;  // of a level: two codes and a sign

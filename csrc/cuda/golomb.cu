@@ -81,7 +81,6 @@ void binary_encode(const int32_t* positions, int64_t kept, const void* mean, int
 
 void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,
                    int64_t count, double scale, void* grad, void* residual, int64_t* wrong, Launch launch) {
-  clear_counts(wrong, 1, launch);
   const Cut cut = cut_of(parameter, count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -101,7 +100,6 @@ void binary_decode(const Section* sections, int64_t section_count, int64_t own, 
 
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
                   Launch launch) {
-  clear_counts(wrong, 1, launch);
   const Cut cut = cut_of(parameter, count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;

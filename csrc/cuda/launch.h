@@ -69,9 +69,6 @@ void start_spread(void (*kernel)(Parameters...), int64_t items, Launch launch, c
 inline void clear(void* memory, int64_t bytes, Launch launch) {
   if (bytes > 0) check(cudaMemsetAsync(memory, 0, size_t(bytes), stream_of(launch)), "cudaMemsetAsync");
 }
-inline void clear_counts(int64_t* counts, int64_t number, Launch launch) {
-  clear(counts, number * int64_t(sizeof *counts), launch);
-}
 
 // Scratch memory comes from a pool of its own for each device, which gives nothing back: after the first steps no
 // kernel waits for the driver.

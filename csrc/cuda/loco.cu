@@ -154,7 +154,6 @@ template <bool kBytes> __global__ void fold_kernel(LocoFold f) {
 
 void loco_encode(const LocoEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, int kept_bits,
                  double beta, int64_t* nonfinite, Launch launch) {
-  clear_counts(nonfinite, tensor_count, launch);
   const int64_t in_unit = shape.block * records_at_once(tensor_count > 1);
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_unit); };
   const Rule rule{shape, {kept_bits, beta}};

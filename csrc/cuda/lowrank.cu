@@ -260,7 +260,6 @@ void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank,
 
 void lowrank_left(const void* grad, const void* residual, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
                   const void* right, void* left, int64_t* nonfinite, Launch launch) {
-  clear_counts(nonfinite, 1, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const LeftOf<T> o{matrix<T>(grad, residual, rows, columns, rank), static_cast<const Work<T>*>(right),

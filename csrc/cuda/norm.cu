@@ -116,7 +116,6 @@ template <Power kPower, bool kLargest, class Of, class T, class Table> __global_
 // One pass for the largest |x| and for the sum of a power, or for one of them: `tensor` says where of each.
 template <Power kPower, bool kLargest, class Of, class T, class TensorOf>
 void run(int64_t tensor_count, TensorOf tensor, int64_t* nonfinite, Launch launch) {
-  clear_counts(nonfinite, tensor_count, launch);
   const auto shape = [&](int64_t i) { return std::pair(tensor(i).count, tensor(i).row_length); };
   const auto units = [&](int64_t i) { return groups_in(tensor(i).count, tensor(i).row_length); };
   const Trees<Of> trees(tensor_count, shape, true, launch);

@@ -136,7 +136,6 @@ __global__ void decode_kernel(const __grid_constant__ Table table, QsgdShape sha
 
 void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
                  int64_t* nonfinite, Launch launch) {
-  clear_counts(nonfinite, tensor_count, launch);
   const int64_t in_unit = shape.block * records_at_once(tensor_count > 1);
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_unit); };
   visit(dtype, [&](auto type) {

@@ -156,7 +156,6 @@ template <class T> __global__ void record_decode_kernel(RecordDecode<T> o) {
 
 void record_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t block, ScaleRule rule,
                   uint8_t* records, int64_t* nonfinite, Launch launch) {
-  clear_counts(nonfinite, 1, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const RecordOffer<T> o{

@@ -81,7 +81,6 @@ template <class T> __global__ void place_kernel(Sampling s, const Work<T>* value
 
 void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t block, int64_t k,
                   const Stream* key, int64_t first, void* values, int64_t* nonfinite, Launch launch) {
-  clear_counts(nonfinite, 1, launch);
   const Sampling s{count, k, *key, first, block};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;

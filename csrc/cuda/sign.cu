@@ -282,7 +282,6 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, D
                 float scale, const Stream* key, int64_t* nonfinite, Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
   const auto units = [&](int64_t i) { return groups_in(tensors[i].count, tensors[i].row_length); };
-  clear_counts(nonfinite, tensor_count, launch);
   clear_bits(tensors, tensor_count, launch);
   // An array without elements may have no address.
   const bool adds =

@@ -304,7 +304,6 @@ int64_t run_top(const SketchTable<W>& s, int64_t k, int64_t* positions, W* estim
 void sketch_encode(const void* grad, const void* residual, const void* momentum, double factor, Dtype dtype,
                    int64_t count, int64_t offset, int rows, int64_t places, const Stream* key, void* table,
                    int64_t* nonfinite, Launch launch) {
-  clear_counts(nonfinite, 1, launch);
   if (count == 0) return;
   const SketchMap map{rows, uint32_t(places), *key};
   const int64_t last = (offset + count - 1) / sketch_columns(map) + 1;

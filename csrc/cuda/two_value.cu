@@ -247,7 +247,6 @@ void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype
                      int64_t* nonfinite, Launch launch) {
   const auto shape = [&](int64_t i) { return std::pair(tensors[i].count, tensors[i].row_length); };
   const auto units = [&](int64_t i) { return groups_in(tensors[i].count, tensors[i].row_length); };
-  clear_counts(nonfinite, tensor_count, launch);
   clear_bits(tensors, tensor_count, launch);
   const Trees<Sides> trees(tensor_count, shape, true, launch);
   const auto adding = [&](int64_t i) {

@@ -126,7 +126,6 @@ void values_encode(const int32_t* positions, int64_t kept, const void* values, c
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
                    Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
                    bool masking, double decay, bool by_senders, int64_t* wrong, Launch launch) {
-  clear_counts(wrong, 1, launch);
   const Cut cut{count, range_elements(parameter), ranges_for(count, parameter)};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;

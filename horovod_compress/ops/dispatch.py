@@ -8,6 +8,7 @@ share no memory. One tensor is a batch of one. Counts are numbers on the CPU, an
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter, is_
@@ -84,7 +85,7 @@ class _Runners:
         if name not in BY_NAME:
             raise AttributeError(f"no kernel is named {name!r}")
         row = BY_NAME[name]
-        functions = {"refuse_lengths": _refuse_lengths, "by_reference": _by_reference}
+        functions = {f.__name__.lstrip("_"): f for f in (_refuse_lengths, _by_reference, _counts_from_zero)}
         space: dict[str, Any] = {**vars(legality), **vars(sizes), **functions, "legality": legality, "ROW": row}
         text = "\n".join(_batch_text(row) if row.members else _text(row))
         exec(compile(text, f"<call of {name}>", "exec"), space)  # noqa: S102  text of this package
@@ -180,7 +181,7 @@ def _call(row: Operation, number: str, counts: str) -> list[str]:
     return [
         "if device < 0:",
         f"    return {call}0, launch)",
-        f"{counts} = torch.empty({number}, dtype=torch.int64, device=f'cuda:{{device}}')",
+        f"{counts} = counts_from_zero({number}, device, launch)",
         f"{call}{counts}.data_ptr(), launch)",
         f"return {counts}",
     ]
@@ -271,6 +272,25 @@ def _refuse_lengths(row: Operation, columns: Sequence[Column], number: int) -> N
         if column is not None and len(column) != number:
             raise ValueError(f"{member.many} must hold one item for each of {number} tensors, got {len(column)}")
     raise AssertionError("the columns are as long as they should be")
+
+
+#: How many counts are cleared at once: a launch for it takes as long as a kernel on a small tensor.
+_CLEARED = 1 << 14
+#: What is left of them, by device and stream.
+_left: dict[tuple[int, int], Tensor] = {}
+_leaving = threading.Lock()
+
+
+def _counts_from_zero(number: int, device: int, stream: int) -> Tensor:
+    """Return so many counts that are 0 for what is queued on a stream; no other call gets them."""
+    if torch.cuda.is_current_stream_capturing():  # the graph clears its own, whenever it is replayed
+        return torch.zeros(number, dtype=torch.int64, device=f"cuda:{device}")
+    with _leaving:
+        left = _left.get((device, stream))
+        if left is None or len(left) < number:
+            left = torch.zeros(max(number, _CLEARED), dtype=torch.int64, device=f"cuda:{device}")
+        _left[device, stream] = left[number:]
+        return left[:number]
 
 
 def _by_reference(row: Operation, columns: Sequence[Column], number: int, options: Mapping[str, Any]) -> Any:

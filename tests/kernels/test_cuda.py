@@ -1056,6 +1056,20 @@ class TestStreams:
             graph.replay()
             assert [bool((a == b.cpu()).all()) for a, b in zip(expected, captured, strict=True)] == [True] * 4
 
+    def test_counts_begin_at_zero_in_every_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Many are cleared at once, here eight: no call goes on from what another one has counted."""
+        monkeypatch.setattr(dispatch, "_CLEARED", 8)
+        monkeypatch.setattr(dispatch, "_left", {})
+        bad = [torch.tensor(some, device="cuda") for some in ([math.nan, 1.0], [1.0, 2.0], [math.inf, math.nan])]
+        for streams in ([torch.cuda.current_stream()], [torch.cuda.Stream(), torch.cuda.Stream()]):
+            found = []
+            for number in range(12):
+                with torch.cuda.stream(streams[number % len(streams)]):
+                    found.append(ops.dense_offer_all(bad, None, [torch.empty_like(part) for part in bad]))
+                    found.append(ops.dense_offer_all(bad * 4, None, [torch.empty_like(part) for part in bad * 4])[-3:])
+            torch.cuda.synchronize()
+            assert [counts.tolist() for counts in found] == [[1, 0, 2]] * 24
+
     def test_parts_of_many_ranks_are_refused_in_a_graph(self) -> None:
         parts = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in range(65)]
         ops.majority_fold(parts, parts[0], 128)
