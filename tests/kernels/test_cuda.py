@@ -8,6 +8,7 @@ them nor what threads do at the same time.
 from __future__ import annotations
 
 import ast
+import math
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from benchmarks import single
 from horovod_compress import ops
-from horovod_compress.ops import legality, loader
+from horovod_compress.ops import dispatch, legality, loader
 from horovod_compress.ops.dispatch import as_tensor, by_reference
 from horovod_compress.ops.sizes import FORMS, ternary_states
 from tests.support.marks import slow
@@ -1061,6 +1062,7 @@ class TestStreams:
         monkeypatch.setattr(dispatch, "_CLEARED", 8)
         monkeypatch.setattr(dispatch, "_left", {})
         bad = [torch.tensor(some, device="cuda") for some in ([math.nan, 1.0], [1.0, 2.0], [math.inf, math.nan])]
+        torch.cuda.synchronize()
         for streams in ([torch.cuda.current_stream()], [torch.cuda.Stream(), torch.cuda.Stream()]):
             found = []
             for number in range(12):
