@@ -114,9 +114,8 @@ template <class V, class Put> struct Adding {
   Put put;
 };
 
-// Adds up a row of several blocks that warps of a group have found: they lie beside each other. All of the group come.
-template <class V, class Put> __device__ void add_within_group(const Adding<V, Put>& adding, const Stretch& stretch,
-                                                               V found) {
+// What this warp of a group and those behind it have found, `warps` in all, for its first lane. All of the group come.
+template <class V> __device__ V sum_of_warps(V found, int warps) {
   __shared__ double all[kWarpsOfGroup * kNumbers<V>];
   double* const mine = all + threadIdx.x / kWarp * kNumbers<V>;
   if (lane_index() == 0) {
@@ -124,25 +123,28 @@ template <class V, class Put> __device__ void add_within_group(const Adding<V, P
     for (int i = 0; i < kNumbers<V>; ++i) mine[i] = number(found, i);
   }
   __syncthreads();
-  if (lane_index() == 0 && stretch.block == 0 && stretch.count > 0) {
-    V total{};
-    for (int block = 0; block < int(adding.tree.blocks_of(stretch.row)); ++block) {
+  V total{};
+  for (int warp = 0; warp < warps; ++warp) {
 #pragma unroll
-      for (int i = 0; i < kNumbers<V>; ++i) number(found, i) = mine[block * kNumbers<V> + i];
-      total.take(found);
-    }
-    adding.put(stretch.row, total);
+    for (int i = 0; i < kNumbers<V>; ++i) number(found, i) = mine[warp * kNumbers<V> + i];
+    total.take(found);
   }
   __syncthreads();
+  return total;
 }
 
 // A warp brings what it has found of its stretch; all warps of a group come.
 template <class V, class Put>
 __device__ void note_stretch(const Adding<V, Put>& adding, const Stretch& stretch, const V& found) {
   const Tree<V>& tree = adding.tree;
-  if (tree.blocks_per_row > 1 && is_short(tree.blocks_per_row)) return add_within_group(adding, stretch, found);
+  if (is_short(tree.blocks_per_row)) {
+    const bool begins = stretch.count > 0 && stretch.block == 0;
+    const V total =
+        tree.blocks_per_row == 1 ? found : sum_of_warps(found, begins ? int(tree.blocks_of(stretch.row)) : 0);
+    if (lane_index() == 0 && begins) adding.put(stretch.row, total);
+    return;
+  }
   if (lane_index() != 0 || stretch.count == 0) return;
-  if (tree.blocks_per_row == 1) return adding.put(stretch.row, found);
   tree.of_blocks[stretch.row * tree.blocks_per_row + stretch.block] = found;
   if (stretch.block == 0) *tree.arrived(stretch.row) = 0;  // for the second launch
 }
@@ -203,12 +205,18 @@ template <class V, class Put> __device__ void add_part_of_row(const Adding<V, Pu
   const int64_t blocks = tree.blocks_of(row), units = ceil_div(blocks, kBlocksOfUnit);
   const int64_t mine = part * kUnitsAtOnce + threadIdx.x / kWarp, first = mine * kBlocksOfUnit;
   if (part * kUnitsAtOnce >= units) return;  // the last row of a tensor may be shorter
-  V* const found = tree.units_of_row(row);
+  V of_warp{};
   if (mine < units) {
     const V* const values = tree.of_blocks + row * tree.blocks_per_row + first;
-    const V total = in_order(values, int(min(kBlocksOfUnit, blocks - first)));
-    if (lane_index() == 0) found[mine] = total;
+    of_warp = in_order(values, int(min(kBlocksOfUnit, blocks - first)));
   }
+  if (units <= kUnitsAtOnce) {  // this group has them all
+    const V total = sum_of_warps(of_warp, mine == 0 ? int(units) : 0);
+    if (threadIdx.x == 0) adding.put(row, total);
+    return;
+  }
+  V* const found = tree.units_of_row(row);
+  if (mine < units && lane_index() == 0) found[mine] = of_warp;
   if (!is_last_of(tree.arrived(row), unsigned(ceil_div(units, kUnitsAtOnce)))) return;
   const V total = sum_of_units(found, units);
   if (threadIdx.x == 0) adding.put(row, total);
