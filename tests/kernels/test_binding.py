@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from horovod_compress.ops import legality
+from horovod_compress.ops import dispatch, legality
 
 pytestmark = pytest.mark.skipif(legality.REFERENCE is not None, reason="there is no binding: these are NumPy's kernels")
 
@@ -38,3 +38,29 @@ def test_a_row_that_is_none(row: object) -> None:
     """Of a batch: too short, too large, and not of numbers."""
     with pytest.raises(TypeError):
         legality.CPU.norm_offer([row], 0, 0, 0, 1)
+
+
+def test_counts_on_a_device_are_cleared_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call gets some that no other one has, on its own stream; the memory is the CPU's here."""
+    cleared: list[tuple[int, str]] = []
+
+    def zeros(number: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+        cleared.append((number, device))
+        return torch.full((number,), 0, dtype=dtype)
+
+    monkeypatch.setattr(dispatch, "_CLEARED", 8)
+    monkeypatch.setattr(dispatch, "_left", {})
+    monkeypatch.setattr(torch, "zeros", zeros)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    given = [dispatch._counts_from_zero(number, 0, 7) for number in (3, 5, 1, 8, 9)]
+    assert cleared == [(8, "cuda:0"), (8, "cuda:0"), (8, "cuda:0"), (9, "cuda:0")]
+    given += [dispatch._counts_from_zero(2, *place) for place in ((0, 8), (1, 7), (0, 8))]
+    assert cleared[4:] == [(8, "cuda:0"), (8, "cuda:1")]
+    for value, counts in enumerate(given, 1):
+        assert not counts.any()
+        counts += value
+    assert [len(counts) for counts in given] == [3, 5, 1, 8, 9, 2, 2, 2]
+    assert all(bool((counts == value).all()) for value, counts in enumerate(given, 1))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    dispatch._counts_from_zero(2, 0, 8)
+    assert cleared[6:] == [(2, "cuda:0")]
