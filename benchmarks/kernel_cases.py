@@ -83,7 +83,7 @@ class Arrays:
         self.parameter = ops.golomb_parameter(self.kept, count)
         self.positions, self.values = torch.zeros(self.kept, dtype=torch.int32), torch.zeros(self.kept)
         numbers, chosen = single.numbers_for(self.grad), (self.positions, self.values[:1])
-        ops.binary_select(self.grad, self.residual, self.kept, *chosen, numbers)
+        single.binary_select(self.grad, self.residual, self.kept, *chosen, numbers)
         self.found = int(numbers[0])
         room = ops.golomb_bound(self.kept, count, self.parameter, 4)
         self.section = torch.zeros(room, dtype=torch.uint8)
@@ -386,7 +386,7 @@ def sparse(a: Arrays) -> Iterable[Case]:
 def values(a: Arrays) -> Iterable[Case]:
     """Bytes of sections and samples are left out beside the tensor's own."""
     n, chosen, found = a.count, a.positions.clone(), a.values.clone()
-    ops.top_select(a.grad, a.residual, a.kept, chosen, found, numbers := single.numbers_for(a.grad))
+    single.top_select(a.grad, a.residual, a.kept, chosen, found, numbers := single.numbers_for(a.grad))
     kept = int(numbers[0])
     room = torch.zeros(ops.values_bound(kept, n, a.parameter, 4), dtype=torch.uint8)
     encoded = (chosen, kept, found, a.parameter, n, place := single.place_in(room), room)
@@ -406,8 +406,8 @@ def values(a: Arrays) -> Iterable[Case]:
     of_chunk, rest = 41, -(-(n % 4096) // 100)
     room_for = n // 4096 * of_chunk + rest
     chosen, found = torch.zeros(room_for, dtype=torch.int32), torch.zeros(room_for)
-    given = (a.grad, a.residual, 4096, of_chunk, rest, chosen, found, numbers)
-    yield kernel_case("chunk_select 1 %", 8 * n, "chunk_select", *given)
+    given = (a.grad, a.residual, rest, chosen, found, numbers)
+    yield kernel_case("chunk_select 1 %", 8 * n, "chunk_select", *given, chunk=4096, k=of_chunk)
     sample, key = a.values.clone(), KEY.at(rank=0, purpose=SAMPLE)
     blocks = sample[: len(sample) // 1024 * 1024]
     if len(blocks):

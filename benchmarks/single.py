@@ -62,7 +62,7 @@ def place_in(out: Tensor) -> Tensor:
 
 
 def numbers_for(grad: Tensor) -> Tensor:
-    """Return room for what a selection finds, as :func:`ops.top_select` takes it."""
+    """Return room for what a selection finds, as :func:`ops.top_select_all` takes it."""
     return torch.zeros(3, dtype=torch.int64, device=grad.device)
 
 

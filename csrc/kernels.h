@@ -254,14 +254,34 @@ void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stre
 // finite, and 1 if a sample has misled, on CUDA. Then nothing else that was written counts, and it is to be repeated
 // with `whole`.
 constexpr int kSelected = 3;
-void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                void* values, int64_t* numbers, bool whole, Launch launch);
-void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                   void* mean, int64_t* numbers, bool whole, Launch launch);
+struct TopSelected {
+  const void *grad, *residual;
+  int64_t count, k;
+  int32_t* positions;
+  void* values;
+  int64_t* numbers;
+};
+struct BinarySelected {
+  const void *grad, *residual;
+  int64_t count, k;
+  int32_t* positions;
+  void* mean;
+  int64_t* numbers;
+};
+void top_select(const TopSelected* tensors, int64_t tensor_count, Dtype dtype, bool whole, Launch launch);
+void binary_select(const BinarySelected* tensors, int64_t tensor_count, Dtype dtype, bool whole, Launch launch);
 
-// chunks.cpp, chunks.cu: the k largest of each chunk, as rules/chunks.h says; the numbers are those of top_select
-void chunk_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t chunk, int64_t k,
-                  int64_t last, int32_t* positions, void* values, int64_t* numbers, Launch launch);
+// chunks.cpp, chunks.cu: the k largest of each chunk, as rules/chunks.h says, `last` of a shorter last one; the numbers
+// are those of top_select
+struct ChunkSelected {
+  const void *grad, *residual;
+  int64_t count, last;
+  int32_t* positions;
+  void* values;
+  int64_t* numbers;
+};
+void chunk_select(const ChunkSelected* tensors, int64_t tensor_count, Dtype dtype, int64_t chunk, int64_t k,
+                  Launch launch);
 
 // golomb.cpp, golomb.cu: sections as rules/golomb.h describes them; `wrong` counts malformed ranges. Encoding begins
 // at place[0] of out, and writes where it ends to place[1]: -1 if the positions do not ascend below `count`, if there

@@ -167,46 +167,9 @@ def sketch_top(
 def sketch_clear(
     table: int, dtype: int, rows: int, places: int, key: _Key, positions: int, count: int, launch: int, /
 ) -> None: ...
-def top_select(
-    grad: int,
-    residual: int,
-    dtype: int,
-    count: int,
-    k: int,
-    positions: int,
-    values: int,
-    numbers: int,
-    whole: bool,
-    launch: int,
-    /,
-) -> None: ...
-def binary_select(
-    grad: int,
-    residual: int,
-    dtype: int,
-    count: int,
-    k: int,
-    positions: int,
-    mean: int,
-    numbers: int,
-    whole: bool,
-    launch: int,
-    /,
-) -> None: ...
-def chunk_select(
-    grad: int,
-    residual: int,
-    dtype: int,
-    count: int,
-    chunk: int,
-    k: int,
-    last: int,
-    positions: int,
-    values: int,
-    numbers: int,
-    launch: int,
-    /,
-) -> int: ...
+def top_select(rows: _Rows, dtype: int, whole: bool, launch: int, /) -> None: ...
+def binary_select(rows: _Rows, dtype: int, whole: bool, launch: int, /) -> None: ...
+def chunk_select(rows: _Rows, dtype: int, chunk: int, k: int, launch: int, /) -> None: ...
 def binary_encode(
     positions: int,
     kept: int,

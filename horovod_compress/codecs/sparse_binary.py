@@ -76,7 +76,7 @@ class SparseBinary(Sections):
 
     @property
     def select(self) -> Callable[..., None]:
-        return ops.binary_select
+        return ops.binary_select_all
 
     def share_sent(self) -> float:
         if self.preset is not None:

@@ -210,7 +210,8 @@ def check_coded(count: int, b: int) -> None:
 
 
 def check_chosen(k: int, count: int) -> None:
-    """Refuse to choose more elements than there are."""
+    """Refuse to choose more elements than there are, or among too many."""
+    check_positions(count)
     if not 0 <= k <= count:
         raise ValueError(f"k must be in [0, {count}], the number of elements, got {k}")
 

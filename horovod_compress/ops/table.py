@@ -120,6 +120,7 @@ SECTIONS = each("sections", U8, ANY_LENGTH)
 PLACE = new("place", I64, "2", disjoint="out")
 RECORDS = "record_bytes(block) * -(-n // block)"
 NUMBERS = new("numbers", I64, "3", disjoint="grad residual positions")
+CHOSEN = Number("k", "check_chosen(k, n)")
 TABLE_OF = "places = table_places(table, rows)"
 SAMPLED = "groups = groups_of(n, values, block)", "check_sample_draws(groups, first)"
 MATRIX = ("columns, rank = matrix_shape(n, rows, right)",)
@@ -284,22 +285,19 @@ TABLE = (
         arrays=(new("table", WIDE), Array("positions", I64, ANY_LENGTH, disjoint="table")), options="rows key",
         first=(TABLE_OF,)),
     # ---- positions and values
-    Operation("top_select", "grad_at, residual_at, grad_code, n, k, positions_at, values_at, numbers_at, whole",
-        arrays=(GRAD, RESIDUAL, new("positions", I32, "k", disjoint="grad residual"),
-                new("values", WORK, "k", disjoint="grad residual positions"), NUMBERS),
-        options="k whole",
-        first=("check_positions(n)", "check_chosen(k, n)")),
-    Operation("binary_select", "grad_at, residual_at, grad_code, n, k, positions_at, mean_at, numbers_at, whole",
-        arrays=(GRAD, RESIDUAL, new("positions", I32, "k", disjoint="grad residual"),
-                new("mean", WORK, "1", disjoint="grad residual positions"), NUMBERS),
-        options="k whole",
-        first=("check_positions(n)", "check_chosen(k, n)")),
-    Operation("chunk_select",
-        "grad_at, residual_at, grad_code, n, chunk, k, last, positions_at, values_at, numbers_at",
-        arrays=(GRAD, RESIDUAL, new("positions", I32, "most", disjoint="grad residual"),
-                new("values", WORK, "most", disjoint="grad residual positions"), NUMBERS),
-        options="chunk k last",
-        first=("check_chunks(n, chunk, k, last)", "most = chosen_in_chunks(n, chunk, k, last)")),
+    Operation("top_select", "rows, grad_code, whole",
+        (GRAD, RESIDUAL, COUNT, CHOSEN, new("positions", I32, "k", disjoint="grad residual"),
+         new("values", WORK, "k", disjoint="grad residual positions"), NUMBERS),
+        options="whole"),
+    Operation("binary_select", "rows, grad_code, whole",
+        (GRAD, RESIDUAL, COUNT, CHOSEN, new("positions", I32, "k", disjoint="grad residual"),
+         new("mean", WORK, "1", disjoint="grad residual positions"), NUMBERS),
+        options="whole"),
+    Operation("chunk_select", "rows, grad_code, chunk, k",
+        (GRAD, RESIDUAL, COUNT, Number("last", "check_chunks(n, chunk, k, last)"),
+         new("positions", I32, "chosen_in_chunks(n, chunk, k, last)", disjoint="grad residual"),
+         new("values", WORK, "chosen_in_chunks(n, chunk, k, last)", disjoint="grad residual positions"), NUMBERS),
+        options="chunk k"),
     Operation("codebook_fit", "values_at, values_code, n, bits, levels_at", of="values",
         arrays=(Array("values", WIDE), new("levels", F32, "1 << bits - 1", disjoint="values")), options="bits",
         first=("check_one_of('bits', bits, (2, 4, 8))",)),

@@ -325,7 +325,7 @@ class TestNumbers:
 
     def test_selection_by_sample(self, dtype: torch.dtype, target: Target, same: Same) -> None:
         """A sample that does, two that mislead, and candidates without room; all the same it is exact."""
-        count, sample = (20_479, 4096) if target.name == "emulated" else (300_001, 1 << 16)
+        count, sample = (20_479, 4096) if target.name == "emulated" else ((1 << 22) + 7, 1 << 16)
         k, kind = count // 50, work(dtype)
         sampled = torch.arange(count) % (count // sample) == 0
         grad, residual = tame(count, dtype, 1), tame(count, kind, 2)

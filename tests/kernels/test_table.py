@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from .support import DTYPES, KEY, bits, compare, numbers, poison, tame, words, w
 KERNELS = Path(__file__).resolve().parents[2] / "csrc" / "kernels.h"
 COUNTS = (0, 1, 63, 64, 65, 0, 1023, 1025, 5000)
 ROWS = [(max(count, 1), 8, 100, 1024)[i % 4] for i, count in enumerate(COUNTS)]
+#: Other numbers of a tensor of so many elements.
+CHOSEN: dict[str, Callable[[int], int]] = {"k": lambda count: -(-count // 3), "last": lambda count: min(count % 100, 2)}
 
 #: What a call says beside the tensors, if anything, each with the dtype and the length of what these decide.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -40,6 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qsgd_encode": {"key": KEY, "bits": 5, "block": 128, "norm": 2},
     "qsgd_decode": {"bits": 5, "block": 128, "scale": 0.3},
     "loco_encode": {"bits": 5, "block": 128, "norm": 2, "kept_bits": 7, "beta": 0.8},
+    "chunk_select": {"chunk": 100, "k": 4},
     "adam_hold": {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01},
     "adam_step": {
         "betas": (0.9, 0.999),
@@ -85,9 +89,6 @@ ONCE: dict[str, tuple[int, dict[str, Any]]] = {
     "sketch_encode": (640, {"rows": 3, "factor": 0.5, **DRAWN}),
     "sketch_top": (ROOM["table"], {"rows": 3, "spans": [(0, 64)], "k": 4, "key": KEY}),
     "sketch_clear": (ROOM["table"], {"rows": 3, "key": KEY}),
-    "top_select": (640, {"k": 4}),
-    "binary_select": (640, {"k": 4}),
-    "chunk_select": (640, {"chunk": 100, "k": 4, "last": 2, "most": 26}),
     "codebook_fit": (640, {"bits": 4}),
     "binary_encode": (4, {"kept": 4, "b": 3, "elements": 640}),
     "binary_decode": (640, {"own": 1, "b": 3, "scale": 0.5}),
@@ -125,7 +126,8 @@ KINDS = ("kept_kind", "table_kind", "values_kind")
 def size_of(member: Array, row: Operation, count: int, length: int) -> int:
     if member.size == ANY_LENGTH:
         return ROOM.get(member.name, 1 if row.members else 4)
-    said = {"n": count, "row_length": length, "size": ops.qsgd_record_bytes(5, 128)} | OPTIONS.get(row.name, {})
+    said = {"n": count, "row_length": length, "size": ops.qsgd_record_bytes(5, 128)}
+    said |= {name: number(count) for name, number in CHOSEN.items()} | OPTIONS.get(row.name, {})
     said["kept_size"] = ops.qsgd_record_bytes(7, 128)
     return int(eval(member.size, vars(legality) | vars(sizes) | said | ONCE.get(row.name, (0, {}))[1]))
 
@@ -153,6 +155,8 @@ def arguments(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
             given[member.many] = [array(member, row, dtype, i) for i in range(len(COUNTS))]
         elif member.name == "row_length":
             given["row_lengths"] = list(ROWS)
+        elif member.name in CHOSEN:
+            given[member.many] = [CHOSEN[member.name](count) for count in COUNTS]
         else:
             given[member.many] = [64 * i for i in range(len(COUNTS))]
     if row.name == "two_value_decode":

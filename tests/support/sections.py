@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,18 +20,19 @@ def begins(at: int = 0, device: torch.device | str = "cpu") -> Tensor:
 
 
 def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor) -> tuple[int, int]:
-    return _selected(ops.top_select, grad, residual, k, positions, values)
+    return _selected(ops.top_select_all, grad, residual, k, positions, values)
 
 
 def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor) -> tuple[int, int]:
-    return _selected(ops.binary_select, grad, residual, k, positions, mean)
+    return _selected(ops.binary_select_all, grad, residual, k, positions, mean)
 
 
 def chunk_select(
     grad: Tensor, residual: Tensor | None, chunk: int, k: int, last: int, positions: Tensor, values: Tensor
 ) -> tuple[int, int]:
     """Select within chunks; what was not found is 0, as kernels leave there what they like."""
-    kept, nonfinite = _selected(ops.chunk_select, grad, residual, chunk, k, last, positions, values)
+    select = partial(ops.chunk_select_all, chunk=chunk, k=k)
+    kept, nonfinite = _selected(select, grad, residual, last, positions, values)
     positions[kept:], values[kept:] = 0, 0
     return kept, nonfinite
 
@@ -43,8 +45,10 @@ def head_of(form: str, kind: torch.dtype, device: torch.device | str = "cpu") ->
 
 
 def _selected(select: Callable[..., None], *given: Any) -> tuple[int, int]:
-    select(*given, numbers := torch.empty(3, dtype=torch.int64, device=given[0].device))
-    return ops.selected(select, [given], [numbers])[0]
+    numbers = [torch.empty(3, dtype=torch.int64, device=given[0].device)]
+    columns = [None if one is None else [one] for one in given]
+    select(*columns, numbers)
+    return ops.selected(select, columns, numbers)[0]
 
 
 def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, out: Tensor) -> int:

@@ -24,7 +24,7 @@ from ..base import Algebra, Codec, Law, Properties
 from ..work import Counts, Layout, Part, Regions, Work, clamped_all, per_element, slices, together, work_dtype
 from .forms import fitted, largest
 
-NUMBERS = 3  # of a selection, as ops.top_select() writes them
+NUMBERS = 3  # of a selection, as ops.top_select_all() writes them
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
 
@@ -79,8 +79,8 @@ class Sections(Codec):
 
     @property
     def select(self) -> Callable[..., None]:
-        """How elements are chosen."""
-        return ops.top_select
+        """How elements are chosen, of all tensors at once."""
+        return ops.top_select_all
 
     def form(self, bucket: Bucket, tensor: TensorSpec) -> str:
         """Return how values of a tensor are written, one of ``ops.sizes.FORMS``."""
@@ -138,10 +138,11 @@ class Sections(Codec):
 
         On CUDA nothing waits: ``encode`` reads what was found, on the exchange thread.
         """
-        for position in positions:
-            work.memo["given"][position] = given = self.given(work, position)
-            self.select(*given, numbers_at(work, position))
-        nonfinite = nonfinite_of(numbers_at(work, position) for position in positions)
+        given = [self.given(work, position) for position in positions]
+        work.memo["given"].update(zip(positions, given, strict=True))
+        numbers = [numbers_at(work, position) for position in positions]
+        choose(self.select, given, numbers)
+        nonfinite = nonfinite_of(numbers)
         if work.bucket.dtype != "float64" or {"full", "signs"}.issuperset(work.memo["forms"]):
             return nonfinite
         # Of a value that the form does not have, every step could send only so little that it would wait forever.
@@ -167,8 +168,8 @@ class Sections(Codec):
     def learn(self, work: Work, positions: Sequence[int]) -> None:
         """Learn how much was chosen of tensors, and do again where a sample has misled."""
         given = [work.memo["given"].pop(position) for position in positions]
-        found = ops.selected(self.select, given, [numbers_at(work, position) for position in positions])
-        work.memo["kept"].update((position, kept) for position, (kept, _) in zip(positions, found, strict=True))
+        found = chosen(self.select, given, [numbers_at(work, position) for position in positions])
+        work.memo["kept"].update(zip(positions, found, strict=True))
 
     def values(self, work: Work, position: int) -> Tensor:
         """Return the values that were chosen of a tensor."""
@@ -274,6 +275,26 @@ def numbers_of(bucket: Bucket) -> Regions:
 def numbers_at(work: Work, position: int) -> Tensor:
     """Return where the selection from a tensor says what it has found."""
     return work.local["numbers"][NUMBERS * position : NUMBERS * (position + 1)]
+
+
+def choose(select: Callable[..., None], given: Sequence[tuple[Any, ...]], numbers: Sequence[Tensor]) -> None:
+    """Choose from some tensors at once.
+
+    Args:
+        given: of each what ``select`` is given, but for the numbers.
+    """
+    if given:
+        select(*_columns(given), numbers)
+
+
+def chosen(select: Callable[..., None], given: Sequence[tuple[Any, ...]], numbers: Sequence[Tensor]) -> list[int]:
+    """Return how much :func:`choose` has chosen of each tensor. Waits on CUDA, and does again what a sample misled."""
+    return [kept for kept, _ in ops.selected(select, _columns(given), numbers)]
+
+
+def _columns(given: Sequence[tuple[Any, ...]]) -> list[Any]:
+    columns = [list(column) for column in zip(*given, strict=True)]
+    return [None if column[0] is None else column for column in columns]
 
 
 def nonfinite_of(numbers: Iterable[Tensor]) -> Counts:

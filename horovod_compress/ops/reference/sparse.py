@@ -40,12 +40,13 @@ def top_select(
 def chunk_select(
     grad: Tensor,
     residual: Tensor | None,
-    chunk: int,
-    k: int,
     last: int,
     positions: Tensor,
     values: Tensor,
     numbers: Tensor,
+    *,
+    chunk: int,
+    k: int,
 ) -> None:
     x = offered(grad, residual)
     kept = np.zeros(0, dtype=np.int64)
