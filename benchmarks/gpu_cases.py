@@ -243,7 +243,7 @@ def selection(a: Inputs, mean: bool) -> Arguments:
 def binary_section(a: Inputs) -> tuple[Tensor, Tensor]:
     positions, _ = a.chosen()
     out = a.bytes(ops.golomb_bound(a.kept, a.count, a.parameter, 4))
-    ops.binary_encode(positions, a.kept, torch.ones(1), a.parameter, a.count, place := single.place_in(out), out)
+    single.binary_encode(positions, a.kept, torch.ones(1), a.parameter, a.count, place := single.place_in(out), out)
     return positions, out[: int(place[1])]
 
 
@@ -263,7 +263,7 @@ def values(a: Inputs, what: str) -> Arguments:
     positions, kept = a.chosen()
     out = a.bytes(ops.values_bound(a.kept, a.count, a.parameter, 4))
     given = (positions, a.kept, kept, a.parameter, a.count, place := single.place_in(out))
-    ops.values_encode(*given, out)
+    single.values_encode(*given, out)
     used = int(place[1])
     if what == "encode":
         return Arguments((*given, torch.zeros_like(out)), 8 * a.kept + used)

@@ -88,7 +88,7 @@ class Arrays:
         room = ops.golomb_bound(self.kept, count, self.parameter, 4)
         self.section = torch.zeros(room, dtype=torch.uint8)
         encoded = (self.positions, self.found, self.values[:1], self.parameter, count)
-        ops.binary_encode(*encoded, place := single.place_in(self.section), self.section)
+        single.binary_encode(*encoded, place := single.place_in(self.section), self.section)
         self.section_bytes = int(place[1])
         self.step, self.row_steps = torch.full((1,), 0.01), torch.full((self.row_sums.numel(),), 0.01)
 
@@ -390,7 +390,7 @@ def values(a: Arrays) -> Iterable[Case]:
     kept = int(numbers[0])
     room = torch.zeros(ops.values_bound(kept, n, a.parameter, 4), dtype=torch.uint8)
     encoded = (chosen, kept, found, a.parameter, n, place := single.place_in(room), room)
-    ops.values_encode(*encoded)
+    single.values_encode(*encoded)
     sent = room[: int(place[1])].clone()
     yield kernel_case("values_encode", 8 * kept + sent.numel(), "values_encode", *encoded)
     levels = torch.zeros(2)

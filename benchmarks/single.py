@@ -57,7 +57,7 @@ def sign_offer(
 
 
 def place_in(out: Tensor) -> Tensor:
-    """Return the place of a section at the beginning of an array, as :func:`ops.binary_encode` takes it."""
+    """Return the place of a section at the beginning of an array, as :func:`ops.binary_encode_all` takes it."""
     return torch.zeros(2, dtype=torch.int64, device=out.device)
 
 

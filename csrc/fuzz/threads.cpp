@@ -71,8 +71,8 @@ Written sparse(Launch launch) {
   int64_t found[kSelected], place[2] = {};
   const TopSelected top{grad.get(), residual.get(), kCount, k, positions.as<int32_t>(), values.get(), found};
   top_select(&top, 1, kFloat32, false, launch);
-  values_encode(positions.as<int32_t>(), found[0], values.get(), nullptr, kFloat32, kFullValues, kCount, 5, place,
-                out.get(), out.size, launch);
+  const ValuesEncoded written{positions.as<int32_t>(), found[0], values.get(), nullptr, kFullValues, kCount, 5};
+  values_encode(&written, 1, kFloat32, place, out.get(), out.size, launch);
   const Section section{out.get(), place[1]};
   int64_t wrong = 0;
   values_decode(&section, 1, 0, kFullValues, 5, kFloat32, kCount, 1, grad.get(), residual.get(), nullptr, 0, false, 1,
@@ -83,7 +83,8 @@ Written sparse(Launch launch) {
   int64_t binary[kSelected], other_place[2] = {};
   const BinarySelected of_sides{grad.get(), residual.get(), kCount, k, positions.as<int32_t>(), &mean, binary};
   binary_select(&of_sides, 1, kFloat32, false, launch);
-  binary_encode(positions.as<int32_t>(), binary[0], &mean, 4, kCount, 5, other_place, out.get(), out.size, launch);
+  const BinaryEncoded coded{positions.as<int32_t>(), binary[0], &mean, kCount, 5};
+  binary_encode(&coded, 1, kFloat32, other_place, out.get(), out.size, launch);
   const Section other{out.get(), other_place[1]};
   binary_decode(&other, 1, 0, 5, kFloat32, kCount, 1, grad.get(), residual.get(), &wrong, launch);
   w.counted = found[0] + place[1] + binary[0] + other_place[1] + wrong;

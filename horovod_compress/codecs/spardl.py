@@ -286,9 +286,9 @@ class SparDL(Codec):
         place, room = work.local[f"{of}place"].zero_(), work.local.get(f"{of}levels", values)
         levels = fitted(values, stretch.form, room)
         sent = rounded(values, stretch.form, levels)
-        given = chosen[: values.numel()], values.numel(), sent if levels is None else values
-        of_code = stretch.parameter, stretch.count
-        ops.values_encode(*given, *of_code, place, out, form=stretch.form, head=levels)
+        given = [chosen[: values.numel()]], [values.numel()], [sent if levels is None else values]
+        of_code = [stretch.parameter], [stretch.count]
+        ops.values_encode_all(*given, *of_code, place, out, forms=[stretch.form], heads=[levels])
         return sent
 
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:

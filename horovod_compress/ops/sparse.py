@@ -24,7 +24,7 @@ from .sizes import CODE_BITS, FORMS
 __all__ = [
     "binary_clear",
     "binary_decode",
-    "binary_encode",
+    "binary_encode_all",
     "binary_select_all",
     "chunk_select_all",
     "codebook_fit",
@@ -33,7 +33,7 @@ __all__ = [
     "selected",
     "top_select_all",
     "values_decode",
-    "values_encode",
+    "values_encode_all",
 ]
 
 
@@ -142,22 +142,28 @@ def selected(
 # ---- positions ----------------------------------------------------------------------------------
 
 
-def binary_encode(
-    positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, place: Tensor, out: Tensor
+def binary_encode_all(
+    positions: Sequence[Tensor],
+    kept: Sequence[int],
+    means: Sequence[Tensor],
+    parameters: Sequence[int],
+    elements: Sequence[int],
+    ends: Tensor,
+    out: Tensor,
 ) -> None:
-    """Write the section of the first ``kept`` positions, which must ascend.
+    """Write the sections of the first ``kept`` positions of tensors, which must ascend, one behind the other.
 
     Args:
-        mean: one element, float32 or float64, as :func:`binary_select_all` writes it.
-        b: the parameter of the code, see :func:`.sizes.golomb_parameter`.
-        elements: how many elements the tensor has that the positions are in.
-        place: int64, two: where the section begins in ``out``; and where it ends, which is written. That is -1 on
-            CUDA, and an error is raised on the CPU, if the positions do not ascend or there is no room. A
-            section that begins at such a -1 is not written.
-        out: uint8, from there on at least :func:`.sizes.golomb_bound` of them.
+        means: one element of each, float32 or float64, as :func:`binary_select_all` writes it.
+        parameters: of the code, see :func:`.sizes.golomb_parameter`.
+        elements: how many elements each tensor has that the positions are in.
+        ends: int64, one more than tensors: where the first section begins in ``out``; and where each ends, which is
+            written. That is -1 on CUDA, and an error is raised on the CPU, if the positions do not ascend or there is
+            no room. A section that begins at such a -1 is not written.
+        out: uint8, from there on at least :func:`.sizes.golomb_bound` of them for each tensor.
     """
-    run.binary_encode(positions, mean, place, out, kept, b, elements)
-    _ascended(place, elements)
+    run.binary_encode(positions, kept, means, elements, parameters, ends, out)
+    _ascended(ends, elements)
 
 
 def binary_decode(
@@ -186,10 +192,11 @@ def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
     return run.binary_clear(section, tensor, b)
 
 
-def _ascended(place: Tensor, elements: int) -> None:
+def _ascended(ends: Tensor, elements: Sequence[int]) -> None:
     """Refuse positions that could not be coded, where the host knows."""
-    if place.is_cpu and place[1] < 0:
-        raise ValueError(f"positions must ascend and be below {elements}, the number of elements")
+    if ends.is_cpu and len(ends) == len(elements) + 1 and ends[-1] < 0:
+        first = int((ends < 0).nonzero()[0])
+        raise ValueError(f"positions must ascend and be below {elements[first - 1]}, the number of elements")
 
 
 # ---- positions with values ----------------------------------------------------------------------
@@ -206,35 +213,39 @@ def codebook_fit(values: Tensor, levels: Tensor, *, bits: int) -> None:
     run.codebook_fit(values, levels, bits)
 
 
-def values_encode(
-    positions: Tensor,
-    kept: int,
-    values: Tensor,
-    b: int,
-    elements: int,
-    place: Tensor,
+def values_encode_all(
+    positions: Sequence[Tensor],
+    kept: Sequence[int],
+    values: Sequence[Tensor],
+    parameters: Sequence[int],
+    elements: Sequence[int],
+    ends: Tensor,
     out: Tensor,
     *,
-    form: str = "full",
-    head: Tensor | None = None,
+    forms: Sequence[str] | None = None,
+    heads: Sequence[Tensor | None] | None = None,
 ) -> None:
-    """Write the section of the first ``kept`` positions, which must ascend, and values.
+    """Write the sections of the first ``kept`` positions of tensors, which must ascend, and values.
 
     Args:
         values: float32 or float64, one for each position; rounded to nearest even where the form is
             narrower, and to the largest number where that would be infinite.
-        b: the parameter of the code, see :func:`.sizes.golomb_parameter`.
-        elements: how many elements the tensor has that the positions are in.
-        place: as in :func:`binary_encode`.
-        out: uint8, from there on at least :func:`.sizes.values_bound` of them.
-        head: for "signs", one element like the values: what all of them count as. For codes the levels, as
+        parameters: of the code, see :func:`.sizes.golomb_parameter`.
+        elements: how many elements each tensor has that the positions are in.
+        ends: as in :func:`binary_encode_all`.
+        out: uint8, from there on at least :func:`.sizes.values_bound` of them for each tensor.
+        forms: how values of each are written, one of :data:`.sizes.FORMS`; None for "full".
+        heads: for "signs", one element like the values: what all of them count as. For codes the levels, as
             :func:`codebook_fit` writes them; each value becomes the nearest one, the lower of two that are as near.
     """
-    check_one_of("form", form, FORMS)
-    if (form == "signs" or form in CODE_BITS) != (head is not None):
-        raise ValueError(f'head must be given for "signs" and codes, and for no other form, got {form!r}')
-    run.values_encode(positions, values, head, place, out, kept, b, elements, form)
-    _ascended(place, elements)
+    forms = forms or ["full"] * len(positions)
+    for form, head in zip(forms, heads or [None] * len(forms), strict=True):
+        check_one_of("form", form, FORMS)
+        if (form == "signs" or form in CODE_BITS) != (head is not None):
+            raise ValueError(f'head must be given for "signs" and codes, and for no other form, got {form!r}')
+    raw = heads and [head.view(torch.uint8) if head is not None and head.is_contiguous() else head for head in heads]
+    run.values_encode(positions, kept, values, raw, [FORMS[form] for form in forms], elements, parameters, ends, out)
+    _ascended(ends, elements)
 
 
 def values_decode(

@@ -775,9 +775,9 @@ class TestMalformed:
         out, place = torch.full((1000,), 77, dtype=torch.uint8, device=target.device), begins(-1, target.device)
         refused = pytest.raises(ValueError, match="positions must") if target.device == "cpu" else nullcontext()
         with target.chosen(), refused:
-            ops.values_encode(at, 2, torch.ones(2, device=target.device), 0, 100, place, out)
+            single.values_encode(at, 2, torch.ones(2, device=target.device), 0, 100, place, out)
         with target.chosen(), refused:
-            ops.binary_encode(at, 2, mean, 0, 100, place, out)
+            single.binary_encode(at, 2, mean, 0, 100, place, out)
         with target.chosen():
             ops.elias_encode(torch.ones(100, device=target.device), place, out, KEY, bits=4, block=64, norm=0)
         assert place.tolist() == [-1, -1] and bool((out == 77).all())

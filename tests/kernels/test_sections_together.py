@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch import Tensor
 
 from benchmarks import single
 from horovod_compress import ops
+from horovod_compress.ops.sizes import FORMS
 from tests.support.marks import slow
+from tests.support.sections import head_of
 
 from . import emulator
 from .parity import Target
@@ -93,6 +97,64 @@ def test_selections_in_chunks(counts: tuple[int, ...]) -> None:
     compare("chunk_select_all", *given, **rule)
     if emulator.compiler():
         EMULATED.same("chunk_select_all", *given, **rule)
+
+
+def sections(counts: Sequence[int], dtype: torch.dtype, broken: bool = False) -> dict[str, list[Any]]:
+    """Return calls that write sections of these tensors, in every form, from byte 3 on."""
+    kind, every = work(dtype), list(FORMS)
+    forms = [every[i % len(every)] for i in range(len(counts))]
+    parameters = [(0, 3, 20)[i % 3] for i in range(len(counts))]
+    positions = [torch.arange(count, dtype=torch.int32)[i % 2 :: 1 + i % 3] for i, count in enumerate(counts)]
+    positions = [one.contiguous() for one in positions]
+    kept = [max(one.numel() - i % 2, 0) for i, one in enumerate(positions)]
+    if broken:
+        positions[6][5] = positions[6][4]
+    ends = torch.tensor([3, *[-7] * len(counts)])
+    values, means = [numbers(one.numel(), kind, i) for i, one in enumerate(positions)], outputs([1] * len(counts), kind)
+    out = poison(3 + 30 * sum(counts) + 600 * len(counts), torch.uint8)
+    given = [parameters, list(counts), ends, out]
+    heads = [head_of(form, kind) for form in forms]
+    return {
+        "values_encode_all": [partial(encode_values, forms, heads), positions, kept, values, *given],
+        "binary_encode_all": [ops.binary_encode_all, positions, kept, means, *given],
+    }
+
+
+def encode_values(forms: list[str], heads: list[Tensor | None], *given: Any) -> None:
+    ops.values_encode_all(*given, forms=forms, heads=heads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("counts", [COUNTS, tuple(3 * count for count in MANY)], ids=["lengths", "many"])
+def test_sections(counts: tuple[int, ...], dtype: torch.dtype) -> None:
+    for encode, *given in sections(counts, dtype).values():
+        compare(encode, *given, shift=3)
+        if emulator.compiler():
+            EMULATED.same(encode, *given)
+
+
+@pytest.mark.parametrize("name", ["values_encode_all", "binary_encode_all"])
+def test_sections_behind_one_that_cannot_be_written_are_not(name: str) -> None:
+    encode, *given = sections(COUNTS, torch.float32, broken=True)[name]
+    ends = given[-2]
+    for target in ("cpu", "emulated")[: 1 + bool(emulator.compiler())]:
+        before = ends.clone()
+        with EMULATED.chosen() if target == "emulated" else nullcontext():
+            with pytest.raises(ValueError, match="positions must ascend and be below 257"):
+                encode(*given)
+        assert (ends[:7] >= 3).all() and (ends[7:] == -1).all()
+        ends.copy_(before)
+
+
+@no_compiler
+@pytest.mark.parametrize("name", ["values_encode_all", "binary_encode_all"])
+def test_sections_take_as_many_launches_however_many_they_are(name: str) -> None:
+    for number in (1, 100):
+        encode, *given = sections([999] * number, torch.float32)[name]
+        with EMULATED.chosen():
+            before = emulator.started()
+            encode(*given)
+            assert tuple(b - a for a, b in zip(before, emulator.started(), strict=True)) == (2, 1)
 
 
 @no_compiler

@@ -90,10 +90,8 @@ ONCE: dict[str, tuple[int, dict[str, Any]]] = {
     "sketch_top": (ROOM["table"], {"rows": 3, "spans": [(0, 64)], "k": 4, "key": KEY}),
     "sketch_clear": (ROOM["table"], {"rows": 3, "key": KEY}),
     "codebook_fit": (640, {"bits": 4}),
-    "binary_encode": (4, {"kept": 4, "b": 3, "elements": 640}),
     "binary_decode": (640, {"own": 1, "b": 3, "scale": 0.5}),
     "binary_clear": (640, {"b": 3}),
-    "values_encode": (4, {"kept": 4, "b": 3, "elements": 640, "form": "signs"}),
     "values_decode": (640, {"own": 1, "b": 3, "scale": 0.5, "factor": 0.5}),
     "sample_offer": (640, {"key": KEY, "block": 1}),
     "sample_decode": (640, {"key": KEY, "scale": 0.5, "block": 1}),
@@ -107,6 +105,7 @@ ONCE: dict[str, tuple[int, dict[str, Any]]] = {
     "hash64": (640, {}),
 }
 BATCHES = [row for row in TABLE if row.members]
+ENCODERS = ("binary_encode", "values_encode")
 MODULES = (checksums, dense, legality, linear, quantise, records, signs, sizes, sparse)
 
 
@@ -126,7 +125,7 @@ KINDS = ("kept_kind", "table_kind", "values_kind")
 def size_of(member: Array, row: Operation, count: int, length: int) -> int:
     if member.size == ANY_LENGTH:
         return ROOM.get(member.name, 1 if row.members else 4)
-    said = {"n": count, "row_length": length, "size": ops.qsgd_record_bytes(5, 128)}
+    said = {"n": count, "row_length": length, "size": ops.qsgd_record_bytes(5, 128), "form": 4, "width": 4}
     said |= {name: number(count) for name, number in CHOSEN.items()} | OPTIONS.get(row.name, {})
     said["kept_size"] = ops.qsgd_record_bytes(7, 128)
     return int(eval(member.size, vars(legality) | vars(sizes) | said | ONCE.get(row.name, (0, {}))[1]))
@@ -165,6 +164,14 @@ def arguments(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
         given["first_words"], given["first_rows"] = ([sum(s[:i]) for i in range(len(s))] for s in (sizes, rows))
         given["bits"] = [bits(64 * sum(sizes), rank) for rank in range(3)]
         given["highs"], given["lows"] = ([tame(sum(rows), torch.float32, k + r) for r in range(3)] for k in (1, 9))
+    if row.name in ENCODERS:
+        positions = given["positions"] = [torch.arange(count, dtype=torch.int32) for count in COUNTS]
+        given |= {"kept": list(COUNTS), "elements": [count + 7 for count in COUNTS], "parameters": [3] * len(COUNTS)}
+        given |= {"ends": torch.tensor([5, *COUNTS]), "out": poison(20 * sum(COUNTS) + 2000, torch.uint8)}
+        if row.name == "values_encode":
+            given["forms"] = ["codes2" if len(one) else "signs" for one in positions]
+            given["heads"] = [tame(2, torch.float32, 1) if len(one) else tame(1, work(dtype), 1) for one in positions]
+            given["values"] = [numbers(count, work(dtype), count) for count in COUNTS]
     if row.name in ("adam_hold", "adam_step"):
         del given["row_lengths"]
     return given
@@ -198,7 +205,7 @@ def test_a_kernel_gives_the_bits_of_its_reference(row: Operation, dtype: torch.d
 @pytest.mark.parametrize("row", each_row())
 def test_what_may_be_left_out_is_left_out(row: Operation, dtype: torch.dtype) -> None:
     given = arguments(row, dtype)
-    optional = [m.many for m in row.given if isinstance(m, Array) and m.optional and m.name != "residual"]
+    optional = [m.many for m in row.given if isinstance(m, Array) and m.optional and m.name not in ("residual", "head")]
     for name in optional:
         compare(f"{row.name}_all", **{**given, name: None})
 
@@ -280,11 +287,12 @@ def test_a_column_that_is_too_short_is_refused(row: Operation, member: Array) ->
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in TABLE if any(
     isinstance(member, Array) and member.disjoint for member in (row.given or row.arrays))])  # fmt: skip
 def test_arrays_that_share_memory_are_refused(row: Operation) -> None:
-    members = [member for member in (row.given or row.arrays) if isinstance(member, Array)]
+    once = {array.name for array in row.arrays}
+    members = [member for member in (*row.given, *row.arrays) if isinstance(member, Array)]
     for member in members:
         for other in member.disjoint.split():
             given = arguments(row, torch.float32)
-            names = [one.many if row.members else one.name for one in (member, find(members, other))]
+            names = [one.name if one.name in once else one.many for one in (member, find(members, other))]
             # Of several the last.
             mine, shared = (given[name][-1] if isinstance(given[name], list) else given[name] for name in names)
             memory = torch.zeros(max(mine.nbytes, shared.nbytes) + 8, dtype=torch.uint8)

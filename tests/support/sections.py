@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops.keys import Key
 from horovod_compress.ops.sizes import CODE_BITS, levels_of
 
 
 def begins(at: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """Return the place of a section that begins there, as :func:`ops.binary_encode` takes it."""
+    """Return the place of a section that begins there, as :func:`ops.binary_encode_all` takes it."""
     return torch.tensor([at, -7], device=device)
 
 
@@ -53,7 +54,7 @@ def _selected(select: Callable[..., None], *given: Any) -> tuple[int, int]:
 
 def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, out: Tensor) -> int:
     """Write a section; return its bytes."""
-    ops.binary_encode(positions, kept, mean, b, elements, place := begins(device=out.device), out)
+    single.binary_encode(positions, kept, mean, b, elements, place := begins(device=out.device), out)
     return int(place[1])
 
 
@@ -61,7 +62,7 @@ def values_encode(
     positions: Tensor, kept: int, values: Tensor, b: int, elements: int, out: Tensor, **options: Any
 ) -> int:
     """Write a section; return its bytes."""
-    ops.values_encode(positions, kept, values, b, elements, place := begins(device=out.device), out, **options)
+    single.values_encode(positions, kept, values, b, elements, place := begins(device=out.device), out, **options)
     return int(place[1])
 
 
