@@ -83,7 +83,7 @@ class Inputs:
     def chosen(self) -> tuple[Tensor, Tensor]:
         """Return the positions and values of the largest elements."""
         positions, values = torch.zeros(self.kept, dtype=torch.int32), torch.zeros(self.kept)
-        ops.top_select(self.grad, None, self.kept, positions, values, single.numbers_for(self.grad))
+        single.top_select(self.grad, None, self.kept, positions, values, single.numbers_for(self.grad))
         return positions, values
 
 
@@ -243,7 +243,7 @@ def selection(a: Inputs, mean: bool) -> Arguments:
 def binary_section(a: Inputs) -> tuple[Tensor, Tensor]:
     positions, _ = a.chosen()
     out = a.bytes(ops.golomb_bound(a.kept, a.count, a.parameter, 4))
-    ops.binary_encode(positions, a.kept, torch.ones(1), a.parameter, a.count, place := single.place_in(out), out)
+    single.binary_encode(positions, a.kept, torch.ones(1), a.parameter, a.count, place := single.place_in(out), out)
     return positions, out[: int(place[1])]
 
 
@@ -263,7 +263,7 @@ def values(a: Inputs, what: str) -> Arguments:
     positions, kept = a.chosen()
     out = a.bytes(ops.values_bound(a.kept, a.count, a.parameter, 4))
     given = (positions, a.kept, kept, a.parameter, a.count, place := single.place_in(out))
-    ops.values_encode(*given, out)
+    single.values_encode(*given, out)
     used = int(place[1])
     if what == "encode":
         return Arguments((*given, torch.zeros_like(out)), 8 * a.kept + used)
@@ -276,7 +276,7 @@ def chunks(a: Inputs) -> Arguments:
     of_chunk, rest = 4096 // KEPT_ONE_IN, -(-(a.count % 4096) // KEPT_ONE_IN)
     room = a.count // 4096 * of_chunk + rest
     outputs = (torch.zeros(room, dtype=torch.int32), a.floats(room), single.numbers_for(a.grad))
-    return Arguments((a.grad, a.residual, 4096, of_chunk, rest, *outputs), 8 * a.count + 8 * room)
+    return Arguments((a.grad, a.residual, rest, *outputs), 8 * a.count + 8 * room, {"chunk": 4096, "k": of_chunk})
 
 
 def codebook(a: Inputs) -> Arguments:

@@ -83,12 +83,12 @@ class Arrays:
         self.parameter = ops.golomb_parameter(self.kept, count)
         self.positions, self.values = torch.zeros(self.kept, dtype=torch.int32), torch.zeros(self.kept)
         numbers, chosen = single.numbers_for(self.grad), (self.positions, self.values[:1])
-        ops.binary_select(self.grad, self.residual, self.kept, *chosen, numbers)
+        single.binary_select(self.grad, self.residual, self.kept, *chosen, numbers)
         self.found = int(numbers[0])
         room = ops.golomb_bound(self.kept, count, self.parameter, 4)
         self.section = torch.zeros(room, dtype=torch.uint8)
         encoded = (self.positions, self.found, self.values[:1], self.parameter, count)
-        ops.binary_encode(*encoded, place := single.place_in(self.section), self.section)
+        single.binary_encode(*encoded, place := single.place_in(self.section), self.section)
         self.section_bytes = int(place[1])
         self.step, self.row_steps = torch.full((1,), 0.01), torch.full((self.row_sums.numel(),), 0.01)
 
@@ -386,11 +386,11 @@ def sparse(a: Arrays) -> Iterable[Case]:
 def values(a: Arrays) -> Iterable[Case]:
     """Bytes of sections and samples are left out beside the tensor's own."""
     n, chosen, found = a.count, a.positions.clone(), a.values.clone()
-    ops.top_select(a.grad, a.residual, a.kept, chosen, found, numbers := single.numbers_for(a.grad))
+    single.top_select(a.grad, a.residual, a.kept, chosen, found, numbers := single.numbers_for(a.grad))
     kept = int(numbers[0])
     room = torch.zeros(ops.values_bound(kept, n, a.parameter, 4), dtype=torch.uint8)
     encoded = (chosen, kept, found, a.parameter, n, place := single.place_in(room), room)
-    ops.values_encode(*encoded)
+    single.values_encode(*encoded)
     sent = room[: int(place[1])].clone()
     yield kernel_case("values_encode", 8 * kept + sent.numel(), "values_encode", *encoded)
     levels = torch.zeros(2)
@@ -406,8 +406,8 @@ def values(a: Arrays) -> Iterable[Case]:
     of_chunk, rest = 41, -(-(n % 4096) // 100)
     room_for = n // 4096 * of_chunk + rest
     chosen, found = torch.zeros(room_for, dtype=torch.int32), torch.zeros(room_for)
-    given = (a.grad, a.residual, 4096, of_chunk, rest, chosen, found, numbers)
-    yield kernel_case("chunk_select 1 %", 8 * n, "chunk_select", *given)
+    given = (a.grad, a.residual, rest, chosen, found, numbers)
+    yield kernel_case("chunk_select 1 %", 8 * n, "chunk_select", *given, chunk=4096, k=of_chunk)
     sample, key = a.values.clone(), KEY.at(rank=0, purpose=SAMPLE)
     blocks = sample[: len(sample) // 1024 * 1024]
     if len(blocks):

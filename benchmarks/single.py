@@ -57,12 +57,12 @@ def sign_offer(
 
 
 def place_in(out: Tensor) -> Tensor:
-    """Return the place of a section at the beginning of an array, as :func:`ops.binary_encode` takes it."""
+    """Return the place of a section at the beginning of an array, as :func:`ops.binary_encode_all` takes it."""
     return torch.zeros(2, dtype=torch.int64, device=out.device)
 
 
 def numbers_for(grad: Tensor) -> Tensor:
-    """Return room for what a selection finds, as :func:`ops.top_select` takes it."""
+    """Return room for what a selection finds, as :func:`ops.top_select_all` takes it."""
     return torch.zeros(3, dtype=torch.int64, device=grad.device)
 
 

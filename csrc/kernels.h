@@ -229,8 +229,9 @@ void loco_encode(const LocoEncoded* tensors, int64_t tensor_count, Dtype dtype, 
 void loco_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, int kept_bits,
                double beta, const uint8_t* kept, uint8_t* out, uint8_t* left, Launch launch);
 
-// elias.cpp, elias.cu: the same codes in sections as rules/elias.h describes them. Encoding takes `place` as
-// binary_encode() does; decoding adds the sections in their order, `wrong` counts malformed ranges.
+// elias.cpp, elias.cu: the same codes in sections as rules/elias.h describes them. Encoding begins at
+// place[0] of out, and writes where it ends to place[1], as binary_encode() does; decoding adds the sections in their
+// order, `wrong` counts malformed ranges.
 void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
                   int64_t* place, uint8_t* out, int64_t room, int64_t* nonfinite, Launch launch);
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
@@ -254,20 +255,46 @@ void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stre
 // finite, and 1 if a sample has misled, on CUDA. Then nothing else that was written counts, and it is to be repeated
 // with `whole`.
 constexpr int kSelected = 3;
-void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                void* values, int64_t* numbers, bool whole, Launch launch);
-void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                   void* mean, int64_t* numbers, bool whole, Launch launch);
+struct TopSelected {
+  const void *grad, *residual;
+  int64_t count, k;
+  int32_t* positions;
+  void* values;
+  int64_t* numbers;
+};
+struct BinarySelected {
+  const void *grad, *residual;
+  int64_t count, k;
+  int32_t* positions;
+  void* mean;
+  int64_t* numbers;
+};
+void top_select(const TopSelected* tensors, int64_t tensor_count, Dtype dtype, bool whole, Launch launch);
+void binary_select(const BinarySelected* tensors, int64_t tensor_count, Dtype dtype, bool whole, Launch launch);
 
-// chunks.cpp, chunks.cu: the k largest of each chunk, as rules/chunks.h says; the numbers are those of top_select
-void chunk_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t chunk, int64_t k,
-                  int64_t last, int32_t* positions, void* values, int64_t* numbers, Launch launch);
+// chunks.cpp, chunks.cu: the k largest of each chunk, as rules/chunks.h says, `last` of a shorter last one; the numbers
+// are those of top_select
+struct ChunkSelected {
+  const void *grad, *residual;
+  int64_t count, last;
+  int32_t* positions;
+  void* values;
+  int64_t* numbers;
+};
+void chunk_select(const ChunkSelected* tensors, int64_t tensor_count, Dtype dtype, int64_t chunk, int64_t k,
+                  Launch launch);
 
-// golomb.cpp, golomb.cu: sections as rules/golomb.h describes them; `wrong` counts malformed ranges. Encoding begins
-// at place[0] of out, and writes where it ends to place[1]: -1 if the positions do not ascend below `count`, if there
-// is no room, or if place[0] is such a -1 itself.
-void binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
-                   int parameter, int64_t* place, uint8_t* out, int64_t room, Launch launch);
+// golomb.cpp, golomb.cu: sections as rules/golomb.h describes them; `wrong` counts malformed ranges. Sections are
+// written one behind the other: of tensor i from ends[i] of out on, and where it ends to ends[i + 1]. That is -1 if the
+// positions do not ascend below `elements`, if there is no room, or if ends[i] is such a -1 itself.
+struct BinaryEncoded {
+  const int32_t* positions;
+  int64_t kept;
+  const void* mean;
+  int64_t elements, parameter;
+};
+void binary_encode(const BinaryEncoded* tensors, int64_t tensor_count, Dtype dtype, int64_t* ends, uint8_t* out,
+                   int64_t room, Launch launch);
 void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,
                    int64_t count, double scale, void* grad, void* residual, int64_t* wrong, Launch launch);
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
@@ -277,12 +304,17 @@ void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t co
 void codebook_fit(const void* values, Dtype dtype, int64_t count, int bits, float* levels, Launch launch);
 
 // values.cpp, values.cu: sections as rules/values.h describes them; `wrong` counts malformed ranges. Encoding takes
-// `place` as binary_encode() does; `head` is the mean of kSigns, or the levels of codes. With momentum, which needs a
+// `ends` as binary_encode() does; `head` is the mean of kSigns, or the levels of codes. With momentum, which needs a
 // residual and decay 1, what is kept is u = factor u + grad and residual = x + factor u; else decay (x - what was
 // sent). By senders, a sum is divided by how many sections have the element.
-void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* head, Dtype dtype,
-                   ValueForm form, int64_t count, int parameter, int64_t* place, uint8_t* out, int64_t room,
-                   Launch launch);
+struct ValuesEncoded {
+  const int32_t* positions;
+  int64_t kept;
+  const void *values, *head;
+  int64_t form, elements, parameter;
+};
+void values_encode(const ValuesEncoded* tensors, int64_t tensor_count, Dtype dtype, int64_t* ends, uint8_t* out,
+                   int64_t room, Launch launch);
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
                    Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
                    bool masking, double decay, bool by_senders, int64_t* wrong, Launch launch);

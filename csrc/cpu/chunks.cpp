@@ -28,25 +28,29 @@ template <class W> int64_t join(const ChunkShape& s, const std::vector<int32_t>&
   return size;
 }
 
-}  // namespace
-
-void chunk_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t chunk, int64_t k,
-                  int64_t last, int32_t* positions, void* values, int64_t* numbers, Launch launch) {
-  const ChunkShape s{count, chunk, k, last};
+void select_of(const ChunkSelected& t, Dtype dtype, int64_t chunk, int64_t k, Launch launch) {
+  const ChunkShape s{t.count, chunk, k, t.last};
   std::vector<int32_t> kept(size_t(number_of_chunks(s)));
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const Input<T> in = input<T>(grad, residual, count, k);
+    const Input<T> in = input<T>(t.grad, t.residual, t.count, k);
     const auto range = HVC_CHOOSE(select_chunks<T>);
-    auto* const into = static_cast<W*>(values);
-    const int64_t bytes = count * int64_t(sizeof(T) + (residual ? sizeof(W) : 0));
-    numbers[1] = parallel_sum(launch.threads, int64_t(kept.size()), bytes, [&](int64_t first, int64_t end) {
-      return range(in, s, positions, into, kept.data(), first, end);
+    auto* const into = static_cast<W*>(t.values);
+    const int64_t bytes = t.count * int64_t(sizeof(T) + (t.residual ? sizeof(W) : 0));
+    t.numbers[1] = parallel_sum(launch.threads, int64_t(kept.size()), bytes, [&](int64_t first, int64_t end) {
+      return range(in, s, t.positions, into, kept.data(), first, end);
     });
-    numbers[0] = join(s, kept, positions, into);
-    numbers[2] = 0;
+    t.numbers[0] = join(s, kept, t.positions, into);
+    t.numbers[2] = 0;
   });
+}
+
+}  // namespace
+
+void chunk_select(const ChunkSelected* tensors, int64_t tensor_count, Dtype dtype, int64_t chunk, int64_t k,
+                  Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) select_of(tensors[i], dtype, chunk, k, launch);
 }
 
 }  // namespace hvc

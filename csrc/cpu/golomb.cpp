@@ -97,10 +97,15 @@ int64_t write_section(const int32_t* positions, int64_t kept, const void* mean, 
 
 }  // namespace
 
-void binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
-                   int parameter, int64_t* place, uint8_t* out, int64_t, Launch) {
-  if (place[0] < 0) return put_end(-1, place);
-  put_end(write_section(positions, kept, mean, value_bytes, count, parameter, out + place[0]), place);
+void binary_encode(const BinaryEncoded* tensors, int64_t tensor_count, Dtype dtype, int64_t* ends, uint8_t* out,
+                   int64_t, Launch) {
+  const int value_bytes = dtype == kFloat64 ? 8 : 4;
+  for (const BinaryEncoded* t = tensors; t != tensors + tensor_count; ++t, ++ends) {
+    put_end(ends[0] < 0 ? -1
+                        : write_section(t->positions, t->kept, t->mean, value_bytes, t->elements, int(t->parameter),
+                                        out + ends[0]),
+            ends);
+  }
 }
 
 void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,

@@ -293,29 +293,32 @@ void put_numbers(int64_t kept, int64_t nonfinite, int64_t* numbers) {
 
 }  // namespace
 
-void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                void* values, int64_t* numbers, bool, Launch launch) {
+void top_select(const TopSelected* tensors, int64_t tensor_count, Dtype dtype, bool, Launch launch) {
   const Memory memory;
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const DefaultRounding rounding;
-    const auto parts = select_largest<kTogether>(input<T>(grad, residual, count, k), memory.arena(), launch);
-    const Candidates<Work<T>>& kept = parts[0].list;
-    std::copy(kept.positions, kept.positions + kept.size, positions);
-    std::copy(kept.values, kept.values + kept.size, static_cast<Work<T>*>(values));
-    put_numbers(kept.size, parts[0].nonfinite, numbers);
+    for (const TopSelected* t = tensors; t != tensors + tensor_count; ++t) {
+      const Input<T> in = input<T>(t->grad, t->residual, t->count, t->k);
+      const auto parts = select_largest<kTogether>(in, memory.arena(), launch);
+      const Candidates<Work<T>>& kept = parts[0].list;
+      std::copy(kept.positions, kept.positions + kept.size, t->positions);
+      std::copy(kept.values, kept.values + kept.size, static_cast<Work<T>*>(t->values));
+      put_numbers(kept.size, parts[0].nonfinite, t->numbers);
+    }
   });
 }
 
-void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                   void* mean, int64_t* numbers, bool, Launch launch) {
+void binary_select(const BinarySelected* tensors, int64_t tensor_count, Dtype dtype, bool, Launch launch) {
   const Memory memory;
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const DefaultRounding rounding;
-    auto parts = select_largest<kApart>(input<T>(grad, residual, count, k), memory.arena(), launch);
-    auto* value = static_cast<Work<T>*>(mean);
-    put_numbers(take_winner(parts[0], positions, value), parts[0].nonfinite, numbers);
+    for (const BinarySelected* t = tensors; t != tensors + tensor_count; ++t) {
+      auto parts = select_largest<kApart>(input<T>(t->grad, t->residual, t->count, t->k), memory.arena(), launch);
+      auto* const mean = static_cast<Work<T>*>(t->mean);
+      put_numbers(take_winner(parts[0], t->positions, mean), parts[0].nonfinite, t->numbers);
+    }
   });
 }
 

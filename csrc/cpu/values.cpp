@@ -93,17 +93,17 @@ int64_t encode_as(ValueForm form, const Given& given, const W* values, const voi
 
 }  // namespace
 
-void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* head, Dtype dtype,
-                   ValueForm form, int64_t count, int parameter, int64_t* place, uint8_t* out, int64_t, Launch) {
-  int64_t used = -1;
-  if (place[0] < 0) return put_end(used, place);
+void values_encode(const ValuesEncoded* tensors, int64_t tensor_count, Dtype dtype, int64_t* ends, uint8_t* out,
+                   int64_t, Launch) {
   const DefaultRounding rounding;
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
-    const Given given{positions, kept, count, parameter};
-    used = encode_as(form, given, static_cast<const W*>(values), head, out + place[0]);
+    for (const ValuesEncoded* t = tensors; t != tensors + tensor_count; ++t, ++ends) {
+      const Given given{t->positions, t->kept, t->elements, int(t->parameter)};
+      const auto* const values = static_cast<const W*>(t->values);
+      put_end(ends[0] < 0 ? -1 : encode_as(ValueForm(t->form), given, values, t->head, out + ends[0]), ends);
+    }
   });
-  put_end(used, place);
 }
 
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,

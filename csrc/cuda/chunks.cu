@@ -1,4 +1,4 @@
-// The largest elements of every chunk of a tensor: a block takes a chunk, its threads hold the magnitudes.
+// The largest elements of every chunk of all tensors: a block takes a chunk, its threads hold the magnitudes.
 #include "rules/chunks.h"
 
 #include "rows.h"
@@ -94,16 +94,36 @@ template <class W> __device__ int keep_of_chunk(const Held<W>& held, Cut<Key<W>>
   return kept;
 }
 
-template <class T> __global__ void select_kernel(Input<T> in, ChunkShape s, int32_t* positions, Work<T>* values,
-                                                 int64_t* kept, int64_t* nonfinite) {
+// One tensor.
+template <class T> struct Chunked {
+  Input<T> in;  // its k is that of a last chunk
+  int32_t* positions;
+  Work<T>* values;
+  int64_t* numbers;
+
+  __host__ __device__ ChunkShape shape(int64_t chunk, int64_t k) const { return {in.count, chunk, k, in.k}; }
+};
+
+// What the chunks of a table have kept, one behind the other, so many numbers for each.
+template <class W> struct OfChunks {
+  int32_t* positions;
+  W* values;
+  int64_t* kept;  // how many
+};
+
+template <class T, class Table>
+__global__ void select_kernel(const __grid_constant__ Table table, int64_t chunk, int64_t k, OfChunks<Work<T>> out) {
   using W = Work<T>;
   using K = Key<W>;
   __shared__ Tallies tallies;
   __shared__ int of_warps[kWarps];
-  for (int64_t index = blockIdx.x; index < number_of_chunks(s); index += gridDim.x) {
-    const int64_t begin = index * s.chunk;
+  for (int64_t unit = blockIdx.x; unit < table.units(); unit += gridDim.x) {
+    const int item = table.item_of(unit);
+    const Chunked<T>& tensor = table.items[item];
+    const ChunkShape s = tensor.shape(chunk, k);
+    const int64_t index = unit - table.begins[item], begin = index * chunk;
     Held<W> held;
-    load_chunk(in, begin, chunk_size(s, index), held, nonfinite);
+    load_chunk(tensor.in, begin, chunk_size(s, index), held, tensor.numbers + 1);
     const auto at_least = [&](K bound) {
       int number = 0;
 #pragma unroll
@@ -111,47 +131,56 @@ template <class T> __global__ void select_kernel(Input<T> in, ChunkShape s, int3
       return int64_t(sum_of_block(number, of_warps));
     };
     const Cut<K> cut = cut_of_chunk(K(kInfinityBits<W>), kept_of_chunk(s, index), at_least);
-    const int64_t at = index * s.k;
-    const int number = keep_of_chunk(held, cut, begin, tallies, positions + at, values + at);
-    if (threadIdx.x == 0) kept[index] = number;
+    const int number = keep_of_chunk(held, cut, begin, tallies, out.positions + unit * k, out.values + unit * k);
+    if (threadIdx.x == 0) out.kept[unit] = number;
   }
+  if (first_item() == 0) out.kept[table.units()] = 0;  // what is added up ends with the sum of all
 }
 
-// Brings what the chunks have kept together; `before` ends with how much that is.
-template <class W> __global__ void join_kernel(ChunkShape s, const int64_t* before, const int32_t* positions,
-                                               const W* values, int32_t* out, W* out_values, int64_t* size) {
-  const int64_t chunks = number_of_chunks(s);
-  if (first_item() == 0) *size = before[chunks];
-  for (int64_t index = first_warp(); index < chunks; index += warp_stride()) {
-    const int64_t to = before[index], number = before[index + 1] - to;
+// Brings what the chunks have kept together; `kept` of all chunks before each.
+template <class T, class Table>
+__global__ void join_kernel(const __grid_constant__ Table table, int64_t k, OfChunks<Work<T>> out) {
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Chunked<T>& tensor = table.items[item];
+    const int64_t first = out.kept[table.begins[item]], to = out.kept[unit] - first;
+    const int64_t number = out.kept[unit + 1] - out.kept[unit];
+    if (unit == table.begins[item] && lane_index() == 0) *tensor.numbers = out.kept[table.begins[item + 1]] - first;
     for (int64_t i = lane_index(); i < number; i += kWarp) {
-      out[to + i] = positions[index * s.k + i];
-      out_values[to + i] = values[index * s.k + i];
+      tensor.positions[to + i] = out.positions[unit * k + i];
+      tensor.values[to + i] = out.values[unit * k + i];
     }
   }
 }
 
 }  // namespace
 
-void chunk_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t chunk, int64_t k,
-                  int64_t last, int32_t* positions, void* values, int64_t* numbers, Launch launch) {
-  clear(numbers, kSelected * int64_t(sizeof *numbers), launch);
-  const ChunkShape s{count, chunk, k, last};
-  const int64_t chunks = number_of_chunks(s);
-  if (chunks == 0) return;
-  const Scratch<int64_t> kept(chunks + 1, launch);
-  const Scratch<int32_t> places(chunks * k, launch);
-  clear(kept.get() + chunks, sizeof(int64_t), launch);
+void chunk_select(const ChunkSelected* tensors, int64_t tensor_count, Dtype dtype, int64_t chunk, int64_t k,
+                  Launch launch) {
+  clear_all(
+      tensor_count, [&](int64_t i) { return tensors[i].numbers; }, [](int64_t) { return kSelected * sizeof(int64_t); },
+      launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const Scratch<W> found(chunks * k, launch);
-    const Input<T> in = input<T>(grad, residual, count, k);
-    start_blocks(select_kernel<T>, std::min(chunks, kMostBlocks), kThreads, launch, in, s, places.get(), found.get(),
-                 kept.get(), numbers + 1);
-    prefix_sums(kept.get(), kept.get(), chunks + 1, launch);
-    start(join_kernel<W>, chunks * kWarp, launch, s, kept.get(), places.get(), found.get(), positions,
-          static_cast<W*>(values), numbers);
+    const auto tensor = [&](int64_t i) {
+      const ChunkSelected& t = tensors[i];
+      return Chunked<T>{input<T>(t.grad, t.residual, t.count, t.last), t.positions, static_cast<W*>(t.values),
+                        t.numbers};
+    };
+    const auto units = [&](int64_t i) { return number_of_chunks(tensor(i).shape(chunk, k)); };
+    in_tables<Chunked<T>>(tensor_count, tensor, units, [&](const auto& table, int64_t) {
+      using Table = std::decay_t<decltype(table)>;
+      const int64_t chunks = table.units();
+      if (chunks == 0) return;
+      const Scratch<int64_t> kept(chunks + 1, launch);
+      const Scratch<int32_t> places(chunks * k, launch);
+      const Scratch<W> found(chunks * k, launch);
+      const OfChunks<W> out{places.get(), found.get(), kept.get()};
+      start_blocks(select_kernel<T, Table>, std::min(chunks, kMostBlocks), kThreads, launch, table, chunk, k, out);
+      prefix_sums(kept.get(), kept.get(), chunks + 1, launch);
+      start(join_kernel<T, Table>, chunks * kWarp, launch, table, k, out);
+    });
   });
 }
 

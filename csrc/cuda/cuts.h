@@ -1,4 +1,4 @@
-// The k-th largest magnitude of each side, digit by digit; and what may be among the k largest, found in one pass.
+// The k-th largest magnitude of each side, digit by digit, in all tensors of a table at once.
 #pragma once
 #include "rules/select.h"
 #include "grid.h"
@@ -26,21 +26,23 @@ template <class K> struct Search {
 };
 
 // ---- where keys come from -----------------------------------------------------------------------------------
-
-constexpr int64_t kChunk = 1024;  // elements that a warp marks, gathers or compacts
+// A warp tallies or compacts a chunk of a source at a time.
 
 template <class T> struct Whole {
   using W = Work<T>;
-  static constexpr int64_t kChunk = hvc::kChunk;
+  static constexpr int64_t kChunk = 1024;
   Input<T> in;
   __device__ int64_t size() const { return in.count; }
   __device__ W value(int64_t i) const { return offered(in.grad, in.residual, i); }
   __device__ int32_t position(int64_t i) const { return int32_t(i); }
 };
 
+constexpr int64_t kShortChunk = 128;  // so that there is work for many warps
+
 // Every `step`-th element. They lie far apart: what is found of them is kept for the digits after the first.
 template <class T> struct Sampled {
   using W = Work<T>;
+  static constexpr int64_t kChunk = kShortChunk;
   Input<T> in;
   int64_t step;
   W* kept;
@@ -49,6 +51,7 @@ template <class T> struct Sampled {
 };
 template <class V> struct Sample {
   using W = V;
+  static constexpr int64_t kChunk = kShortChunk;
   const V* values;
   int64_t count;
   __device__ int64_t size() const { return count; }
@@ -63,7 +66,7 @@ template <class V> struct Candidate {
 // The elements that may be kept, in index order. More may have been found than there is room for.
 template <class V> struct Few {
   using W = V;
-  static constexpr int64_t kChunk = 128;  // so that there is work for many warps
+  static constexpr int64_t kChunk = kShortChunk;
   Candidate<V>* list;
   const int64_t* found;
   int64_t room;
@@ -71,6 +74,38 @@ template <class V> struct Few {
   __device__ W value(int64_t i) const { return list[i].value; }
   __device__ int32_t position(int64_t i) const { return list[i].position; }
 };
+
+// ---- what a table holds -------------------------------------------------------------------------------------
+
+// What remains on one side, in index order.
+template <class W> struct Kept {
+  int32_t* positions;
+  W* values;
+};
+
+// The search in one source: how many are wanted of each side, where they go, and how many these are, which begins with
+// 0. What is not finite is counted where it is asked for.
+template <int kSides, class Source> struct Task {
+  using W = typename Source::W;
+  using K = Key<W>;
+  static constexpr int sides = kSides;
+  Source source;
+  int64_t k;
+  Kept<W> kept[kSides];
+  int64_t *sizes, *nonfinite;
+};
+
+// A block takes a unit of a source: a chunk for each of its warps.
+constexpr int kWarps = kThreads / kWarp;
+template <class Source> constexpr int64_t kUnit = kWarps * Source::kChunk;
+
+// Calls run(table) with a search of its own: in at most so many keys.
+template <class Task, class Run> void alone(const Task& task, int64_t size, const Run& run) {
+  constexpr int64_t unit = kWarps * decltype(task.source)::kChunk;
+  fill<Task, 1>(
+      0, 1, [&](int64_t) { return task; }, [&](int64_t) { return ceil_div(size, unit); },
+      [&](const auto& table, int64_t) { run(table); });
+}
 
 // ---- digits -------------------------------------------------------------------------------------------------
 
@@ -83,11 +118,36 @@ template <class K> struct Digit {
   Search<K>* searches;
 };
 
-// What to note at the first digit, where it is asked for.
+// Where the searches of a table count, and what they have found. Between two digits the bins are empty.
+template <int kSides, class K> struct Searches {
+  static constexpr int64_t kEach = kSides * kBins + 1;  // numbers of one search; the last one is for blocks
+  int64_t* counts;
+  Search<K>* found;
+
+  __host__ __device__ Digit<K> digit(int number, int64_t item, int64_t k) const {
+    const int above = kKeyBits<K> - number * kDigitBits, shift = above > kDigitBits ? above - kDigitBits : 0;
+    int64_t* const mine = counts + item * kEach;
+    return {shift, above, k, mine, reinterpret_cast<unsigned*>(mine + kSides * kBins), found + item * kSides};
+  }
+};
+
+// Memory for the bins of so many searches.
+template <int kSides> class EmptyBins {
+ public:
+  EmptyBins(int64_t searches, Launch launch) : memory_(searches * kEach, launch) {
+    clear(memory_.get(), searches * kEach * int64_t(sizeof(int64_t)), launch);
+  }
+  int64_t* get() const { return memory_.get(); }
+
+ private:
+  static constexpr int64_t kEach = Searches<kSides, uint32_t>::kEach;
+  Scratch<int64_t> memory_;
+};
+
+// What to note of candidates at the first digit.
 template <class K> struct Noted {
-  int64_t* nonfinite = nullptr;
-  const Search<K>* floors = nullptr;  // of the candidates
-  const int64_t* found = nullptr;     // how many these are
+  const Search<K>* floors = nullptr;
+  const int64_t* found = nullptr;  // how many these are
   int64_t room = 0;
   int64_t* wanting = nullptr;  // becomes 1 if the k largest are not among them
 };
@@ -99,11 +159,14 @@ template <class K> __device__ void note_want(const Noted<K>& noted, const Digit<
   if (!enough || *noted.found > noted.room) *noted.wanting = 1;
 }
 
-// The last block of a grid chooses the digit of each side.
+// The last block of a search chooses the digit of each side, and empties the bins for the next one.
 template <int kSides, class K> __device__ void choose(const Digit<K>& digit, const Noted<K>& noted) {
+  if (threadIdx.x == 0) *digit.arrived = 0;
   for (int side = 0; side < kSides; ++side) {
     Search<K> s = digit.above == kKeyBits<K> ? Search<K>{0, digit.k, false} : digit.searches[side];
-    const Ranked ranked = bin_of_rank<kBins>(digit.counts + side * kBins, s.rank);
+    int64_t* const bins = digit.counts + side * kBins;
+    const Ranked ranked = bin_of_rank<kBins>(bins, s.rank);
+    for (int i = int(threadIdx.x); i < kBins; i += kThreads) bins[i] = 0;
     if (threadIdx.x != 0 || s.whole) continue;
     const bool first = digit.above == kKeyBits<K>;
     if (first) note_want(noted, digit, side, ranked.total);
@@ -114,7 +177,7 @@ template <int kSides, class K> __device__ void choose(const Digit<K>& digit, con
   }
 }
 
-// The bins of a block in shared memory: they begin empty, and are added to those of the grid at the end.
+// The bins of a block in shared memory: they begin empty, and are added to those of the search at the end.
 template <int kSides> struct Bins {
   unsigned counts[kSides * kBins];
 
@@ -125,31 +188,29 @@ template <int kSides> struct Bins {
   template <class W> __device__ void take(W x, int shift) {
     atomicAdd(&counts[side_of<kSides>(x) * kBins + int(key_of(x) >> shift & (kBins - 1))], 1u);
   }
-  template <class K> __device__ void end(const Digit<K>& digit, const Noted<K>& noted) {
+  template <class K> __device__ void end(const Digit<K>& digit, int64_t blocks, const Noted<K>& noted) {
     __syncthreads();
     for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) add_count(digit.counts + i, counts[i]);
-    if (is_last_block(digit.arrived)) choose<kSides>(digit, noted);
+    if (is_last_of(digit.arrived, unsigned(blocks))) choose<kSides>(digit, noted);
   }
 };
 
-// Counts a digit of the keys that agree with the search so far.
+// Counts a digit of the keys of a unit that agree with the search so far; returns how many are not finite.
 template <int kSides, class Source, class K>
-__global__ void digits_kernel(Source source, Digit<K> digit, Noted<K> noted) {
+__device__ int64_t count_unit(const Source& source, int64_t unit, const Digit<K>& digit, Bins<kSides>& bins) {
   using W = typename Source::W;
-  __shared__ Bins<kSides> bins;
-  bins.begin();
   const bool first = digit.above == kKeyBits<K>;
   const K above = first ? K(0) : K(~K(0) << digit.above);
   K known[kSides];
   for (int side = 0; side < kSides; ++side) known[side] = first ? K(0) : digit.searches[side].key & above;
-  const int64_t size = source.size();
+  const int64_t end = min((unit + 1) * kUnit<Source>, source.size());
   int64_t bad = 0;
-  for (int64_t begin = first_item(); begin < size; begin += kInFlight * item_stride()) {
+  for (int64_t begin = unit * kUnit<Source> + threadIdx.x; begin < end; begin += kInFlight * kThreads) {
     W given[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
-      const int64_t i = begin + k * item_stride();
-      given[k] = i < size ? source.value(i) : W(0);
+      const int64_t i = begin + k * kThreads;
+      given[k] = i < end ? source.value(i) : W(0);
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
@@ -159,170 +220,37 @@ __global__ void digits_kernel(Source source, Digit<K> digit, Noted<K> noted) {
       if (key != 0 && (key & above) == wanted) bins.take(x, digit.shift);
     }
   }
-  if (noted.nonfinite) add_count(noted.nonfinite, bad);
-  bins.end(digit, noted);
+  return bad;
 }
 
-// Memory for the counts of so many digits, cleared at once.
-template <int kSides> class Counts {
- public:
-  static constexpr int64_t kEach = kSides * kBins + 1;
-  Counts(int digits, Launch launch) : memory_(digits * kEach, launch) {
-    clear(memory_.get(), digits * kEach * int64_t(sizeof(int64_t)), launch);
-  }
-  int64_t* of(int digit) const { return memory_.get() + digit * kEach; }
-
- private:
-  Scratch<int64_t> memory_;
-};
-
-// The digits of a search for the k-th largest.
-template <int kSides, class K> class Digits {
- public:
-  Digits(int64_t k, int64_t* counts, Search<K>* searches) : k_(k), counts_(counts), searches_(searches) {}
-  Digit<K> of(int number) const {
-    const int above = kKeyBits<K> - number * kDigitBits;
-    int64_t* const counts = counts_ + number * Counts<kSides>::kEach;
-    auto* const arrived = reinterpret_cast<unsigned*>(counts + kSides * kBins);
-    return {std::max(above - kDigitBits, 0), above, k_, counts, arrived, searches_};
-  }
-  Search<K>* searches() const { return searches_; }
-
- private:
-  int64_t k_, *counts_;
-  Search<K>* searches_;
-};
-
-// Blocks enough to keep a GPU busy, and few enough that adding up their bins takes no time.
-inline int64_t items_for(int64_t count) { return std::min<int64_t>(count, 1 << 17); }
-
-// Finds a digit of the k-th largest key of each side, in at most `size` keys of a source.
-template <int kSides, class Source, class K>
-void find_digit(const Source& source, int64_t size, const Digit<K>& digit, const Noted<K>& noted, Launch launch) {
-  start(digits_kernel<kSides, Source, K>, items_for(size), launch, source, digit, noted);
-}
-
-// ---- candidates ---------------------------------------------------------------------------------------------
-// One pass finds them, counts them by chunks of 1024 elements, and puts those of a chunk into its slot. Once all are
-// counted, they move to their places; of a chunk that has more than its slot holds, they are found once more.
-
-constexpr int kSlot = 64, kLanesOfChunk = 8;
-
-// What reaches the floor of its side.
-template <int kSides, class W> struct Floors {
-  Key<W> keys[kSides];
-
-  __device__ explicit Floors(const Search<Key<W>>* searches) {
-    for (int side = 0; side < kSides; ++side) keys[side] = searches[side].key;
-  }
-  __device__ bool pass(W kept) const {
-    const Key<W> key = key_of(kept);
-    return key != 0 && key >= (side_of<kSides>(kept) == 0 ? keys[0] : keys[kSides - 1]);
-  }
-};
-
-// Calls put(number, candidate) for the candidates of some groups of a chunk that a lane has, where so many came before;
-// counts what is not finite.
-template <int kSides, bool kWhole, class T, class Put>
-__device__ void search_groups(const Input<T>& in, const Floors<kSides, Work<T>>& floors, int64_t first, int& before,
-                              int& bad, const Put& put) {
-  using W = Work<T>;
-  const int64_t at = first + lane_index(), left = in.count - at;
-  const uint32_t lower = (1u << lane_index()) - 1;
-  T given[kGroups];
-  W x[kGroups];
-  load_offered<kWhole>(in.grad, kept_array<W>(in.residual), at, left, given, x);
-#pragma unroll
-  for (int k = 0; k < kGroups; ++k) {
-    x[k] = to_work(given[k]) + x[k];
-    bad += !is_finite(x[k]);
-    const W kept = less_nan(x[k]);
-    const bool passes = floors.pass(kept);
-    const uint32_t bits = __ballot_sync(kAllLanes, passes);
-    if (passes) put(before + __popc(bits & lower), Candidate<W>{kept, int32_t(at + k * kWarp)});
-    before += __popc(bits);
+template <class Task, int kRoom> __global__ void digits_kernel(const __grid_constant__ Table<Task, kRoom> table,
+                                                               Searches<Task::sides, typename Task::K> searches,
+                                                               int number) {
+  __shared__ Bins<Task::sides> bins;
+  for (int64_t unit = blockIdx.x; unit < table.units(); unit += gridDim.x) {
+    const int item = table.item_of(unit);
+    const Task& task = table.items[item];
+    const auto digit = searches.digit(number, item, task.k);
+    bins.begin();
+    const int64_t bad = count_unit(task.source, unit - table.begins[item], digit, bins);
+    if (number == 0 && task.nonfinite) add_count(task.nonfinite, bad);
+    bins.end(digit, table.begins[item + 1] - table.begins[item], Noted<typename Task::K>{});
   }
 }
 
-// The same for a chunk; returns how many candidates it has.
-template <int kSides, class T, class Put> __device__ int search_chunk(const Input<T>& in,
-                                                                      const Floors<kSides, Work<T>>& floors,
-                                                                      int64_t chunk, int& bad, const Put& put) {
-  int found = 0;
-  const int64_t begin = chunk * kChunk;
-#pragma unroll 1
-  for (int64_t first = begin; first < begin + kChunk; first += kGroups * kWarp) {
-    if (begin + kChunk <= in.count)
-      search_groups<kSides, true>(in, floors, first, found, bad, put);
-    else
-      search_groups<kSides, false>(in, floors, first, found, bad, put);
-  }
-  return found;
+// Starts a kernel with a block for each unit of a table.
+template <class Table, class... Parameters, class... Arguments> void start_units(void (*kernel)(Table, Parameters...),
+                                                                                 const Table& table, Launch launch,
+                                                                                 const Arguments&... arguments) {
+  start_blocks(kernel, std::min(table.units(), kMostBlocks), kThreads, launch, table, arguments...);
 }
 
-template <int kSides, class T> __global__ void mark_kernel(Input<T> in, const Search<Key<Work<T>>>* searches,
-                                                           int64_t chunks, Candidate<Work<T>>* slots, int64_t* counts,
-                                                           int64_t* nonfinite) {
-  using W = Work<T>;
-  const Floors<kSides, W> floors(searches);
-  for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
-    Candidate<W>* const slot = slots + chunk * kSlot;
-    int bad = 0;
-    const int count = search_chunk(in, floors, chunk, bad, [&](int number, const Candidate<W>& candidate) {
-      if (number < kSlot) slot[number] = candidate;
-    });
-    add_count(nonfinite, bad);
-    if (lane_index() != 0) continue;
-    counts[chunk] = count;
-    if (chunk == 0) counts[chunks] = 0;  // what is added up ends with the sum of all
-  }
-}
-
-// Puts the candidates into a list, where those that find no room are dropped, and counts the first digit of these.
-template <int kSides, class T> __global__ void gather_kernel(Input<T> in, const Search<Key<Work<T>>>* searches,
-                                                             int64_t chunks, const Candidate<Work<T>>* slots,
-                                                             const int64_t* before, Few<Work<T>> few,
-                                                             Digit<Key<Work<T>>> digit, Noted<Key<Work<T>>> noted) {
-  using W = Work<T>;
-  constexpr int kAtOnce = kWarp / kLanesOfChunk;
-  __shared__ Bins<kSides> bins;
-  bins.begin();
-  const auto put = [&](int64_t place, const Candidate<W>& candidate) {
-    if (place >= few.room) return;
-    few.list[place] = candidate;
-    bins.take(candidate.value, digit.shift);
-  };
-  for (int64_t first = first_warp() * kAtOnce; first < chunks; first += warp_stride() * kAtOnce) {
-    const int64_t chunk = min(first + lane_index() / kLanesOfChunk, chunks - 1), begin = before[chunk];
-    const int count = first + lane_index() / kLanesOfChunk < chunks ? int(before[chunk + 1] - begin) : 0;
-    if (count <= kSlot) {
-      for (int i = lane_index() % kLanesOfChunk; i < count; i += kLanesOfChunk)
-        put(begin + i, slots[chunk * kSlot + i]);
-    }
-    for (unsigned full = __ballot_sync(kAllLanes, count > kSlot); full != 0;) {
-      const int lane = __ffs(int(full)) - 1;
-      const int64_t its_begin = __shfl_sync(kAllLanes, begin, lane);
-      int bad = 0;
-      search_chunk(in, Floors<kSides, W>(searches), first + lane / kLanesOfChunk, bad,
-                   [&](int number, const Candidate<W>& candidate) { put(its_begin + number, candidate); });
-      full &= ~(((1u << kLanesOfChunk) - 1) << lane);
-    }
-  }
-  bins.end(digit, noted);
-}
-
-// The candidates of an input: what reaches the floor of its side, and the first digit of a search among these. `before`
-// has room for a number more than chunks.
-template <int kSides, class T> void find_candidates(const Input<T>& in, const Search<Key<Work<T>>>* floors,
-                                                    const Few<Work<T>>& few, int64_t* before, int64_t* nonfinite,
-                                                    const Digit<Key<Work<T>>>& digit, const Noted<Key<Work<T>>>& noted,
-                                                    Launch launch) {
-  const int64_t chunks = ceil_div(in.count, kChunk);
-  const Scratch<Candidate<Work<T>>> slots(chunks * kSlot, launch);
-  start(mark_kernel<kSides, T>, chunks * kWarp, launch, in, floors, chunks, slots.get(), before, nonfinite);
-  prefix_sums(before, before, chunks + 1, launch);
-  start(gather_kernel<kSides, T>, items_for(chunks * kLanesOfChunk), launch, in, floors, chunks,
-        static_cast<const Candidate<Work<T>>*>(slots.get()), static_cast<const int64_t*>(before), few, digit, noted);
+// Finds digits `first` to `end` - 1 of the k-th largest key of each side, in all sources of a table.
+template <class Task, int kRoom> void find_digits(const Table<Task, kRoom>& table,
+                                                  const Searches<Task::sides, typename Task::K>& searches, int first,
+                                                  int end, Launch launch) {
+  for (int number = first; number < end; ++number)
+    start_units(digits_kernel<Task, kRoom>, table, launch, searches, number);
 }
 
 }  // namespace

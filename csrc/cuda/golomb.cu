@@ -10,10 +10,16 @@
 namespace hvc {
 namespace {
 
-struct NoValues {
-  __device__ int64_t operator()(int64_t) const { return 0; }
+// Only streams, and one value of type W for all positions.
+struct NoPut {
   __device__ bool load(int64_t) const { return false; }
   __device__ void operator()(uint8_t*, int64_t, bool, bool) const {}
+};
+template <class W> struct NoValues {
+  static constexpr int kNumbers = 1;
+  static __host__ __device__ int64_t value_bytes(const Given&) { return sizeof(W); }
+  static __device__ int64_t bytes(const Given&, int64_t) { return 0; }
+  template <class Use> static __device__ void with_put(const Given&, const Use& use) { use(NoPut{}); }
 };
 
 struct StreamBytes {
@@ -72,11 +78,13 @@ int64_t warps_for(int64_t ranges) { return std::min(ranges, kMostBlocks); }
 
 }  // namespace
 
-void binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
-                   int parameter, int64_t* place, uint8_t* out, int64_t room, Launch launch) {
-  const Head head{static_cast<const uint8_t*>(mean), value_bytes, 1};
-  write_section(Given{positions, kept, count, parameter}, head, NoValues{}, NoValues{}, Place{place, room}, out,
-                launch);
+void binary_encode(const BinaryEncoded* tensors, int64_t tensor_count, Dtype dtype, int64_t* ends, uint8_t* out,
+                   int64_t room, Launch launch) {
+  std::vector<Given> all;
+  for (const BinaryEncoded* t = tensors; t != tensors + tensor_count; ++t)
+    all.push_back({t->positions, t->kept, nullptr, t->mean, 0, t->elements, t->parameter, 0});
+  visit_work(dtype,
+             [&](auto type) { write_sections<NoValues<typename decltype(type)::type>>(all, ends, out, room, launch); });
 }
 
 void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,

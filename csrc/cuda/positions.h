@@ -1,46 +1,51 @@
-// Sections of positions are written: a warp takes a range, a lane a position.
+// Sections of positions are written, those of all tensors one behind the other: a warp takes a range, a lane a
+// position.
 #pragma once
+#include <vector>
+
 #include "rules/golomb.h"
 #include "grid.h"
 #include "scan.h"
+#include "table.h"
 
 namespace hvc {
 namespace {
 
+// The positions of a tensor, and what is written with them. `before` is what the heads of earlier sections take.
 struct Given {
   const int32_t* positions;
-  int64_t kept, count;
-  int parameter;
+  int64_t kept;
+  const void *values, *head;
+  int64_t form, count, parameter, before;
 
-  __host__ __device__ int64_t ranges() const { return ranges_for(count, parameter); }
+  __host__ __device__ int64_t ranges() const { return ranges_for(count, int(parameter)); }
 };
 
-// Of every range: its first position, how many there are, the bytes of its stream, and where it begins in the section.
+// Of every range: its first position, how many there are, the bytes of its stream, and what all before it take.
 struct Ranges {
   int64_t *firsts, *numbers, *streams, *begins;
 };
 
-// What a section begins with: a value, and for each range one number, the bytes of its stream, or two.
-struct Head {
-  const uint8_t* value;
-  int value_bytes, numbers;
-
-  __device__ int64_t bytes(int64_t ranges) const { return value_bytes + 4 * numbers * ranges; }
-};
-
-// How many positions are wrong, and how many blocks have looked. Clear before.
+// From which tensor on positions are wrong, counted from the end of the table, and how many blocks have looked. Clear
+// before.
 struct Measured {
-  int64_t bad;
-  unsigned arrived;
+  unsigned bad, arrived;
 };
 
-// Where a section begins in its memory and ends, as binary_encode() says, and how much of that there is.
+// Where sections begin in their memory and end, as binary_encode() says, and how much of that there is.
 struct Place {
   int64_t* ends;
   int64_t room;
 };
 
 // ---- lengths ----------------------------------------------------------------------------------------------
+// `Values` says what a section has beside the streams: the bytes of its value, how many numbers there are of a range,
+// and what values take.
+
+// What a section begins with: its value, then for each range one number, the bytes of its stream, or two.
+template <class Values> __host__ __device__ int64_t head_of(const Given& g) {
+  return Values::value_bytes(g) + 4 * Values::kNumbers * g.ranges();
+}
 
 __device__ inline bool is_bad(const Given& g, int64_t i) {
   return g.positions[i] <= (i == 0 ? -1 : g.positions[i - 1]) || g.positions[i] >= g.count;
@@ -54,35 +59,54 @@ __device__ inline uint32_t gap_of(const Given& g, int64_t range_begin, int64_t f
 
 __device__ inline int64_t bits_of_gap(uint32_t gap, int parameter) { return (gap >> parameter) + 1 + parameter; }
 
-// A range takes its stream's bytes and value_bytes(number of its positions). Nothing is read outside of the positions,
-// whatever they are.
-template <class ValueBytes>
-__global__ void measure_kernel(Given g, Ranges r, ValueBytes value_bytes, Head head, Place place, Measured* measured) {
-  int64_t bad = 0;
-  for (int64_t i = first_item(); i < g.kept; i += item_stride()) bad += is_bad(g, i);
-  add_count(&measured->bad, bad);
-  const int64_t elements = range_elements(g.parameter);
-  for (int64_t range = first_warp(); range < g.ranges(); range += warp_stride()) {
-    const int64_t begin = range * elements;
-    const int64_t first = first_not_below(g.kept, [&](int64_t i) { return g.positions[i] < begin; });
-    const int64_t last = first_not_below(g.kept, [&](int64_t i) { return g.positions[i] < begin + elements; });
-    int64_t bits = 0;
-    for (int64_t i = first + lane_index(); i < last; i += kWarp)
-      bits += bits_of_gap(gap_of(g, begin, first, i), g.parameter);
-    for (int half = kWarp / 2; half > 0; half /= 2) bits += __shfl_down_sync(kAllLanes, bits, half);
-    if (lane_index() != 0) continue;
-    r.firsts[range] = first;
-    r.numbers[range] = last - first;
-    r.streams[range] = ceil_div(bits, 8);
-    r.begins[range] = r.streams[range] + value_bytes(last - first);
+// Looks whether any of a share of the positions is wrong.
+__device__ inline bool any_bad(const Given& g, int64_t share, int64_t shares) {
+  bool bad = false;
+#pragma unroll 4
+  for (int64_t i = g.kept * share / shares + lane_index(); i < g.kept * (share + 1) / shares; i += kWarp)
+    bad |= is_bad(g, i);
+  return __ballot_sync(kAllLanes, bad) != 0;
+}
+
+// A range takes its stream's bytes and its values'. Nothing is read outside of the positions, whatever they are.
+template <class Values> __device__ void measure_range(const Given& g, int64_t range, int64_t unit, const Ranges& r) {
+  const int parameter = int(g.parameter);
+  const int64_t begin = range * range_elements(parameter), end = begin + range_elements(parameter);
+  const int64_t first = first_not_below(g.kept, [&](int64_t i) { return g.positions[i] < begin; });
+  const int64_t last = first_not_below(g.kept, [&](int64_t i) { return g.positions[i] < end; });
+  int64_t bits = 0;
+#pragma unroll 4
+  for (int64_t i = first + lane_index(); i < last; i += kWarp)
+    bits += bits_of_gap(gap_of(g, begin, first, i), parameter);
+  for (int half = kWarp / 2; half > 0; half /= 2) bits += __shfl_down_sync(kAllLanes, bits, half);
+  if (lane_index() != 0) return;
+  const int64_t number = max(last - first, int64_t(0)), stream = number > 0 ? ceil_div(bits, 8) : 0;
+  r.firsts[unit] = first;
+  r.numbers[unit] = number;
+  r.streams[unit] = stream;
+  r.begins[unit] = g.ranges() == 0 ? 0 : stream + Values::bytes(g, number);
+}
+
+template <class Values, class Table>
+__global__ void measure_kernel(const __grid_constant__ Table table, Ranges r, Place place, Measured* measured) {
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Given& g = table.items[item];
+    const int64_t range = unit - table.begins[item];
+    const bool bad = any_bad(g, range, table.begins[item + 1] - table.begins[item]);
+    if (bad && lane_index() == 0) atomicMax(&measured->bad, unsigned(table.count - item));
+    measure_range<Values>(g, range, unit, r);
   }
   if (!is_last_block(&measured->arrived)) return;
   const int64_t bytes =
-      prefix_sums_of_block(g.ranges(), [&](int64_t range) { return __ldcg(r.begins + range); }, r.begins);
-  if (threadIdx.x != 0) return;
-  const int64_t begin = place.ends[0], all = head.bytes(g.ranges()) + bytes;
-  const bool good = __ldcg(&measured->bad) == 0 && begin >= 0 && begin + all <= place.room;
-  put_end(good ? all : -1, place.ends);
+      prefix_sums_of_block(table.units(), [&](int64_t unit) { return __ldcg(r.begins + unit); }, r.begins);
+  const int64_t first_bad = table.count - int64_t(__ldcg(&measured->bad)), begin = place.ends[0];
+  for (int64_t item = threadIdx.x; item < table.count; item += kThreads) {
+    const Given& g = table.items[item];
+    const int64_t ranges = item + 1 < table.count ? r.begins[table.begins[item + 1]] : bytes;
+    const int64_t end = begin + g.before + head_of<Values>(g) - table.items[0].before + ranges;
+    place.ends[item + 1] = begin >= 0 && item < first_bad && end <= place.room ? end : -1;
+  }
 }
 
 // ---- streams ----------------------------------------------------------------------------------------------
@@ -109,57 +133,74 @@ __device__ inline void put_zeros(uint8_t* stream, int64_t bit, uint32_t gap, int
 
 // Calls put(where the values of a range are, j, value, whether there is a j-th one) in all lanes; put.load(i) is the
 // value of position i. What is written next is fetched before.
-template <class PutValue>
-__global__ void write_kernel(Given g, Ranges r, Head head, const PutValue put, Place place, uint8_t* memory) {
-  if (place.ends[1] < 0) return;
-  uint8_t* const out = memory + place.ends[0];
-  for (int64_t i = first_item(); i < head.value_bytes; i += item_stride()) out[i] = head.value[i];
-  uint8_t* const ranges = out + head.bytes(g.ranges());
-  for (int64_t range = first_warp(); range < g.ranges(); range += warp_stride()) {
-    const int64_t first = r.firsts[range], number = r.numbers[range], begin = range * range_elements(g.parameter);
-    uint8_t* const stream = ranges + r.begins[range];
-    uint8_t* const lengths = out + head.value_bytes + 4 * head.numbers * range;
-    if (lane_index() == 0) store_bytes(lengths, uint32_t(r.streams[range]));
-    if (lane_index() == 1 && head.numbers == 2) store_bytes(lengths + 4, uint32_t(number));
-    fill_with_ones(stream, r.streams[range]);
+template <class Put> __device__ void write_range(const Given& g, int64_t begin, int64_t first, int64_t number,
+                                                 uint8_t* stream, uint8_t* values, const Put& put) {
+  const int parameter = int(g.parameter);
+  struct Code {
+    uint32_t gap;
+    decltype(put.load(0)) value;
+  };
+  const auto load = [&](int64_t j) {
+    return j < number ? Code{gap_of(g, begin, first, first + j), put.load(first + j)} : Code{};
+  };
+  int64_t bit = 0;
+  Code next = load(lane_index());
+  for (int64_t j = lane_index(); j - lane_index() < number; j += kWarp) {
+    const Code code = next;
+    next = load(j + kWarp);
+    int all;
+    const int before = sum_before(j < number ? int(bits_of_gap(code.gap, parameter)) : 0, all);
+    if (j < number) put_zeros(stream, bit + before, code.gap, parameter);
+    put(values, j, code.value, j < number);
+    bit += all;
+  }
+}
+
+template <class Values, class Table>
+__global__ void write_kernel(const __grid_constant__ Table table, Ranges r, Place place, uint8_t* memory) {
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    if (place.ends[item + 1] < 0) continue;
+    const Given& g = table.items[item];
+    const int64_t range = unit - table.begins[item], value_bytes = Values::value_bytes(g);
+    uint8_t* const out = memory + place.ends[item];
+    if (range == 0)
+      for (int64_t i = lane_index(); i < value_bytes; i += kWarp) out[i] = static_cast<const uint8_t*>(g.head)[i];
+    if (g.ranges() == 0) continue;
+    uint8_t* const stream = out + head_of<Values>(g) + r.begins[unit] - r.begins[table.begins[item]];
+    uint8_t* const lengths = out + value_bytes + 4 * Values::kNumbers * range;
+    const int64_t bytes = r.streams[unit], number = r.numbers[unit];
+    if (lane_index() == 0) store_bytes(lengths, uint32_t(bytes));
+    if (lane_index() == 1 && Values::kNumbers == 2) store_bytes(lengths + 4, uint32_t(number));
+    fill_with_ones(stream, bytes);
     __syncwarp();
-    struct Code {
-      uint32_t gap;
-      decltype(put.load(0)) value;
-    };
-    const auto load = [&](int64_t j) {
-      return j < number ? Code{gap_of(g, begin, first, first + j), put.load(first + j)} : Code{};
-    };
-    int64_t bit = 0;
-    Code next = load(lane_index());
-    for (int64_t j = lane_index(); j - lane_index() < number; j += kWarp) {
-      const Code code = next;
-      next = load(j + kWarp);
-      int all;
-      const int before = sum_before(j < number ? int(bits_of_gap(code.gap, g.parameter)) : 0, all);
-      if (j < number) put_zeros(stream, bit + before, code.gap, g.parameter);
-      put(stream + r.streams[range], j, code.value, j < number);
-      bit += all;
-    }
+    Values::with_put(g, [&](const auto& put) {
+      write_range(g, range * range_elements(int(g.parameter)), r.firsts[unit], number, stream, stream + bytes, put);
+    });
   }
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-// Writes a section. What it needs of the device it finds there: nothing waits.
-template <class ValueBytes, class PutValue> void write_section(const Given& g, const Head& head,
-                                                               const ValueBytes& value_bytes, const PutValue& put,
-                                                               const Place& place, uint8_t* out, Launch launch) {
-  const int64_t ranges = g.ranges();
-  const Scratch<Measured> measured(1, launch);
-  const Scratch<int64_t> firsts(ranges, launch), numbers(ranges, launch), streams(ranges, launch),
-      begins(ranges, launch);
-  const Ranges r{firsts.get(), numbers.get(), streams.get(), begins.get()};
-  clear(measured.get(), sizeof(Measured), launch);
-  start(measure_kernel<ValueBytes>, std::max(g.kept, kWarp * std::max<int64_t>(ranges, 1)), launch, g, r, value_bytes,
-        head, place, measured.get());
-  start_blocks(write_kernel<PutValue>, std::min(std::max<int64_t>(ranges, 1), kMostBlocks), kWarp, launch, g, r, head,
-               put, place, out);
+// Writes the sections of all tensors. What it needs of the device it finds there: nothing waits.
+template <class Values>
+void write_sections(std::vector<Given>& all, int64_t* ends, uint8_t* out, int64_t room, Launch launch) {
+  int64_t before = 0;
+  for (Given& g : all) g.before = before, before += head_of<Values>(g);
+  const auto given = [&](int64_t i) { return all[size_t(i)]; };
+  const auto units = [&](int64_t i) { return std::max<int64_t>(all[size_t(i)].ranges(), 1); };
+  in_tables<Given>(int64_t(all.size()), given, units, [&](const auto& table, int64_t first) {
+    using Table = std::decay_t<decltype(table)>;
+    const int64_t ranges = table.units();
+    const Scratch<Measured> measured(1, launch);
+    const Scratch<int64_t> numbers(4 * ranges, launch);
+    int64_t* const at = numbers.get();
+    const Ranges r{at, at + ranges, at + 2 * ranges, at + 3 * ranges};
+    const Place place{ends + first, room};
+    clear(measured.get(), sizeof(Measured), launch);
+    start(measure_kernel<Values, Table>, ranges * kWarp, launch, table, r, place, measured.get());
+    start_blocks(write_kernel<Values, Table>, std::min(ranges, kMostBlocks), kWarp, launch, table, r, place, out);
+  });
 }
 
 }  // namespace

@@ -1,18 +1,15 @@
-// Exact selection of the largest elements: the cut of each side digit by digit, then what passes it, in order. Where a
-// sample says about where the cuts will be, one pass takes what may pass, and the cuts are searched among these.
-#include "cuts.h"
+// Exact selection of the largest elements: the cut of each side digit by digit, then what passes it, in order, of all
+// tensors of a bucket at once. Where a sample says about where the cuts of a large one will be, one pass takes what may
+// pass, and the cuts are searched among these.
+#include <vector>
+
+#include "candidates.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
 
-// What remains on one side, in index order.
-template <class W> struct Kept {
-  int32_t* positions;
-  W* values;
-};
-
-// ---- kernels ----------------------------------------------------------------------------------------------
+// ---- what passes the cut ------------------------------------------------------------------------------------
 
 // So many times 32 keys are loaded at once.
 constexpr int kAtOnce = 4;
@@ -32,13 +29,27 @@ template <class Source, class Use> __device__ void each_of_chunk(const Source& s
   }
 }
 
+// A chunk of a search, and where its tallies are: those of all chunks, one kind after the other, for every search.
+template <int kSides> struct Place {
+  int64_t chunk, chunks, before;
+
+  template <class Table> __device__ Place(const Table& table, int item, int64_t unit)
+      : chunk(kWarps * (unit - table.begins[item]) + threadIdx.x / kWarp),
+        chunks(kWarps * (table.begins[item + 1] - table.begins[item])),
+        before(2 * kSides * kWarps * table.begins[item]) {}
+};
+
 // Counts, in every chunk, the keys above the cut of each side, then those that equal it.
-template <int kSides, class Source, class K>
-__global__ void tally_kernel(Source source, const Search<K>* searches, int64_t chunks, int64_t* tallies) {
-  for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
+template <class Task, int kRoom> __global__ void tally_kernel(const __grid_constant__ Table<Task, kRoom> table,
+                                                              const Search<typename Task::K>* found, int64_t* tallies) {
+  constexpr int kSides = Task::sides;
+  for (int64_t unit = blockIdx.x; unit < table.units(); unit += gridDim.x) {
+    const int item = table.item_of(unit);
+    const auto* const searches = found + item * kSides;
+    const Place<kSides> place(table, item, unit);
     int counts[2 * kSides] = {};
-    each_of_chunk(source, chunk, [&](int64_t, typename Source::W x) {
-      const K key = key_of(x);
+    each_of_chunk(table.items[item].source, place.chunk, [&](int64_t, typename Task::W x) {
+      const auto key = key_of(x);
 #pragma unroll
       for (int side = 0; side < kSides; ++side) {
         const bool mine = key != 0 && side_of<kSides>(x) == side;
@@ -47,16 +58,18 @@ __global__ void tally_kernel(Source source, const Search<K>* searches, int64_t c
       }
     });
     if (lane_index() != 0) continue;
-    for (int kind = 0; kind < 2 * kSides; ++kind) tallies[kind * chunks + chunk] = counts[kind];
-    if (chunk == 0) tallies[2 * kSides * chunks] = 0;  // what is added up ends with the sum of all
+#pragma unroll
+    for (int kind = 0; kind < 2 * kSides; ++kind)
+      tallies[place.before + kind * place.chunks + place.chunk] = counts[kind];
   }
+  // What is added up ends with the sum of all.
+  if (first_item() == 0) tallies[2 * kSides * kWarps * table.units()] = 0;
 }
 
-// How many a side keeps. `before` holds the tallies of all chunks before each, one kind after the other.
+// How many a side keeps. `larger` are the tallies of all chunks before each, behind them those that equal the cut.
 template <class K>
-__device__ int64_t size_of(const Search<K>* searches, int side, int64_t chunks, const int64_t* before) {
-  const int64_t *larger = before + 2 * side * chunks, *equal = larger + chunks;
-  return equal[0] - larger[0] + min(equal[chunks] - equal[0], searches[side].rank);
+__device__ int64_t size_of_side(const Search<K>& cut, int64_t chunks, const int64_t* larger, const int64_t* equal) {
+  return equal[0] - larger[0] + min(equal[chunks] - equal[0], cut.rank);
 }
 
 // Writes what a chunk has of a side, at its place.
@@ -81,32 +94,135 @@ __device__ void compact_chunk(const Source& source, const Search<K>& cut, int si
   });
 }
 
-template <int kSides, class Source, class K>
-__global__ void compact_kernel(Source source, const Search<K>* searches, int64_t chunks, const int64_t* before,
-                               Kept<typename Source::W> first_side, Kept<typename Source::W> second_side,
-                               int64_t* sizes) {
-  if (first_item() < kSides) sizes[first_item()] = size_of(searches, int(first_item()), chunks, before);
-  for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride())
+template <class Task, int kRoom> __global__ void compact_kernel(const __grid_constant__ Table<Task, kRoom> table,
+                                                                const Search<typename Task::K>* found,
+                                                                const int64_t* before) {
+  constexpr int kSides = Task::sides;
+  for (int64_t unit = blockIdx.x; unit < table.units(); unit += gridDim.x) {
+    const int item = table.item_of(unit);
+    const Task& task = table.items[item];
+    const Place<kSides> place(table, item, unit);
+#pragma unroll
     for (int side = 0; side < kSides; ++side) {
-      const int64_t *larger = before + 2 * side * chunks, *equal = larger + chunks;
-      const int64_t above = larger[chunk] - larger[0], ties = equal[chunk] - equal[0];
-      const Kept<typename Source::W> kept{side == 0 ? first_side.positions : second_side.positions,
-                                          side == 0 ? first_side.values : second_side.values};
-      compact_chunk<kSides>(source, searches[side], side, chunk, above, ties, kept);
+      const auto& cut = found[item * kSides + side];
+      const int64_t *larger = before + place.before + 2 * side * place.chunks, *equal = larger + place.chunks;
+      if (place.chunk == 0 && lane_index() == 0) task.sizes[side] = size_of_side(cut, place.chunks, larger, equal);
+      compact_chunk<kSides>(task.source, cut, side, place.chunk, larger[place.chunk] - larger[0],
+                            equal[place.chunk] - equal[0], task.kept[side]);
     }
+  }
 }
 
+// Writes what each side keeps in all searches of a table, whose digits before `first` have been found.
+template <class Task, int kRoom> void select_in(const Table<Task, kRoom>& table,
+                                                const Searches<Task::sides, typename Task::K>& searches, int first,
+                                                Launch launch) {
+  const int64_t tallies = 2 * Task::sides * kWarps * table.units() + 1;
+  const Scratch<int64_t> before(tallies, launch);
+  const Search<typename Task::K>* const found = searches.found;
+  find_digits(table, searches, first, kDigits<typename Task::K>, launch);
+  start_units(tally_kernel<Task, kRoom>, table, launch, found, before.get());
+  prefix_sums(before.get(), before.get(), tallies, launch);
+  start_units(compact_kernel<Task, kRoom>, table, launch, found, static_cast<const int64_t*>(before.get()));
+}
+
+// ---- by a sample --------------------------------------------------------------------------------------------
+
+// Elements of a sample. The tests make it small, so that short tensors are sampled.
+#ifndef HVC_SAMPLE
+#define HVC_SAMPLE (1 << 16)
+#define HVC_LEAST_SAMPLED (1 << 22)
+#endif
+constexpr int64_t kSample = HVC_SAMPLE;
+
+// From how many elements on a sample pays. It takes some fifteen launches for its tensor, and saves it four of five
+// passes over the memory: as much time for about four million elements.
+constexpr int64_t kLeastSampled = HVC_LEAST_SAMPLED;
+bool is_sampled(int64_t count, int64_t k) { return count >= kLeastSampled && k <= count / 16 && count <= INT32_MAX; }
+// How many candidates there is room for. Two digits of a cut leave the sample's own error: a fifth more candidates than
+// are kept, most of the time.
+template <int kSides> int64_t room_for(int64_t k) { return kSides * (3 * k + kSample / 16); }
+constexpr int kDigitsOfFloor = 2;
+
+// The rank in a sample of some size that the k-th largest of all has, and some more: it falls short once in 30,000
+// times.
+int64_t rank_in_sample(int64_t size, int64_t count, int64_t k) {
+  const double expected = double(k) * double(size) / double(count);
+  return int64_t(expected + 4 * std::sqrt(expected) + 8);
+}
+
+// One tensor. `wanting` becomes 1 where a sample has misled, as where a cut goes through very many equal elements.
+template <int kSides, class T> struct Wanted {
+  Input<T> in;
+  Kept<Work<T>> kept[kSides];
+  int64_t *sizes, *nonfinite, *wanting;
+
+  template <class Source> Task<kSides, Source> task(const Source& source) const {
+    Task<kSides, Source> task{source, in.k, {}, sizes, nonfinite};
+    std::copy(kept, kept + kSides, task.kept);
+    return task;
+  }
+};
+
+// Finds, in a sample, a key that about all that are kept will reach.
+template <int kSides, class T, class K>
+void find_floors(const Input<T>& in, const Searches<kSides, K>& floors, Launch launch) {
+  using W = Work<T>;
+  const int64_t step = in.count / kSample, size = in.count / step, rank = rank_in_sample(size, in.count, in.k);
+  const Scratch<W> values(size, launch);
+  const Sampled<T> sampled{in, step, values.get()};
+  alone(Task<kSides, Sampled<T>>{sampled, rank, {}, nullptr, nullptr}, size,
+        [&](const auto& table) { find_digits(table, floors, 0, 1, launch); });
+  alone(Task<kSides, Sample<W>>{{values.get(), size}, rank, {}, nullptr, nullptr}, size,
+        [&](const auto& table) { find_digits(table, floors, 1, kDigitsOfFloor, launch); });
+}
+
+// Writes what each side keeps, and how many; notes if the candidates were not enough.
+template <int kSides, class T> void select_sampled(const Wanted<kSides, T>& wanted, Launch launch) {
+  using W = Work<T>;
+  using K = Key<W>;
+  const Input<T>& in = wanted.in;
+  const int64_t room = room_for<kSides>(in.k), chunks = ceil_div(in.count, kChunk);
+  const Scratch<Search<K>> floors(kSides, launch), found(kSides, launch);
+  const Scratch<Candidate<W>> list(room, launch);
+  const Scratch<int64_t> before(chunks + 1, launch);  // ends with how many were found
+  const EmptyBins<kSides> bins(1, launch);
+  find_floors(in, Searches<kSides, K>{bins.get(), floors.get()}, launch);
+  const int64_t* const candidates = before.get() + chunks;
+  const Few<W> few{list.get(), candidates, room};
+  const Noted<K> noted{floors.get(), candidates, room, wanted.wanting};
+  const Searches<kSides, K> searches{bins.get(), found.get()};
+  find_candidates<kSides>(in, floors.get(), few, before.get(), wanted.nonfinite, searches.digit(0, 0, in.k), noted,
+                          launch);
+  alone(wanted.task(few), room, [&](const auto& table) { select_in(table, searches, 1, launch); });
+}
+
+// ---- one side of two ----------------------------------------------------------------------------------------
+
+// What both sides keep of a tensor, and what is written of the side that stands for it.
+template <class W> struct Sides {
+  Kept<W> kept[kApart];
+  int64_t blocks;  // of a side, at most
+  int64_t* sizes;
+  double* sums;
+  W* mean;
+  int64_t* numbers;
+  int32_t* positions;
+};
+
 // The order of rules/tree.h: a warp adds a block of one side.
-template <class W>
-__global__ void sums_kernel(Kept<W> positive, Kept<W> negative, const int64_t* sizes, int64_t blocks, double* sums) {
-  for (int64_t item = first_warp(); item < 2 * blocks; item += warp_stride()) {
-    const int side = item >= blocks;
-    const W* values = side ? negative.values : positive.values;
-    const int64_t begin = item % blocks * kBlock, end = min(begin + kBlock, sizes[side]);
+template <class W, class Table> __global__ void sums_kernel(const __grid_constant__ Table table) {
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Sides<W>& sides = table.items[item];
+    const int64_t number = unit - table.begins[item];
+    const int side = number >= sides.blocks;
+    const W* values = sides.kept[side].values;
+    const int64_t begin = number % sides.blocks * kBlock, end = min(begin + kBlock, sides.sizes[side]);
     double sum = 0;
     for (int64_t i = begin + lane_index(); i < end; i += kWarp) sum += double(values[i]);
     for (int half = kWarp / 2; half > 0; half /= 2) sum += __shfl_down_sync(kAllLanes, sum, half);
-    if (lane_index() == 0) sums[item] = sum;
+    if (lane_index() == 0) sides.sums[number] = sum;
   }
 }
 
@@ -122,145 +238,128 @@ __device__ inline double sum_of_blocks(const double* sums, int64_t size) {
   return total;
 }
 
-// Afterwards sizes[0] is what the winner keeps, sizes[1] which side that is.
-template <class W>
-__global__ void winner_kernel(const double* sums, int64_t blocks, int64_t* sizes, W* mean, int64_t* kept) {
-  const double positive = sum_of_blocks(sums, sizes[0]), negative = sum_of_blocks(sums + blocks, sizes[1]);
-  const int side = negatives_win(positive, sizes[0], -negative, sizes[1]);
-  const double sum = side ? negative : positive;
-  *mean = sizes[side] == 0 ? W(0) : W(sum / double(sizes[side]));
-  *kept = sizes[0] = sizes[side];
-  sizes[1] = side;
+// A block of one thread for each tensor. Afterwards sizes[0] is what the winner keeps, sizes[1] which side that is.
+template <class W, class Table> __global__ void winner_kernel(const __grid_constant__ Table table) {
+  for (int64_t item = blockIdx.x; item < table.count; item += gridDim.x) {
+    const Sides<W>& sides = table.items[item];
+    int64_t* const sizes = sides.sizes;
+    const double positive = sum_of_blocks(sides.sums, sizes[0]);
+    const double negative = sum_of_blocks(sides.sums + sides.blocks, sizes[1]);
+    const int side = negatives_win(positive, sizes[0], -negative, sizes[1]);
+    const double sum = side ? negative : positive;
+    *sides.mean = sizes[side] == 0 ? W(0) : W(sum / double(sizes[side]));
+    sides.numbers[0] = sizes[0] = sizes[side];
+    sizes[1] = side;
+  }
 }
 
-__global__ void copy_kernel(const int32_t* positive, const int32_t* negative, const int64_t* sizes, int32_t* out) {
-  const int32_t* winner = sizes[1] ? negative : positive;
-  for (int64_t i = first_item(); i < sizes[0]; i += item_stride()) out[i] = winner[i];
+template <class W, class Table> __global__ void copy_kernel(const __grid_constant__ Table table) {
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Sides<W>& sides = table.items[item];
+    const int32_t* const winner = sides.kept[sides.sizes[1]].positions;
+    const int64_t begin = (unit - table.begins[item]) * kBlock, end = min(begin + kBlock, sides.sizes[0]);
+    for (int64_t i = begin + lane_index(); i < end; i += kWarp) sides.positions[i] = winner[i];
+  }
+}
+
+// Chooses the side of every tensor.
+template <class W> void choose_sides(const std::vector<Sides<W>>& all, Launch launch) {
+  const auto sides = [&](int64_t i) { return all[size_t(i)]; };
+  const auto blocks = [&](int64_t i) { return all[size_t(i)].blocks; };
+  const auto number = int64_t(all.size());
+  in_tables<Sides<W>>(
+      number, sides, [&](int64_t i) { return kApart * blocks(i); },
+      [&](const auto& table, int64_t) {
+        using Table = std::decay_t<decltype(table)>;
+        start(sums_kernel<W, Table>, table.units() * kWarp, launch, table);
+        start_blocks(winner_kernel<W, Table>, std::min(table.count, kMostBlocks), 1, launch, table);
+      });
+  in_tables<Sides<W>>(number, sides, blocks, [&](const auto& table, int64_t) {
+    start(copy_kernel<W, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table);
+  });
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-// Writes what each side keeps of a source with at most `size` keys, where the digits before `first` have been found,
-// and how many: sizes[side], which begin with 0.
-template <int kSides, class Source, class K>
-void select_from(const Source& source, int64_t size, const Digits<kSides, K>& digits, int first, const Noted<K>& noted,
-                 Kept<typename Source::W> first_side, Kept<typename Source::W> second_side, int64_t* sizes,
-                 Launch launch) {
-  const int64_t chunks = ceil_div(size, Source::kChunk), kinds = 2 * kSides * chunks;
-  const Scratch<int64_t> tallies(kinds + 1, launch), before(kinds + 1, launch);
-  for (int number = first; number < kDigits<K>; ++number)
-    find_digit<kSides>(source, size, digits.of(number), number == 0 ? noted : Noted<K>{}, launch);
-  const Search<K>* const searches = digits.searches();
-  start(tally_kernel<kSides, Source, K>, chunks * kWarp, launch, source, searches, chunks, tallies.get());
-  prefix_sums(tallies.get(), before.get(), kinds + 1, launch);
-  start(compact_kernel<kSides, Source, K>, chunks * kWarp, launch, source, searches, chunks, before.get(), first_side,
-        second_side, sizes);
-}
-
-// Elements of a sample. The tests make it small, so that short tensors are sampled.
-#ifndef HVC_SAMPLE
-#define HVC_SAMPLE (1 << 16)
-#endif
-constexpr int64_t kSample = HVC_SAMPLE;
-
-// Where a sample pays, and how many candidates there is room for. Two digits of a cut leave the sample's own error: a
-// fifth more candidates than are kept, most of the time.
-bool is_sampled(int64_t count, int64_t k) { return count >= 4 * kSample && k <= count / 16 && count <= INT32_MAX; }
-template <int kSides> int64_t room_for(int64_t k) { return kSides * (3 * k + kSample / 16); }
-constexpr int kDigitsOfFloor = 2;
-
-// The rank in a sample of some size that the k-th largest of all has, and some more: it falls short once in 30,000
-// times.
-int64_t rank_in_sample(int64_t size, int64_t count, int64_t k) {
-  const double expected = double(k) * double(size) / double(count);
-  return int64_t(expected + 4 * std::sqrt(expected) + 8);
-}
-
-// What a selection finds out: counts for the host, and whether a sample has misled, as where a cut goes through very
-// many equal elements.
-struct Results {
-  int64_t *nonfinite, *wanting, *sizes;
-};
-
-// Finds, in a sample, a key that about all that are kept will reach.
-template <int kSides, class T, class K>
-void find_floors(const Input<T>& in, int64_t* counts, Search<K>* floors, Launch launch) {
-  const int64_t step = in.count / kSample, size = in.count / step;
-  const Scratch<Work<T>> values(size, launch);
-  const Digits<kSides, K> digits(rank_in_sample(size, in.count, in.k), counts, floors);
-  find_digit<kSides>(Sampled<T>{in, step, values.get()}, size, digits.of(0), Noted<K>{}, launch);
-  for (int number = 1; number < kDigitsOfFloor; ++number)
-    find_digit<kSides>(Sample<Work<T>>{values.get(), size}, size, digits.of(number), Noted<K>{}, launch);
-}
-
-// Writes what each side keeps, and how many; notes if the candidates were not enough.
-template <int kSides, class T> void select_sampled(const Input<T>& in, Kept<Work<T>> first_side,
-                                                   Kept<Work<T>> second_side, const Results& results, Launch launch) {
-  using W = Work<T>;
-  using K = Key<W>;
-  const int64_t room = room_for<kSides>(in.k), chunks = ceil_div(in.count, kChunk);
-  const Scratch<Search<K>> floors(kSides, launch), searches(kSides, launch);
-  const Scratch<Candidate<W>> list(room, launch);
-  const Scratch<int64_t> before(chunks + 1, launch);  // ends with how many were found
-  const Counts<kSides> counts(kDigitsOfFloor + kDigits<K>, launch);
-  find_floors<kSides>(in, counts.of(0), floors.get(), launch);
-  const int64_t* const found = before.get() + chunks;
-  const Few<W> few{list.get(), found, room};
-  const Noted<K> noted{nullptr, floors.get(), found, room, results.wanting};
-  const Digits<kSides, K> digits(in.k, counts.of(kDigitsOfFloor), searches.get());
-  find_candidates<kSides>(in, floors.get(), few, before.get(), results.nonfinite, digits.of(0), noted, launch);
-  select_from<kSides>(few, room, digits, 1, noted, first_side, second_side, results.sizes, launch);
-}
-
-template <int kSides, class T> void select_largest(const Input<T>& in, bool sampled, Kept<Work<T>> first_side,
-                                                   Kept<Work<T>> second_side, const Results& results, Launch launch) {
+// The tensors that take a sample one by one, all others at once.
+template <int kSides, class T>
+void select_largest(const std::vector<Wanted<kSides, T>>& all, bool whole, Launch launch) {
   using K = Key<Work<T>>;
-  if (in.count == 0) return;
-  if (sampled) return select_sampled<kSides>(in, first_side, second_side, results, launch);
-  const Scratch<Search<K>> searches(kSides, launch);
-  const Counts<kSides> counts(kDigits<K>, launch);
-  const Digits<kSides, K> digits(in.k, counts.of(0), searches.get());
-  select_from<kSides>(Whole<T>{in}, in.count, digits, 0, Noted<K>{results.nonfinite}, first_side, second_side,
-                      results.sizes, launch);
+  std::vector<Wanted<kSides, T>> others;
+  for (const Wanted<kSides, T>& wanted : all)
+    if (!whole && is_sampled(wanted.in.count, wanted.in.k))
+      select_sampled(wanted, launch);
+    else
+      others.push_back(wanted);
+  const auto task = [&](int64_t i) { return others[size_t(i)].task(Whole<T>{others[size_t(i)].in}); };
+  const auto units = [&](int64_t i) { return ceil_div(others[size_t(i)].in.count, kUnit<Whole<T>>); };
+  in_tables<Task<kSides, Whole<T>>>(int64_t(others.size()), task, units, [&](const auto& table, int64_t) {
+    if (table.units() == 0) return;
+    const Scratch<Search<K>> found(table.count * kSides, launch);
+    const EmptyBins<kSides> bins(table.count, launch);
+    select_in(table, Searches<kSides, K>{bins.get(), found.get()}, 0, launch);
+  });
 }
 
-// Clears the numbers of a selection, and the sizes of its sides; says where a search of these sides is to note what.
-Results cleared(int64_t* numbers, int64_t* sizes, int sides, Launch launch) {
-  clear(numbers, kSelected * sizeof *numbers, launch);
-  if (sizes != numbers) clear(sizes, sides * int64_t(sizeof *sizes), launch);
-  return {numbers + 1, numbers + 2, sizes};
+template <class Tensor> void clear_numbers(const Tensor* tensors, int64_t tensor_count, Launch launch) {
+  clear_all(
+      tensor_count, [&](int64_t i) { return tensors[i].numbers; }, [](int64_t) { return kSelected * sizeof(int64_t); },
+      launch);
 }
 
 }  // namespace
 
-void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                void* values, int64_t* numbers, bool whole, Launch launch) {
-  const Results results = cleared(numbers, numbers, kTogether, launch);
+void top_select(const TopSelected* tensors, int64_t tensor_count, Dtype dtype, bool whole, Launch launch) {
+  clear_numbers(tensors, tensor_count, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const Kept<Work<T>> kept{positions, static_cast<Work<T>*>(values)};
-    const bool sampled = !whole && is_sampled(count, k);
-    select_largest<kTogether>(input<T>(grad, residual, count, k), sampled, kept, kept, results, launch);
+    std::vector<Wanted<kTogether, T>> all;
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const TopSelected& t = tensors[i];
+      all.push_back({input<T>(t.grad, t.residual, t.count, t.k),
+                     {{t.positions, static_cast<Work<T>*>(t.values)}},
+                     t.numbers,
+                     t.numbers + 1,
+                     t.numbers + 2});
+    }
+    select_largest(all, whole, launch);
   });
 }
 
-void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                   void* mean, int64_t* numbers, bool whole, Launch launch) {
-  const int64_t blocks = ceil_div(k, kBlock);
-  const Scratch<int32_t> chosen(2 * k, launch);
-  const Scratch<double> sums(2 * blocks, launch);
-  const Scratch<int64_t> sizes(kApart, launch);
-  const Results results = cleared(numbers, sizes.get(), kApart, launch);
+void binary_select(const BinarySelected* tensors, int64_t tensor_count, Dtype dtype, bool whole, Launch launch) {
+  clear_numbers(tensors, tensor_count, launch);
+  int64_t most = 0, blocks = 0;
+  for (int64_t i = 0; i < tensor_count; ++i) most += tensors[i].k, blocks += ceil_div(tensors[i].k, kBlock);
+  const Scratch<int32_t> chosen(kApart * most, launch);
+  const Scratch<double> sums(kApart * blocks, launch);
+  const Scratch<int64_t> sizes(kApart * tensor_count, launch);
+  clear(sizes.get(), kApart * tensor_count * int64_t(sizeof(int64_t)), launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const Scratch<W> values(2 * k, launch);
-    const Kept<W> positive{chosen.get(), values.get()}, negative{chosen.get() + k, values.get() + k};
-    const bool sampled = !whole && is_sampled(count, k);
-    select_largest<kApart>(input<T>(grad, residual, count, k), sampled, positive, negative, results, launch);
-    start(sums_kernel<W>, 2 * blocks * kWarp, launch, positive, negative, results.sizes, blocks, sums.get());
-    start_blocks(winner_kernel<W>, 1, 1, launch, sums.get(), blocks, results.sizes, static_cast<W*>(mean), numbers);
-    start(copy_kernel, k, launch, positive.positions, negative.positions, results.sizes, positions);
+    const Scratch<W> values(kApart * most, launch);
+    std::vector<Wanted<kApart, T>> all;
+    std::vector<Sides<W>> sides;
+    int64_t at = 0, sum = 0;
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const BinarySelected& t = tensors[i];
+      const Kept<W> positive{chosen.get() + at, values.get() + at},
+          negative{positive.positions + t.k, positive.values + t.k};
+      int64_t* const size = sizes.get() + kApart * i;
+      all.push_back(
+          {input<T>(t.grad, t.residual, t.count, t.k), {positive, negative}, size, t.numbers + 1, t.numbers + 2});
+      sides.push_back({{positive, negative},
+                       ceil_div(t.k, kBlock),
+                       size,
+                       sums.get() + sum,
+                       static_cast<W*>(t.mean),
+                       t.numbers,
+                       t.positions});
+      at += kApart * t.k, sum += kApart * sides.back().blocks;
+    }
+    select_largest(all, whole, launch);
+    choose_sides(sides, launch);
   });
 }
 

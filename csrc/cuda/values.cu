@@ -11,12 +11,6 @@ namespace {
 
 // ---- encoding ---------------------------------------------------------------------------------------------
 
-struct ValueBytes {
-  ValueForm form;
-  int work_bytes;
-  __device__ int64_t operator()(int64_t number) const { return bytes_of_values(form, work_bytes, number); }
-};
-
 // A lane writes a value; signs of a warp are its vote, of which four lanes write a byte. Of the codes that share a byte
 // the first lane writes them.
 template <ValueForm kForm, class W> struct PutValue {
@@ -38,6 +32,40 @@ template <ValueForm kForm, class W> struct PutValue {
     } else {
       if (there) put_value<kForm>(into, j, value, levels);
     }
+  }
+};
+
+// Calls body(a constant of that form).
+template <class Body> __host__ __device__ void with_form(ValueForm form, const Body& body) {
+  switch (form) {
+    case kFullValues:
+      return body(std::integral_constant<ValueForm, kFullValues>());
+    case kHalfValues:
+      return body(std::integral_constant<ValueForm, kHalfValues>());
+    case kBFloat16Values:
+      return body(std::integral_constant<ValueForm, kBFloat16Values>());
+    case kSigns:
+      return body(std::integral_constant<ValueForm, kSigns>());
+    case kCodes2:
+      return body(std::integral_constant<ValueForm, kCodes2>());
+    case kCodes4:
+      return body(std::integral_constant<ValueForm, kCodes4>());
+    case kCodes8:
+      return body(std::integral_constant<ValueForm, kCodes8>());
+  }
+}
+
+// What the sections of values of type W have beside streams.
+template <class W> struct WithValues {
+  static constexpr int kNumbers = 2;
+  static __host__ __device__ int64_t value_bytes(const Given& g) { return head_bytes(ValueForm(g.form), sizeof(W)); }
+  static __device__ int64_t bytes(const Given& g, int64_t number) {
+    return bytes_of_values(ValueForm(g.form), sizeof(W), number);
+  }
+  template <class Use> static __device__ void with_put(const Given& g, const Use& use) {
+    with_form(ValueForm(g.form), [&](auto form) {
+      use(PutValue<form(), W>{static_cast<const W*>(g.values), static_cast<const float*>(g.head)});
+    });
   }
 };
 
@@ -82,26 +110,6 @@ __global__ void lists_kernel(const __grid_constant__ Batch<W> batch, int paramet
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-// Calls body(a constant of that form).
-template <class Body> void with_form(ValueForm form, const Body& body) {
-  switch (form) {
-    case kFullValues:
-      return body(std::integral_constant<ValueForm, kFullValues>());
-    case kHalfValues:
-      return body(std::integral_constant<ValueForm, kHalfValues>());
-    case kBFloat16Values:
-      return body(std::integral_constant<ValueForm, kBFloat16Values>());
-    case kSigns:
-      return body(std::integral_constant<ValueForm, kSigns>());
-    case kCodes2:
-      return body(std::integral_constant<ValueForm, kCodes2>());
-    case kCodes4:
-      return body(std::integral_constant<ValueForm, kCodes4>());
-    case kCodes8:
-      return body(std::integral_constant<ValueForm, kCodes8>());
-  }
-}
-
 int64_t bits_of_entry(ValueForm form, int work_bytes, int parameter) {
   const int coded = form == kSigns ? 1 : code_bits(form);
   return parameter + 1 + (coded ? coded : 8 * bytes_of_values(form, work_bytes, 1));
@@ -109,17 +117,13 @@ int64_t bits_of_entry(ValueForm form, int work_bytes, int parameter) {
 
 }  // namespace
 
-void values_encode(const int32_t* positions, int64_t kept, const void* values, const void* head, Dtype dtype,
-                   ValueForm form, int64_t count, int parameter, int64_t* place, uint8_t* out, int64_t room,
-                   Launch launch) {
+void values_encode(const ValuesEncoded* tensors, int64_t tensor_count, Dtype dtype, int64_t* ends, uint8_t* out,
+                   int64_t room, Launch launch) {
+  std::vector<Given> all;
+  for (const ValuesEncoded* t = tensors; t != tensors + tensor_count; ++t)
+    all.push_back({t->positions, t->kept, t->values, t->head, t->form, t->elements, t->parameter, 0});
   visit_work(dtype, [&](auto type) {
-    using W = typename decltype(type)::type;
-    const Given given{positions, kept, count, parameter};
-    const Head begin{static_cast<const uint8_t*>(head), int(head_bytes(form, sizeof(W))), 2};
-    with_form(form, [&](auto f) {
-      const PutValue<f(), W> put{static_cast<const W*>(values), static_cast<const float*>(head)};
-      write_section(given, begin, ValueBytes{form, sizeof(W)}, put, Place{place, room}, out, launch);
-    });
+    write_sections<WithValues<typename decltype(type)::type>>(all, ends, out, room, launch);
   });
 }
 

@@ -21,7 +21,8 @@ void written_is_read(Input& in, int parameter, int64_t count) {
   const int64_t kept = int64_t(positions.size());
   const Bytes out(most_bytes(kept, count, parameter));
   int64_t place[2] = {};
-  binary_encode(positions.data(), kept, &mean, 4, count, parameter, place, out.get(), out.size, kHere);
+  const BinaryEncoded encoded{positions.data(), kept, &mean, count, parameter};
+  binary_encode(&encoded, 1, kFloat32, place, out.get(), out.size, kHere);
   const int64_t used = place[1];
   require(used >= 0 && used <= out.size, "a section is no longer than its bound");
   Bytes section(used), found(4 * count);

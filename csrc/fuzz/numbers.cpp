@@ -61,9 +61,12 @@ void select(Input& in, Dtype dtype) {
   const Bytes positions(4 * k), values(work_width(dtype) * k), mean(8);
   const bool binary = in.coin();
   int64_t found[kSelected];
-  const auto select = binary ? binary_select : top_select;
-  select(grad.get(), residual.get(), dtype, count, k, positions.as<int32_t>(), binary ? mean.get() : values.get(),
-         found, false, kHere);
+  const TopSelected top{grad.get(), residual.get(), count, k, positions.as<int32_t>(), values.get(), found};
+  const BinarySelected one_side{grad.get(), residual.get(), count, k, positions.as<int32_t>(), mean.get(), found};
+  if (binary)
+    binary_select(&one_side, 1, dtype, false, kHere);
+  else
+    top_select(&top, 1, dtype, false, kHere);
   require(found[0] >= 0 && found[0] <= k && found[1] <= count, "no more are found than were asked for");
   for (int64_t i = 0; i < found[0]; ++i) {
     const int32_t at = positions.as<int32_t>()[i];

@@ -69,20 +69,22 @@ Written sparse(Launch launch) {
   Written w;
   const int64_t k = kCount / 50;
   int64_t found[kSelected], place[2] = {};
-  top_select(grad.get(), residual.get(), kFloat32, kCount, k, positions.as<int32_t>(), values.get(), found, false,
-             launch);
-  values_encode(positions.as<int32_t>(), found[0], values.get(), nullptr, kFloat32, kFullValues, kCount, 5, place,
-                out.get(), out.size, launch);
+  const TopSelected top{grad.get(), residual.get(), kCount, k, positions.as<int32_t>(), values.get(), found};
+  top_select(&top, 1, kFloat32, false, launch);
+  const ValuesEncoded written{positions.as<int32_t>(), found[0], values.get(), nullptr, kFullValues, kCount, 5};
+  values_encode(&written, 1, kFloat32, place, out.get(), out.size, launch);
   const Section section{out.get(), place[1]};
   int64_t wrong = 0;
   values_decode(&section, 1, 0, kFullValues, 5, kFloat32, kCount, 1, grad.get(), residual.get(), nullptr, 0, false, 1,
                 false, &wrong, launch);
-  chunk_select(grad.get(), residual.get(), kFloat32, kCount, 1024, 20, 20, positions.as<int32_t>(), values.get(), found,
-               launch);
+  const ChunkSelected of_chunks{grad.get(), residual.get(), kCount, 20, positions.as<int32_t>(), values.get(), found};
+  chunk_select(&of_chunks, 1, kFloat32, 1024, 20, launch);
   float mean = 0;
   int64_t binary[kSelected], other_place[2] = {};
-  binary_select(grad.get(), residual.get(), kFloat32, kCount, k, positions.as<int32_t>(), &mean, binary, false, launch);
-  binary_encode(positions.as<int32_t>(), binary[0], &mean, 4, kCount, 5, other_place, out.get(), out.size, launch);
+  const BinarySelected of_sides{grad.get(), residual.get(), kCount, k, positions.as<int32_t>(), &mean, binary};
+  binary_select(&of_sides, 1, kFloat32, false, launch);
+  const BinaryEncoded coded{positions.as<int32_t>(), binary[0], &mean, kCount, 5};
+  binary_encode(&coded, 1, kFloat32, other_place, out.get(), out.size, launch);
   const Section other{out.get(), other_place[1]};
   binary_decode(&other, 1, 0, 5, kFloat32, kCount, 1, grad.get(), residual.get(), &wrong, launch);
   w.counted = found[0] + place[1] + binary[0] + other_place[1] + wrong;

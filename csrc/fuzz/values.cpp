@@ -28,8 +28,9 @@ void written_is_read(Input& in, ValueForm form, int parameter, int64_t count) {
   const std::vector<float> head(kMostLevels, 1.0f);                               // a mean, or levels
   const Bytes out(most_bytes(form, kept, count, parameter));
   int64_t place[2] = {};
-  values_encode(positions.data(), kept, values.data(), head_bytes(form, 4) ? head.data() : nullptr, kFloat32, form,
-                count, parameter, place, out.get(), out.size, kHere);
+  const void* const all = head_bytes(form, 4) ? head.data() : nullptr;
+  const ValuesEncoded encoded{positions.data(), kept, values.data(), all, form, count, parameter};
+  values_encode(&encoded, 1, kFloat32, place, out.get(), out.size, kHere);
   const int64_t used = place[1];
   require(used >= 0 && used <= out.size, "a section is no longer than its bound");
   Bytes section(used), found(4 * count);

@@ -153,8 +153,8 @@ class Dgc(Sections):
     def form(self, bucket: Bucket, tensor: TensorSpec) -> str:
         return value_form(self.value_bits, bucket, self.most(tensor))
 
-    def head(self, work: Work, position: int) -> Tensor | None:
-        levels, form = super().head(work, position), work.memo["forms"][position]
+    def _head(self, work: Work, position: int) -> Tensor | None:
+        levels, form = super()._head(work, position), work.memo["forms"][position]
         if form != "full" and work.state_of("momentum", position) is not None:
             # Decoding leaves nothing of v where a value was sent: what rounding takes is put back.
             values, rest = self.values(work, position), work.memo["rest"].get(position)

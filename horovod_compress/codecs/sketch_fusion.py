@@ -178,9 +178,9 @@ class FullState(_Sketching):
         values = work.regions["values"][: candidates.numel()]
         chosen, kept = work.local["chosen"], work.local["kept"]
         k = min(chosen.numel(), candidates.numel())
-        given, numbers = (values, None, k, chosen[:k], kept[:k]), values.new_empty(3, dtype=torch.int64)
-        ops.top_select(*given, numbers)
-        ((found, _),) = ops.selected(ops.top_select, [given], [numbers])
+        given, numbers = ([values], None, [k], [chosen[:k]], [kept[:k]]), [values.new_empty(3, dtype=torch.int64)]
+        ops.top_select_all(*given, numbers)
+        ((found, _),) = ops.selected(ops.top_select_all, given, numbers)
         return candidates[chosen[:found].long()], kept[:found]
 
 

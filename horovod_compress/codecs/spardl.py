@@ -41,7 +41,7 @@ from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Law, Piece, Properties
 from .registry import register
 from .shared.forms import check_value_bits, fitted, largest, rounded, value_form
-from .shared.sections import NUMBERS, check_density, check_well_formed, parameter, share
+from .shared.sections import NUMBERS, check_density, check_well_formed, choose, chosen, parameter, share
 from .work import Counts, Cutting, Layout, Part, Regions, Work, per_element, work_dtype
 
 #: What a section says, in words.
@@ -224,8 +224,9 @@ class SparDL(Codec):
         for stretch in stretches:
             grad, residual = self._memory(work, stretch)
             room = work.local["positions"][stretch.entries], work.local["values"][stretch.entries]
-            work.memo["given"][stretch.first] = given = grad, residual, stretch.most, *room
-            ops.top_select(*given, _numbers(work, "numbers", stretch))
+            work.memo["given"][stretch.first] = grad, residual, stretch.most, *room
+        numbers = [_numbers(work, "numbers", stretch) for stretch in stretches]
+        choose(ops.top_select_all, [work.memo["given"][stretch.first] for stretch in stretches], numbers)
         nonfinite = work.local["numbers"].view(-1, NUMBERS)[:, 1]
         if work.bucket.dtype == "float64" and self.value_bits != 32:
             self._learn(work, stretches)
@@ -243,8 +244,8 @@ class SparDL(Codec):
         """Learn how much was chosen, and do again where a sample has misled."""
         given = [work.memo["given"].pop(stretch.first) for stretch in stretches]
         numbers = [_numbers(work, "numbers", stretch) for stretch in stretches]
-        found = ops.selected(ops.top_select, given, numbers)
-        work.memo["kept"].update((s.first, kept) for s, (kept, _) in zip(stretches, found, strict=True))
+        found = chosen(ops.top_select_all, given, numbers)
+        work.memo["kept"].update((s.first, kept) for s, kept in zip(stretches, found, strict=True))
 
     def _values(self, work: Work, stretch: Stretch) -> Tensor:
         """Return the values that were chosen of some elements."""
@@ -285,9 +286,9 @@ class SparDL(Codec):
         place, room = work.local[f"{of}place"].zero_(), work.local.get(f"{of}levels", values)
         levels = fitted(values, stretch.form, room)
         sent = rounded(values, stretch.form, levels)
-        given = chosen[: values.numel()], values.numel(), sent if levels is None else values
-        of_code = stretch.parameter, stretch.count
-        ops.values_encode(*given, *of_code, place, out, form=stretch.form, head=levels)
+        given = [chosen[: values.numel()]], [values.numel()], [sent if levels is None else values]
+        of_code = [stretch.parameter], [stretch.count]
+        ops.values_encode_all(*given, *of_code, place, out, forms=[stretch.form], heads=[levels])
         return sent
 
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
@@ -305,14 +306,14 @@ class SparDL(Codec):
         wrong = ops.values_decode(sections, 0, stretch.parameter, *into, form=stretch.form)
         check_well_formed([wrong], [stretch.position], SAID, work, key)
         given = sums, None, stretch.most, work.local["chosen"][own], work.local["totals"][own]
-        numbers = _numbers(work, "found", stretch)
-        ops.top_select(*given, numbers)
-        ((kept, _),) = ops.selected(ops.top_select, [given], [numbers])
-        chosen, totals = (room[:kept] for room in given[3:])
-        sent = self._write(work, stretch, chosen, totals, sections[key.rank], "own ")
+        numbers = [_numbers(work, "found", stretch)]
+        choose(ops.top_select_all, [given], numbers)
+        (kept,) = chosen(ops.top_select_all, [given], numbers)
+        places, totals = (room[:kept] for room in given[3:])
+        sent = self._write(work, stretch, places, totals, sections[key.rank], "own ")
         if stretch.form != "full":
             totals.sub_(sent).div_(work.memo["shrink"])
-            work.memo["left"][stretch.first] = chosen, totals
+            work.memo["left"][stretch.first] = places, totals
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         stretches = [stretch for part in parts for stretch in _within(work, part)]

@@ -76,7 +76,7 @@ class SparseBinary(Sections):
 
     @property
     def select(self) -> Callable[..., None]:
-        return ops.binary_select
+        return ops.binary_select_all
 
     def share_sent(self) -> float:
         if self.preset is not None:
@@ -106,14 +106,14 @@ class SparseBinary(Sections):
         for position in positions:
             work.local["means"][position].clamp_(-work.limit(), work.limit())  # the residual keeps the rest
 
-    def write(self, work: Work, position: int, place: Tensor) -> None:
-        ops.binary_encode(
-            work.local["positions"][work.memo["places"][position]],
-            work.memo["kept"][position],
-            work.local["means"][position : position + 1],
-            work.memo["parameters"][position],
-            work.bucket.tensors[position].count,
-            place,
+    def write(self, work: Work, positions: Sequence[int], ends: Tensor) -> None:
+        ops.binary_encode_all(
+            [work.local["positions"][work.memo["places"][position]] for position in positions],
+            [work.memo["kept"][position] for position in positions],
+            [work.local["means"][position : position + 1] for position in positions],
+            [work.memo["parameters"][position] for position in positions],
+            [work.bucket.tensors[position].count for position in positions],
+            ends,
             work.regions["payload"],
         )
 

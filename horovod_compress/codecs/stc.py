@@ -60,13 +60,18 @@ class Stc(Sections):
         number = len(bucket.tensors)
         return super()._scratch(bucket) | {"sums": (torch.float64, number), "means": (work_dtype(bucket), number)}
 
-    def head(self, work: Work, position: int) -> Tensor:
-        """Return the mean magnitude, from a sum in one fixed order."""
-        kept = work.memo["kept"][position]
-        sums, means = (work.local[name][position : position + 1] for name in ("sums", "means"))
-        means.zero_()
-        if kept:
-            ops.norm_offer_all([self.values(work, position)], [sums], [kept], power=1)
-            means.copy_(sums / kept)
-            means.clamp_(max=work.limit())  # the residual keeps the rest
-        return means
+    def heads(self, work: Work, positions: Sequence[int]) -> Sequence[Tensor | None]:
+        """Return the mean magnitudes, from sums in one fixed order."""
+        kept: list[int] = [work.memo["kept"][position] for position in positions]
+        sums, means = (work.local[name].zero_() for name in ("sums", "means"))
+        of = [position for position, number in zip(positions, kept, strict=True) if number]
+        each = [sums[position : position + 1] for position in of]
+        ops.norm_offer_all(
+            [self.values(work, position) for position in of], each, [number for number in kept if number], power=1
+        )
+        counts = [1] * sums.numel()
+        for position, number in zip(positions, kept, strict=True):
+            counts[position] = max(number, 1)
+        means.copy_(sums / torch.tensor(counts, dtype=sums.dtype).to(sums.device, non_blocking=True))
+        means.clamp_(max=work.limit())  # the residual keeps the rest
+        return [means[position : position + 1] for position in positions]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -134,20 +134,23 @@ class TopK(Sections):
 
     @property
     def select(self) -> Callable[..., None]:
-        return ops.chunk_select if self.chunk else ops.top_select
+        if not self.chunk:
+            return ops.top_select_all
+        return partial(ops.chunk_select_all, chunk=self.chunk, k=share(self.density, self.chunk))
 
-    def _of_chunks(self, count: int) -> tuple[int, int, int]:
-        """Return the length of chunks, how many elements are chosen of each, and of a shorter last one."""
-        return self.chunk, share(self.density, self.chunk), share(self.density, count % self.chunk)
+    def _last(self, count: int) -> int:
+        """Return how many elements are chosen of a last chunk that is shorter."""
+        return share(self.density, count % self.chunk)
 
     def most(self, tensor: TensorSpec) -> int:
         if not self.chunk:
             return super().most(tensor)
-        return chosen_in_chunks(tensor.count, *self._of_chunks(tensor.count))
+        of_chunk = share(self.density, self.chunk)
+        return chosen_in_chunks(tensor.count, self.chunk, of_chunk, self._last(tensor.count))
 
     def given(self, work: Work, position: int) -> tuple[Any, ...]:
         grad, residual, k, *room = super().given(work, position)
-        return grad, residual, *(self._of_chunks(grad.numel()) if self.chunk else (k,)), *room
+        return grad, residual, self._last(grad.numel()) if self.chunk else k, *room
 
     def form(self, bucket: Bucket, tensor: TensorSpec) -> str:
         return value_form(self.value_bits, bucket, self.most(tensor))

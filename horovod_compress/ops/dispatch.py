@@ -106,8 +106,9 @@ def _batch_text(row: Operation) -> list[str]:
     columns = [f"{member.name}_" for member in row.given]
     more = [*(array.name for array in row.arrays), *row.options.split()]
     checks = [line for member in row.given if isinstance(member, Number) for line in _number(member)]
-    checks += [line for array in arrays for line in _checked(array, f"{array.name}_", row, _compared(arrays))]
-    checks += [line for array in arrays for line in _disjoint(array, arrays)]
+    compared = _compared([*arrays, *row.arrays])
+    checks += [line for array in arrays for line in _checked(array, f"{array.name}_[i]", row, compared)]
+    checks += [line for array in arrays for line in _disjoint(array, [*arrays, *row.arrays])]
     members = ", ".join("n" if m is COUNT else f"{m.name}_at" if isinstance(m, Array) else m.name for m in row.members)
     return [
         f"def {row.name}({', '.join([*columns, *more])}{', checked_before=None' * (not row.arrays)}):",
@@ -119,7 +120,8 @@ def _batch_text(row: Operation) -> list[str]:
         f"    native, device, launch = backend({row.of}_[0])",
         *[f"    {line}" for array in _in_order(arrays) for line in _kind(array, f"{array.name}_[0]", row)],
         *[f"    {line}" for line in row.first],
-        *[f"    {line}" for array in row.arrays for line in [*_kind(array, array.name, row), *_addresses(array)]],
+        *[f"    {line}" for array in row.arrays for line in _once(array, row, compared)],
+        *[f"    {line}" for array in row.arrays for line in _disjoint(array, row.arrays)],
         *(_remembering(row, columns, checks) if not row.arrays else ["    rows = None"]),
         "    if rows is None:",
         "        rows = []",
@@ -152,7 +154,7 @@ def _text(row: Operation) -> list[str]:
     arguments = [*names, *row.options.split()]
     of, compared = row.of, _compared(row.arrays)
     found = "legality.REFERENCE or legality.CPU, -1, None" if row.on_host else f"backend({of})"
-    checks = [line for array in row.arrays if not array.by_rank for line in _checked(array, array.name, row, compared)]
+    checks = [line for array in row.arrays if not array.by_rank for line in _checked(array, "", row, compared)]
     checks += [line for array in row.arrays if array.by_rank for line in _addresses(array)]
     checks += [line for array in row.arrays for line in _disjoint(array, row.arrays)]
     return [
@@ -228,13 +230,23 @@ def _addresses(array: Array) -> list[str]:
     return [f"{name}_at = checked_each({name!r}, {given}, {name}_kind, {array.size}, device)"]
 
 
+def _once(array: Array, row: Operation, compared: Collection[str]) -> list[str]:
+    """Return the lines that check an array that a batch has once."""
+    checks = _addresses(array) if array.by_rank else _checked(array, "", row, compared)
+    return [*_kind(array, array.name, row), *checks]
+
+
 def _checked(array: Array, given: str, row: Operation, compared: Collection[str]) -> list[str]:
-    """Return the lines that check an array and take its address."""
-    name, x = array.name, "array" if row.members else array.name
+    """Return the lines that check an array and take its address.
+
+    Args:
+        given: that of a tensor of a batch, if it has one for each.
+    """
+    name, x = array.name, "array" if given else array.name
     size = array.size or f"{x}.numel()"
     differs = "" if array.size == ANY_LENGTH or (name == row.of and size == "n") else f" or {x}.numel() != {size}"
     lines = [
-        *[f"{x} = {given}[i]" for _ in row.members[:1]],
+        *[f"{x} = {given}" for _ in given[:1]],
         # Where it is as it should be on the CPU, it need not be asked how.
         f"if device >= 0 or {x}.dtype is not {name}_kind{differs} or not {x}.is_contiguous() or not {x}.is_cpu:",
         f"    checked({name!r}, {x}, {name}_kind, {size}, device)",
@@ -243,7 +255,9 @@ def _checked(array: Array, given: str, row: Operation, compared: Collection[str]
     ]
     if not array.optional:
         return lines
-    return [f"{name}_at = {name}_end = 0", f"if {given} is not None:", *[f"    {line}" for line in lines]]
+    column = f"{name}_ is not None and " * bool(given)  # of which some may lack it
+    is_given = f"if {column}{given or name} is not None:"
+    return [f"{name}_at = {name}_end = 0", is_given, *[f"    {line}" for line in lines]]
 
 
 def _compared(arrays: Sequence[Array]) -> set[str]:
@@ -301,7 +315,13 @@ def _by_reference(row: Operation, columns: Sequence[Column], number: int, option
         for member, column in zip(row.given, columns, strict=True)
         if column is not None or isinstance(member, Array)
     ]
-    found = [rule(**{name: column[i] for name, column in named}, **options) for i in range(number)]
+    chained = [array.name for array in row.arrays if array.chained]
+
+    def run_one(i: int) -> Any:
+        mine = {name: options[name][i : i + 2] for name in chained}
+        return rule(**{name: column[i] for name, column in named}, **{**options, **mine})
+
+    found = [run_one(i) for i in range(number)]
     return found if row.counts else None
 
 

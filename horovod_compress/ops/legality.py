@@ -116,6 +116,12 @@ def begin_of(place: Tensor) -> int:
     return int(place[0]) if place.is_cpu and place.numel() else 0
 
 
+def with_room(room: Tensor, before: int, more: int) -> int:
+    """Return how many bytes may be written in all; refuse what cannot hold them."""
+    check_room("out", room, before + more)
+    return before + more
+
+
 def dtype_code(name: str, tensor: Tensor) -> int:
     """Return the code of a floating-point dtype."""
     code = _DTYPES.get(tensor.dtype)

@@ -133,6 +133,7 @@ MAX_PARAMETER = 20
 MAX_STREAM = (1 << 32) - 1  # bytes of a range, counted in 32 bits
 #: How values are sent: in the dtype of the arithmetic, in 16 bits, as a sign of one mean, or as codes of a few levels.
 FORMS = {"full": 0, "float16": 1, "bfloat16": 2, "signs": 3, "codes2": 4, "codes4": 5, "codes8": 6}
+FORM_NAMES = tuple(FORMS)
 #: The bits of a code.
 CODE_BITS = {"codes2": 2, "codes4": 4, "codes8": 8}
 MOST_CHUNK = 4096
@@ -141,6 +142,11 @@ MOST_CHUNK = 4096
 def levels_of(form: str) -> int:
     """Return how many levels the codes of a form have, 0 where it has no codes."""
     return 1 << CODE_BITS[form] - 1 if form in CODE_BITS else 0
+
+
+def head_bytes(form: int, value_bytes: int) -> int:
+    """Return the bytes of what a section of a form says of all values: their mean, or the levels of codes."""
+    return value_bytes if form == FORMS["signs"] else 4 * levels_of(FORM_NAMES[form])
 
 
 def golomb_parameter(k: int, count: int) -> int:
@@ -210,7 +216,8 @@ def check_coded(count: int, b: int) -> None:
 
 
 def check_chosen(k: int, count: int) -> None:
-    """Refuse to choose more elements than there are."""
+    """Refuse to choose more elements than there are, or among too many."""
+    check_positions(count)
     if not 0 <= k <= count:
         raise ValueError(f"k must be in [0, {count}], the number of elements, got {k}")
 

@@ -24,33 +24,33 @@ from .sizes import CODE_BITS, FORMS
 __all__ = [
     "binary_clear",
     "binary_decode",
-    "binary_encode",
-    "binary_select",
-    "chunk_select",
+    "binary_encode_all",
+    "binary_select_all",
+    "chunk_select_all",
     "codebook_fit",
     "sample_decode",
     "sample_offer",
     "selected",
-    "top_select",
+    "top_select_all",
     "values_decode",
-    "values_encode",
+    "values_encode_all",
 ]
 
 
 # ---- selection ----------------------------------------------------------------------------------
 
 
-def top_select(
-    grad: Tensor,
-    residual: Tensor | None,
-    k: int,
-    positions: Tensor,
-    values: Tensor,
-    numbers: Tensor,
+def top_select_all(
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor] | None,
+    ks: Sequence[int],
+    positions: Sequence[Tensor],
+    values: Sequence[Tensor],
+    numbers: Sequence[Tensor],
     *,
     whole: bool = False,
 ) -> None:
-    """Write the ``k`` elements of largest ``|x|``, in ascending order of their positions.
+    """Write the ``k`` elements of largest ``|x|`` of each tensor, in ascending order of their positions.
 
     Among equals the lower position is taken; zeros and NaN never are.
 
@@ -61,70 +61,70 @@ def top_select(
             are not finite; and 1 if a sample has misled, on CUDA: then nothing else that was written counts.
         whole: take no sample, which may cost time.
     """
-    run.top_select(grad, residual, positions, values, numbers, k, whole)
+    run.top_select(grads, residuals, ks, positions, values, numbers, whole)
 
 
-def binary_select(
-    grad: Tensor,
-    residual: Tensor | None,
-    k: int,
-    positions: Tensor,
-    mean: Tensor,
-    numbers: Tensor,
+def binary_select_all(
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor] | None,
+    ks: Sequence[int],
+    positions: Sequence[Tensor],
+    means: Sequence[Tensor],
+    numbers: Sequence[Tensor],
     *,
     whole: bool = False,
 ) -> None:
-    """Write the positions of the ``k`` largest or the ``k`` most negative elements, and their mean.
+    """Write the positions of the ``k`` largest or the ``k`` most negative elements of each tensor, and their mean.
 
     The side is chosen whose mean, put in their place, removes more of the squared error: of two
-    complete sides the one with the larger mean. Ties, zeros, NaN and samples as in :func:`top_select`.
+    complete sides the one with the larger mean. Ties, zeros, NaN and samples as in :func:`top_select_all`.
 
     Args:
         positions: int32, ``k`` of them; entries behind those found are left alone.
-        mean: one element in the dtype of the arithmetic, with its sign; 0 if nothing was found. That of
+        means: one element in the dtype of the arithmetic, with its sign; 0 if nothing was found. That of
             float64 elements that are finite may still be infinite.
-        numbers: as in :func:`top_select`.
+        numbers: as in :func:`top_select_all`.
     """
-    run.binary_select(grad, residual, positions, mean, numbers, k, whole)
+    run.binary_select(grads, residuals, ks, positions, means, numbers, whole)
 
 
-def chunk_select(
-    grad: Tensor,
-    residual: Tensor | None,
+def chunk_select_all(
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor] | None,
+    lasts: Sequence[int],
+    positions: Sequence[Tensor],
+    values: Sequence[Tensor],
+    numbers: Sequence[Tensor],
+    *,
     chunk: int,
     k: int,
-    last: int,
-    positions: Tensor,
-    values: Tensor,
-    numbers: Tensor,
-    *,
     whole: bool = False,
 ) -> None:
     """Write the ``k`` elements of largest ``|x|`` of each chunk, in ascending order of their positions.
 
-    Ties, zeros and NaN as in :func:`top_select`.
+    Ties, zeros and NaN as in :func:`top_select_all`.
 
     Args:
-        chunk: how many consecutive elements are one, at most 4096.
-        last: how many are chosen of a last chunk that is shorter, if there is one.
+        lasts: how many are chosen of a last chunk that is shorter, if there is one.
         positions: int32, as many as are chosen; entries behind those found hold anything.
         values: likewise, ``x`` there, in the dtype of the arithmetic.
-        numbers: as in :func:`top_select`; no sample is taken.
+        numbers: as in :func:`top_select_all`; no sample is taken.
+        chunk: how many consecutive elements are one, at most 4096.
         whole: makes no difference.
     """
-    run.chunk_select(grad, residual, positions, values, numbers, chunk, k, last)
+    run.chunk_select(grads, residuals, lasts, positions, values, numbers, chunk, k)
 
 
 def selected(
-    select: Callable[..., None], given: Sequence[Sequence[Any]], numbers: Sequence[Tensor]
+    select: Callable[..., None], given: Sequence[Sequence[Any] | None], numbers: Sequence[Tensor]
 ) -> list[tuple[int, int]]:
-    """Read what selections from several tensors have found, and repeat those that a sample has misled.
+    """Read what a selection from several tensors has found, and repeat it for those that a sample has misled.
 
     Waits once on CUDA; twice if there are such.
 
     Args:
-        select: :func:`top_select`, :func:`chunk_select` or :func:`binary_select`.
-        given: what it was given for each tensor, but for the numbers.
+        select: :func:`top_select_all`, :func:`chunk_select_all` or :func:`binary_select_all`.
+        given: the columns that it was given, but for the numbers.
         numbers: these.
 
     Returns:
@@ -132,9 +132,9 @@ def selected(
     """
     rows = torch.stack([*numbers]).tolist() if numbers else []
     misled = [index for index, row in enumerate(rows) if row[2]]
-    for index in misled:
-        select(*given[index], numbers[index], whole=True)
     if misled:
+        columns = [column and [column[index] for index in misled] for column in given]
+        select(*columns, [numbers[index] for index in misled], whole=True)
         rows = torch.stack([*numbers]).tolist()
     return [(kept, nonfinite) for kept, nonfinite, _ in rows]
 
@@ -142,22 +142,28 @@ def selected(
 # ---- positions ----------------------------------------------------------------------------------
 
 
-def binary_encode(
-    positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, place: Tensor, out: Tensor
+def binary_encode_all(
+    positions: Sequence[Tensor],
+    kept: Sequence[int],
+    means: Sequence[Tensor],
+    parameters: Sequence[int],
+    elements: Sequence[int],
+    ends: Tensor,
+    out: Tensor,
 ) -> None:
-    """Write the section of the first ``kept`` positions, which must ascend.
+    """Write the sections of the first ``kept`` positions of tensors, which must ascend, one behind the other.
 
     Args:
-        mean: one element, float32 or float64, as :func:`binary_select` writes it.
-        b: the parameter of the code, see :func:`.sizes.golomb_parameter`.
-        elements: how many elements the tensor has that the positions are in.
-        place: int64, two: where the section begins in ``out``; and where it ends, which is written. That is -1 on
-            CUDA, and an error is raised on the CPU, if the positions do not ascend or there is no room. A
-            section that begins at such a -1 is not written.
-        out: uint8, from there on at least :func:`.sizes.golomb_bound` of them.
+        means: one element of each, float32 or float64, as :func:`binary_select_all` writes it.
+        parameters: of the code, see :func:`.sizes.golomb_parameter`.
+        elements: how many elements each tensor has that the positions are in.
+        ends: int64, one more than tensors: where the first section begins in ``out``; and where each ends, which is
+            written. That is -1 on CUDA, and an error is raised on the CPU, if the positions do not ascend or there is
+            no room. A section that begins at such a -1 is not written.
+        out: uint8, from there on at least :func:`.sizes.golomb_bound` of them for each tensor.
     """
-    run.binary_encode(positions, mean, place, out, kept, b, elements)
-    _ascended(place, elements)
+    run.binary_encode(positions, kept, means, elements, parameters, ends, out)
+    _ascended(ends, elements)
 
 
 def binary_decode(
@@ -186,10 +192,11 @@ def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
     return run.binary_clear(section, tensor, b)
 
 
-def _ascended(place: Tensor, elements: int) -> None:
+def _ascended(ends: Tensor, elements: Sequence[int]) -> None:
     """Refuse positions that could not be coded, where the host knows."""
-    if place.is_cpu and place[1] < 0:
-        raise ValueError(f"positions must ascend and be below {elements}, the number of elements")
+    if ends.is_cpu and len(ends) == len(elements) + 1 and ends[-1] < 0:
+        first = int((ends < 0).nonzero()[0])
+        raise ValueError(f"positions must ascend and be below {elements[first - 1]}, the number of elements")
 
 
 # ---- positions with values ----------------------------------------------------------------------
@@ -206,35 +213,39 @@ def codebook_fit(values: Tensor, levels: Tensor, *, bits: int) -> None:
     run.codebook_fit(values, levels, bits)
 
 
-def values_encode(
-    positions: Tensor,
-    kept: int,
-    values: Tensor,
-    b: int,
-    elements: int,
-    place: Tensor,
+def values_encode_all(
+    positions: Sequence[Tensor],
+    kept: Sequence[int],
+    values: Sequence[Tensor],
+    parameters: Sequence[int],
+    elements: Sequence[int],
+    ends: Tensor,
     out: Tensor,
     *,
-    form: str = "full",
-    head: Tensor | None = None,
+    forms: Sequence[str] | None = None,
+    heads: Sequence[Tensor | None] | None = None,
 ) -> None:
-    """Write the section of the first ``kept`` positions, which must ascend, and values.
+    """Write the sections of the first ``kept`` positions of tensors, which must ascend, and values.
 
     Args:
         values: float32 or float64, one for each position; rounded to nearest even where the form is
             narrower, and to the largest number where that would be infinite.
-        b: the parameter of the code, see :func:`.sizes.golomb_parameter`.
-        elements: how many elements the tensor has that the positions are in.
-        place: as in :func:`binary_encode`.
-        out: uint8, from there on at least :func:`.sizes.values_bound` of them.
-        head: for "signs", one element like the values: what all of them count as. For codes the levels, as
+        parameters: of the code, see :func:`.sizes.golomb_parameter`.
+        elements: how many elements each tensor has that the positions are in.
+        ends: as in :func:`binary_encode_all`.
+        out: uint8, from there on at least :func:`.sizes.values_bound` of them for each tensor.
+        forms: how values of each are written, one of :data:`.sizes.FORMS`; None for "full".
+        heads: for "signs", one element like the values: what all of them count as. For codes the levels, as
             :func:`codebook_fit` writes them; each value becomes the nearest one, the lower of two that are as near.
     """
-    check_one_of("form", form, FORMS)
-    if (form == "signs" or form in CODE_BITS) != (head is not None):
-        raise ValueError(f'head must be given for "signs" and codes, and for no other form, got {form!r}')
-    run.values_encode(positions, values, head, place, out, kept, b, elements, form)
-    _ascended(place, elements)
+    forms = forms or ["full"] * len(positions)
+    for form, head in zip(forms, heads or [None] * len(forms), strict=True):
+        check_one_of("form", form, FORMS)
+        if (form == "signs" or form in CODE_BITS) != (head is not None):
+            raise ValueError(f'head must be given for "signs" and codes, and for no other form, got {form!r}')
+    raw = heads and [head.view(torch.uint8) if head is not None and head.is_contiguous() else head for head in heads]
+    run.values_encode(positions, kept, values, raw, [FORMS[form] for form in forms], elements, parameters, ends, out)
+    _ascended(ends, elements)
 
 
 def values_decode(

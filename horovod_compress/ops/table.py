@@ -52,6 +52,7 @@ class Array(Member):
         disjoint: arrays that it may not share memory with.
         by_rank: it is a list, with one array for each rank, or for each row of what is kept. Their addresses are what
             the kernel takes; where they are of any length, pairs of addresses and lengths.
+        chained: of tensor i of a batch it has the numbers i and i + 1.
     """
 
     kind: Dtype | torch.dtype | str
@@ -60,6 +61,7 @@ class Array(Member):
     written: bool = False
     disjoint: str = ""
     by_rank: bool = False
+    chained: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,13 @@ PARTS = ("check_parts(parts)",)
 KEPT_ROWS = (each("before", I64, "words"), each("after", I64, "words", written=True))
 SHAPED = "before = kept_rows('before', before, states)", "after = kept_rows('after', after, states)"
 SECTIONS = each("sections", U8, ANY_LENGTH)
-#: Where a section begins in `out`, and where it ends: the next one begins there.
+#: Where sections begin in `out`, and where the last one ends.
+ENDS = new("ends", I64, "number + 1", disjoint="out", chained=True)
+#: The same for one section.
 PLACE = new("place", I64, "2", disjoint="out")
 RECORDS = "record_bytes(block) * -(-n // block)"
 NUMBERS = new("numbers", I64, "3", disjoint="grad residual positions")
+CHOSEN = Number("k", "check_chosen(k, n)")
 TABLE_OF = "places = table_places(table, rows)"
 SAMPLED = "groups = groups_of(n, values, block)", "check_sample_draws(groups, first)"
 MATRIX = ("columns, rank = matrix_shape(n, rows, right)",)
@@ -284,32 +289,28 @@ TABLE = (
         arrays=(new("table", WIDE), Array("positions", I64, ANY_LENGTH, disjoint="table")), options="rows key",
         first=(TABLE_OF,)),
     # ---- positions and values
-    Operation("top_select", "grad_at, residual_at, grad_code, n, k, positions_at, values_at, numbers_at, whole",
-        arrays=(GRAD, RESIDUAL, new("positions", I32, "k", disjoint="grad residual"),
-                new("values", WORK, "k", disjoint="grad residual positions"), NUMBERS),
-        options="k whole",
-        first=("check_positions(n)", "check_chosen(k, n)")),
-    Operation("binary_select", "grad_at, residual_at, grad_code, n, k, positions_at, mean_at, numbers_at, whole",
-        arrays=(GRAD, RESIDUAL, new("positions", I32, "k", disjoint="grad residual"),
-                new("mean", WORK, "1", disjoint="grad residual positions"), NUMBERS),
-        options="k whole",
-        first=("check_positions(n)", "check_chosen(k, n)")),
-    Operation("chunk_select",
-        "grad_at, residual_at, grad_code, n, chunk, k, last, positions_at, values_at, numbers_at",
-        arrays=(GRAD, RESIDUAL, new("positions", I32, "most", disjoint="grad residual"),
-                new("values", WORK, "most", disjoint="grad residual positions"), NUMBERS),
-        options="chunk k last",
-        first=("check_chunks(n, chunk, k, last)", "most = chosen_in_chunks(n, chunk, k, last)")),
+    Operation("top_select", "rows, grad_code, whole",
+        (GRAD, RESIDUAL, COUNT, CHOSEN, new("positions", I32, "k", disjoint="grad residual"),
+         new("values", WORK, "k", disjoint="grad residual positions"), NUMBERS),
+        options="whole"),
+    Operation("binary_select", "rows, grad_code, whole",
+        (GRAD, RESIDUAL, COUNT, CHOSEN, new("positions", I32, "k", disjoint="grad residual"),
+         new("mean", WORK, "1", disjoint="grad residual positions"), NUMBERS),
+        options="whole"),
+    Operation("chunk_select", "rows, grad_code, chunk, k",
+        (GRAD, RESIDUAL, COUNT, Number("last", "check_chunks(n, chunk, k, last)"),
+         new("positions", I32, "chosen_in_chunks(n, chunk, k, last)", disjoint="grad residual"),
+         new("values", WORK, "chosen_in_chunks(n, chunk, k, last)", disjoint="grad residual positions"), NUMBERS),
+        options="chunk k"),
     Operation("codebook_fit", "values_at, values_code, n, bits, levels_at", of="values",
         arrays=(Array("values", WIDE), new("levels", F32, "1 << bits - 1", disjoint="values")), options="bits",
         first=("check_one_of('bits', bits, (2, 4, 8))",)),
-    Operation("binary_encode",
-        "positions_at, kept, mean_at, mean.element_size(), elements, b, place_at, out_at, out.numel()", of="positions",
-        arrays=(Array("positions", I32), Array("mean", WIDE, "1"), PLACE,
-                new("out", U8, ANY_LENGTH, disjoint="positions mean")),
-        options="kept b elements",
-        first=("check_kept(n, kept, b, elements)", "check_stream(kept, b)",
-               "check_room('out', out, begin_of(place) + golomb_bound(kept, elements, b, mean.element_size()))")),
+    Operation("binary_encode", "rows, mean_code, ends_at, out_at, out.numel()", of="positions",
+        members=(Array("positions", I32, disjoint="out"), Number("kept"), Array("mean", WIDE, "1", disjoint="out"),
+                 Number("elements"), Number("parameter", "check_kept(n, kept, parameter, elements); "
+                 "check_stream(kept, parameter); "
+                 "least = with_room(out, least, golomb_bound(kept, elements, parameter, width))")),
+        arrays=(ENDS, new("out", U8, ANY_LENGTH)), first=("width, least = mean_kind.itemsize, begin_of(ends)",)),
     Operation("binary_decode", "sections_at, len(sections), own, b, grad_code, n, scale, grad_at, residual_at",
         arrays=(SECTIONS, new("grad", ANY, disjoint="sections"),
                 new("residual", WORK, optional=True, disjoint="sections grad")),
@@ -317,15 +318,12 @@ TABLE = (
     Operation("binary_clear", "[(section_at, section.numel())], b, tensor_code, n, tensor_at", options="b", of="tensor",
         arrays=(Array("section", U8, ANY_LENGTH), new("tensor", ANY, disjoint="section")),
         first=("check_coded(n, b)",), counts=True),
-    Operation("values_encode",
-        "positions_at, kept, values_at, head_at, values_code, FORMS[form], elements, b, place_at, out_at, out.numel()",
-        arrays=(Array("positions", I32), Array("values", WIDE),
-                maybe("head", "torch.float32 if form in CODE_BITS else values_kind", "levels_of(form) or 1"), PLACE,
-                new("out", U8, ANY_LENGTH, disjoint="positions values head")),
-        options="kept b elements form", of="positions",
-        first=("check_kept(n, kept, b, elements)",
-               "least = begin_of(place) + values_bound(kept, elements, b, values.element_size(), form=form)",
-               "check_room('out', out, least)")),
+    Operation("values_encode", "rows, values_code, ends_at, out_at, out.numel()", of="positions",
+        members=(Array("positions", I32, disjoint="out"), Number("kept"), Array("values", WIDE, disjoint="out"),
+                 maybe("head", U8, "head_bytes(form, width)", disjoint="out"), Number("form"), Number("elements"),
+                 Number("parameter", "check_kept(n, kept, parameter, elements); least = with_room(out, least, "
+                 "values_bound(kept, elements, parameter, width, form=FORM_NAMES[form]))")),
+        arrays=(ENDS, new("out", U8, ANY_LENGTH)), first=("width, least = values_kind.itemsize, begin_of(ends)",)),
     Operation("values_decode",
         "sections_at, len(sections), own, FORMS[form], b, grad_code, n, float(scale), grad_at, residual_at, "
         "momentum_at, float(factor), bool(masking), float(decay), bool(by_senders)",

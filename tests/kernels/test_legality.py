@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "add of different types": ("other must be", lambda: ops.dense_add(_f(4), _f(4, F64))),
     "signs over their mean": (
         "overlap",
-        lambda: ops.values_encode(
+        lambda: single.values_encode(
             torch.tensor([0, 5], dtype=torch.int32),
             2,
             _f(2),

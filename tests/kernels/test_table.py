@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from .support import DTYPES, KEY, bits, compare, numbers, poison, tame, words, w
 KERNELS = Path(__file__).resolve().parents[2] / "csrc" / "kernels.h"
 COUNTS = (0, 1, 63, 64, 65, 0, 1023, 1025, 5000)
 ROWS = [(max(count, 1), 8, 100, 1024)[i % 4] for i, count in enumerate(COUNTS)]
+#: Other numbers of a tensor of so many elements.
+CHOSEN: dict[str, Callable[[int], int]] = {"k": lambda count: -(-count // 3), "last": lambda count: min(count % 100, 2)}
 
 #: What a call says beside the tensors, if anything, each with the dtype and the length of what these decide.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -40,6 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qsgd_encode": {"key": KEY, "bits": 5, "block": 128, "norm": 2},
     "qsgd_decode": {"bits": 5, "block": 128, "scale": 0.3},
     "loco_encode": {"bits": 5, "block": 128, "norm": 2, "kept_bits": 7, "beta": 0.8},
+    "chunk_select": {"chunk": 100, "k": 4},
     "adam_hold": {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01},
     "adam_step": {
         "betas": (0.9, 0.999),
@@ -85,14 +89,9 @@ ONCE: dict[str, tuple[int, dict[str, Any]]] = {
     "sketch_encode": (640, {"rows": 3, "factor": 0.5, **DRAWN}),
     "sketch_top": (ROOM["table"], {"rows": 3, "spans": [(0, 64)], "k": 4, "key": KEY}),
     "sketch_clear": (ROOM["table"], {"rows": 3, "key": KEY}),
-    "top_select": (640, {"k": 4}),
-    "binary_select": (640, {"k": 4}),
-    "chunk_select": (640, {"chunk": 100, "k": 4, "last": 2, "most": 26}),
     "codebook_fit": (640, {"bits": 4}),
-    "binary_encode": (4, {"kept": 4, "b": 3, "elements": 640}),
     "binary_decode": (640, {"own": 1, "b": 3, "scale": 0.5}),
     "binary_clear": (640, {"b": 3}),
-    "values_encode": (4, {"kept": 4, "b": 3, "elements": 640, "form": "signs"}),
     "values_decode": (640, {"own": 1, "b": 3, "scale": 0.5, "factor": 0.5}),
     "sample_offer": (640, {"key": KEY, "block": 1}),
     "sample_decode": (640, {"key": KEY, "scale": 0.5, "block": 1}),
@@ -106,6 +105,7 @@ ONCE: dict[str, tuple[int, dict[str, Any]]] = {
     "hash64": (640, {}),
 }
 BATCHES = [row for row in TABLE if row.members]
+ENCODERS = ("binary_encode", "values_encode")
 MODULES = (checksums, dense, legality, linear, quantise, records, signs, sizes, sparse)
 
 
@@ -125,7 +125,8 @@ KINDS = ("kept_kind", "table_kind", "values_kind")
 def size_of(member: Array, row: Operation, count: int, length: int) -> int:
     if member.size == ANY_LENGTH:
         return ROOM.get(member.name, 1 if row.members else 4)
-    said = {"n": count, "row_length": length, "size": ops.qsgd_record_bytes(5, 128)} | OPTIONS.get(row.name, {})
+    said = {"n": count, "row_length": length, "size": ops.qsgd_record_bytes(5, 128), "form": 4, "width": 4}
+    said |= {name: number(count) for name, number in CHOSEN.items()} | OPTIONS.get(row.name, {})
     said["kept_size"] = ops.qsgd_record_bytes(7, 128)
     return int(eval(member.size, vars(legality) | vars(sizes) | said | ONCE.get(row.name, (0, {}))[1]))
 
@@ -153,6 +154,8 @@ def arguments(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
             given[member.many] = [array(member, row, dtype, i) for i in range(len(COUNTS))]
         elif member.name == "row_length":
             given["row_lengths"] = list(ROWS)
+        elif member.name in CHOSEN:
+            given[member.many] = [CHOSEN[member.name](count) for count in COUNTS]
         else:
             given[member.many] = [64 * i for i in range(len(COUNTS))]
     if row.name == "two_value_decode":
@@ -161,6 +164,14 @@ def arguments(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
         given["first_words"], given["first_rows"] = ([sum(s[:i]) for i in range(len(s))] for s in (sizes, rows))
         given["bits"] = [bits(64 * sum(sizes), rank) for rank in range(3)]
         given["highs"], given["lows"] = ([tame(sum(rows), torch.float32, k + r) for r in range(3)] for k in (1, 9))
+    if row.name in ENCODERS:
+        positions = given["positions"] = [torch.arange(count, dtype=torch.int32) for count in COUNTS]
+        given |= {"kept": list(COUNTS), "elements": [count + 7 for count in COUNTS], "parameters": [3] * len(COUNTS)}
+        given |= {"ends": torch.tensor([5, *COUNTS]), "out": poison(20 * sum(COUNTS) + 2000, torch.uint8)}
+        if row.name == "values_encode":
+            given["forms"] = ["codes2" if len(one) else "signs" for one in positions]
+            given["heads"] = [tame(2, torch.float32, 1) if len(one) else tame(1, work(dtype), 1) for one in positions]
+            given["values"] = [numbers(count, work(dtype), count) for count in COUNTS]
     if row.name in ("adam_hold", "adam_step"):
         del given["row_lengths"]
     return given
@@ -194,7 +205,7 @@ def test_a_kernel_gives_the_bits_of_its_reference(row: Operation, dtype: torch.d
 @pytest.mark.parametrize("row", each_row())
 def test_what_may_be_left_out_is_left_out(row: Operation, dtype: torch.dtype) -> None:
     given = arguments(row, dtype)
-    optional = [m.many for m in row.given if isinstance(m, Array) and m.optional and m.name != "residual"]
+    optional = [m.many for m in row.given if isinstance(m, Array) and m.optional and m.name not in ("residual", "head")]
     for name in optional:
         compare(f"{row.name}_all", **{**given, name: None})
 
@@ -276,11 +287,12 @@ def test_a_column_that_is_too_short_is_refused(row: Operation, member: Array) ->
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in TABLE if any(
     isinstance(member, Array) and member.disjoint for member in (row.given or row.arrays))])  # fmt: skip
 def test_arrays_that_share_memory_are_refused(row: Operation) -> None:
-    members = [member for member in (row.given or row.arrays) if isinstance(member, Array)]
+    once = {array.name for array in row.arrays}
+    members = [member for member in (*row.given, *row.arrays) if isinstance(member, Array)]
     for member in members:
         for other in member.disjoint.split():
             given = arguments(row, torch.float32)
-            names = [one.many if row.members else one.name for one in (member, find(members, other))]
+            names = [one.name if one.name in once else one.many for one in (member, find(members, other))]
             # Of several the last.
             mine, shared = (given[name][-1] if isinstance(given[name], list) else given[name] for name in names)
             memory = torch.zeros(max(mine.nbytes, shared.nbytes) + 8, dtype=torch.uint8)

@@ -25,7 +25,7 @@ from ...schedule.plan import Bucket
 from ..base import Algebra, Codec, Law, Piece, Properties
 from ..work import Counts, Layout, Part, Work, per_element, slices, work_dtype
 from . import positions as written
-from .sections import check_count, check_well_formed, nonfinite_of, numbers_at, numbers_of, share
+from .sections import check_count, check_well_formed, choose, chosen, nonfinite_of, numbers_at, numbers_of, share
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Led(Codec):
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         """Choose what is sent, on the leader; and count what is not finite. On CUDA nothing waits."""
         for position in positions:
-            own, numbers = work.memo["places"][position], numbers_at(work, position)
+            own = work.memo["places"][position]
             number = own.stop - own.start if _leads(work, key) else min(own.stop - own.start, 1)
-            chosen, values = (work.local[name][own][:number] for name in ("positions", "own"))
-            given = work.grad(position), work.residual_of(position), number, chosen, values
-            work.memo["given"][position] = given
-            ops.top_select(*given, numbers)
-        return nonfinite_of(numbers_at(work, position) for position in positions)
+            room = (work.local[name][own][:number] for name in ("positions", "own"))
+            work.memo["given"][position] = work.grad(position), work.residual_of(position), number, *room
+        numbers = [numbers_at(work, position) for position in positions]
+        choose(ops.top_select_all, [work.memo["given"][position] for position in positions], numbers)
+        return nonfinite_of(numbers)
 
     def before(self, number: int, work: Work, key: Key) -> None:
         if number or not work.memo["most"]:
@@ -84,16 +84,16 @@ class Led(Codec):
         if _leads(work, key):
             present = work.present()
             numbers = [numbers_at(work, position) for position in present]
-            found = ops.selected(ops.top_select, [given[position] for position in present], numbers)
-            chosen = [self._chosen(work, p, kept) for p, (kept, _) in zip(present, found, strict=True)]
-            every = torch.cat(chosen) if chosen else leaders.new_zeros(0, dtype=torch.int64)
+            found = chosen(ops.top_select_all, [given[position] for position in present], numbers)
+            mine = [self._chosen(work, p, kept) for p, kept in zip(present, found, strict=True)]
+            every = torch.cat(mine) if mine else leaders.new_zeros(0, dtype=torch.int64)
             written.write(every, work.memo["most"], work.bucket.padded, leaders)
         given.clear()
 
     def _chosen(self, work: Work, position: int, kept: int) -> Tensor:
         """Return the positions in the bucket that were chosen of one tensor."""
-        chosen = work.local["positions"][work.memo["places"][position]][:kept]
-        return chosen.long() + work.bucket.offsets[position]
+        inside = work.local["positions"][work.memo["places"][position]][:kept]
+        return inside.long() + work.bucket.offsets[position]
 
     def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         if piece.region == "leaders":

@@ -24,7 +24,7 @@ from ..base import Algebra, Codec, Law, Properties
 from ..work import Counts, Layout, Part, Regions, Work, clamped_all, per_element, slices, together, work_dtype
 from .forms import fitted, largest
 
-NUMBERS = 3  # of a selection, as ops.top_select() writes them
+NUMBERS = 3  # of a selection, as ops.top_select_all() writes them
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
 
@@ -79,8 +79,8 @@ class Sections(Codec):
 
     @property
     def select(self) -> Callable[..., None]:
-        """How elements are chosen."""
-        return ops.top_select
+        """How elements are chosen, of all tensors at once."""
+        return ops.top_select_all
 
     def form(self, bucket: Bucket, tensor: TensorSpec) -> str:
         """Return how values of a tensor are written, one of ``ops.sizes.FORMS``."""
@@ -138,10 +138,11 @@ class Sections(Codec):
 
         On CUDA nothing waits: ``encode`` reads what was found, on the exchange thread.
         """
-        for position in positions:
-            work.memo["given"][position] = given = self.given(work, position)
-            self.select(*given, numbers_at(work, position))
-        nonfinite = nonfinite_of(numbers_at(work, position) for position in positions)
+        given = [self.given(work, position) for position in positions]
+        work.memo["given"].update(zip(positions, given, strict=True))
+        numbers = [numbers_at(work, position) for position in positions]
+        choose(self.select, given, numbers)
+        nonfinite = nonfinite_of(numbers)
         if work.bucket.dtype != "float64" or {"full", "signs"}.issuperset(work.memo["forms"]):
             return nonfinite
         # Of a value that the form does not have, every step could send only so little that it would wait forever.
@@ -167,8 +168,8 @@ class Sections(Codec):
     def learn(self, work: Work, positions: Sequence[int]) -> None:
         """Learn how much was chosen of tensors, and do again where a sample has misled."""
         given = [work.memo["given"].pop(position) for position in positions]
-        found = ops.selected(self.select, given, [numbers_at(work, position) for position in positions])
-        work.memo["kept"].update((position, kept) for position, (kept, _) in zip(positions, found, strict=True))
+        found = chosen(self.select, given, [numbers_at(work, position) for position in positions])
+        work.memo["kept"].update(zip(positions, found, strict=True))
 
     def values(self, work: Work, position: int) -> Tensor:
         """Return the values that were chosen of a tensor."""
@@ -179,31 +180,35 @@ class Sections(Codec):
         """Return what is added to the gradient of a tensor before anything is chosen."""
         return work.residual_of(position)
 
-    def head(self, work: Work, position: int) -> Tensor | None:
-        """Return what a section says of all values: the levels of codes; or their mean, where only signs are sent."""
+    def _head(self, work: Work, position: int) -> Tensor | None:
+        """Return what a section says of all values: the levels of codes."""
         form: str = work.memo["forms"][position]
         if not levels_of(form):
             return None
         return fitted(self.values(work, position), form, work.local["levels"][work.memo["levels"][position]])
 
+    def heads(self, work: Work, positions: Sequence[int]) -> Sequence[Tensor | None]:
+        """Return what each section says of all of its values: levels; or their mean, where only signs are sent."""
+        return [self._head(work, position) for position in positions]
+
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         """Write one section per tensor behind a table of the sections' lengths."""
         self.settle(work, [part.position for part in parts if part.position in work.memo["given"]])
-        write_sections(work, parts, lambda position, place: self.write(work, position, place))
+        write_sections(work, [part.position for part in parts], self.write)
 
-    def write(self, work: Work, position: int, place: Tensor) -> None:
-        """Write the section of one tensor into the payload, at a place as :func:`ops.binary_encode` has it."""
-        own = work.memo["places"][position]
-        ops.values_encode(
-            work.local["positions"][own],
-            work.memo["kept"][position],
-            work.local["values"][own],
-            work.memo["parameters"][position],
-            work.bucket.tensors[position].count,
-            place,
+    def write(self, work: Work, positions: Sequence[int], ends: Tensor) -> None:
+        """Write the sections of tensors into the payload; where is said as for :func:`ops.binary_encode_all`."""
+        places = [work.memo["places"][position] for position in positions]
+        ops.values_encode_all(
+            [work.local["positions"][own] for own in places],
+            [work.memo["kept"][position] for position in positions],
+            [work.local["values"][own] for own in places],
+            [work.memo["parameters"][position] for position in positions],
+            [work.bucket.tensors[position].count for position in positions],
+            ends,
             work.regions["payload"],
-            form=work.memo["forms"][position],
-            head=self.head(work, position),
+            forms=[work.memo["forms"][position] for position in positions],
+            heads=self.heads(work, positions),
         )
 
     def keeps(self, work: Work, position: int) -> dict[str, Any]:
@@ -266,7 +271,7 @@ class Sections(Codec):
 
 
 def numbers_of(bucket: Bucket) -> Regions:
-    """Return the regions for what selections find, and for where :func:`write_sections` has sections end."""
+    """Return the regions for what selections find, and for where sections end."""
     number = len(bucket.tensors)
     return {"numbers": (torch.int64, NUMBERS * number), "ends": (torch.int64, number + 1)}
 
@@ -276,29 +281,44 @@ def numbers_at(work: Work, position: int) -> Tensor:
     return work.local["numbers"][NUMBERS * position : NUMBERS * (position + 1)]
 
 
+def choose(select: Callable[..., None], given: Sequence[tuple[Any, ...]], numbers: Sequence[Tensor]) -> None:
+    """Choose from some tensors at once.
+
+    Args:
+        given: of each what ``select`` is given, but for the numbers.
+    """
+    if given:
+        select(*_columns(given), numbers)
+
+
+def chosen(select: Callable[..., None], given: Sequence[tuple[Any, ...]], numbers: Sequence[Tensor]) -> list[int]:
+    """Return how much :func:`choose` has chosen of each tensor. Waits on CUDA, and does again what a sample misled."""
+    return [kept for kept, _ in ops.selected(select, _columns(given), numbers)]
+
+
+def _columns(given: Sequence[tuple[Any, ...]]) -> list[Any]:
+    columns = [list(column) for column in zip(*given, strict=True)]
+    return [None if column[0] is None else column for column in columns]
+
+
 def nonfinite_of(numbers: Iterable[Tensor]) -> Counts:
     """Return how many elements selections found that are not finite. Slices are copied without a wait on CUDA."""
     found = [one[1:2] for one in numbers]
     return [int(count) for count in found] if not found or found[0].is_cpu else torch.cat(found)
 
 
-def write_sections(work: Work, parts: Sequence[Part], write: Callable[[int, Tensor], None]) -> None:
-    """Write sections one behind the other, and before them a table of their lengths. Waits once on CUDA.
-
-    Args:
-        write: writes the section of the tensor at a position, at a place as :func:`ops.binary_encode` has it.
-    """
-    number, ends = len(work.bucket.tensors), work.local["ends"][: len(parts) + 1]
+def write_sections(work: Work, positions: Sequence[int], write: Callable[[Work, Sequence[int], Tensor], None]) -> None:
+    """Write sections one behind the other, and before them a table of their lengths. Waits once on CUDA."""
+    number, ends = len(work.bucket.tensors), work.local["ends"][: len(positions) + 1]
     ends[0] = begin = LENGTH_BYTES * number
-    for index, part in enumerate(parts):
-        write(part.position, ends[index : index + 2])
+    write(work, positions, ends)
     lengths = work.regions["payload"][:begin].view(torch.int32)
-    if len(parts) == number and [part.position for part in parts] == list(range(number)):
+    if positions == list(range(number)):
         torch.sub(ends[1:], ends[:-1], out=lengths)
     else:
         lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
-        for index, part in enumerate(parts):
-            lengths[part.position : part.position + 1] = ends[index + 1] - ends[index]
+        for index, position in enumerate(positions):
+            lengths[position : position + 1] = ends[index + 1] - ends[index]
     work.used = int(ends[-1])
     if work.used < 0:
         raise RuntimeError(f"bucket {work.bucket.index}: a section found no room in its payload")

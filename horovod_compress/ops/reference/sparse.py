@@ -40,12 +40,13 @@ def top_select(
 def chunk_select(
     grad: Tensor,
     residual: Tensor | None,
-    chunk: int,
-    k: int,
     last: int,
     positions: Tensor,
     values: Tensor,
     numbers: Tensor,
+    *,
+    chunk: int,
+    k: int,
 ) -> None:
     x = offered(grad, residual)
     kept = np.zeros(0, dtype=np.int64)
@@ -127,9 +128,9 @@ def _put(section: bytes | None, place: Tensor, out: Tensor) -> None:
 
 
 def binary_encode(
-    positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, place: Tensor, out: Tensor
+    positions: Tensor, kept: int, mean: Tensor, elements: int, parameter: int, ends: Tensor, out: Tensor
 ) -> None:
-    _put(_section(positions, kept, b, elements, mean.numpy().tobytes(), None, ""), place, out)
+    _put(_section(positions, kept, parameter, elements, mean.numpy().tobytes(), None, ""), ends, out)
 
 
 def _positions(stream: bytes, b: int, start: int, end: int) -> tuple[list[int], int]:
@@ -205,6 +206,7 @@ def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int:
     return wrong
 
 
+_FORMS = ("full", "float16", "bfloat16", "signs", "codes2", "codes4", "codes8")
 _NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 # ---- sections ---------------------------------------------------------------------------------
@@ -261,16 +263,15 @@ def values_encode(
     positions: Tensor,
     kept: int,
     values: Tensor,
-    b: int,
+    head: Tensor | None,
+    form: int,
     elements: int,
-    place: Tensor,
+    parameter: int,
+    ends: Tensor,
     out: Tensor,
-    *,
-    form: str = "full",
-    head: Tensor | None = None,
 ) -> None:
     said = b"" if head is None else head.numpy().tobytes()
-    _put(_section(positions, kept, b, elements, said, values.numpy()[:kept], form), place, out)
+    _put(_section(positions, kept, parameter, elements, said, values.numpy()[:kept], _FORMS[form]), ends, out)
 
 
 def section_values(

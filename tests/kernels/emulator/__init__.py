@@ -22,7 +22,7 @@ CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "emulated"
 #: Grids have three blocks at most: so every kernel's loop goes round in tensors of some thousand elements. Selections
 #: look at samples of these, too.
-GRID = ("-DHVC_MOST_BLOCKS=3", "-DHVC_SAMPLE=4096")
+GRID = ("-DHVC_MOST_BLOCKS=3", "-DHVC_SAMPLE=4096", "-DHVC_LEAST_SAMPLED=16384")
 LANGUAGE = ("-std=c++17", "-x", "c++")
 FLAGS = ("-O1", *LANGUAGE, "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-U_FORTIFY_SOURCE", *GRID)
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function")
