@@ -22,26 +22,33 @@ __device__ inline int sum_of_block(int mine, int* of_warps) {
   return sum;
 }
 
-// Of each 32 elements, in their order: how many equal the cut, and how many are kept.
-struct Tallies {
-  int ties[kSteps], kept[kSteps];
-};
-__device__ inline int before_step(const int* of_steps, int step) {
-  int sum = 0;
-  for (int i = 0; i < step; ++i) sum += of_steps[i];
-  return sum;
+// The largest number of any thread, likewise.
+template <class W> __device__ W largest_of_block(W mine, W* of_warps) {
+  for (int half = kWarp / 2; half > 0; half /= 2) mine = max(mine, __shfl_xor_sync(kAllLanes, mine, half));
+  if (lane_index() == 0) of_warps[threadIdx.x / kWarp] = mine;
+  __syncthreads();
+  W largest = 0;
+  for (int warp = 0; warp < kWarps; ++warp) largest = max(largest, of_warps[warp]);
+  __syncthreads();
+  return largest;
 }
 
-// A chunk in registers: element 256 i + thread is the thread's i-th; 0 for NaN.
+// Of each 32 elements, in their order: how many equal the cut, and how many are kept; then how many are before them.
+struct Tallies {
+  int64_t ties[kSteps], kept[kSteps];
+};
+
+// A chunk in registers: element 256 i + thread is the thread's i-th; 0 for NaN. Magnitudes are compared as numbers: a
+// key above infinity is no number, and nothing reaches it.
 template <class W> struct Held {
   W x[kOfThread];
 
-  __device__ Key<W> key(int i) const { return key_of(x[i]); }
+  __device__ bool reaches(int i, Key<W> key) const { return fabs(x[i]) >= bit_cast<W>(key); }
 };
 template <class T>
 __device__ void load_chunk(const Input<T>& in, int64_t begin, int64_t size, Held<Work<T>>& held, int64_t* nonfinite) {
   using K = Key<Work<T>>;
-  int64_t bad = 0;
+  int bad = 0;
 #pragma unroll
   for (int i = 0; i < kOfThread; ++i) {
     const int64_t at = i * kThreads + int64_t(threadIdx.x);
@@ -53,45 +60,81 @@ __device__ void load_chunk(const Input<T>& in, int64_t begin, int64_t size, Held
   add_count(nonfinite, bad);
 }
 
+// The keys of a chunk that the cut may still be among: bounds rise once k keys have reached one. When those are few, a
+// thread has one of them, and none of its own.
+template <class W> struct Among {
+  using K = Key<W>;
+  const Held<W>& held;
+  int64_t k;
+  K* room;  // of the block, one for each thread
+  int* of_warps;
+  bool are_few = false;
+  K mine = 0;
+
+  __device__ int64_t operator()(K bound) {
+    if (are_few) return sum_of_block(mine >= bound, of_warps);
+    int own = 0;
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) own += held.reaches(i, bound);
+    const int number = sum_of_block(own, of_warps);
+    if (number > k && number <= kThreads) keep_few(bound, own, number);
+    return number;
+  }
+
+ private:
+  __device__ void keep_few(K bound, int own, int number) {
+    __shared__ int before;
+    if (threadIdx.x == 0) before = 0;
+    __syncthreads();
+    int at = own > 0 ? atomicAdd(&before, own) : 0;  // in any order
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i)
+      if (held.reaches(i, bound)) room[at++] = key_of(held.x[i]);
+    __syncthreads();
+    mine = int(threadIdx.x) < number ? room[threadIdx.x] : 0;
+    are_few = true;
+  }
+};
+
 // Writes what is kept of a chunk, in order, at its place; returns how much.
-template <class W> __device__ int keep_of_chunk(const Held<W>& held, Cut<Key<W>> cut, int64_t begin, Tallies& tallies,
-                                                int32_t* positions, W* values) {
-  const int warp = int(threadIdx.x) / kWarp;
+template <class W> __device__ int64_t keep_of_chunk(const Held<W>& held, Cut<Key<W>> cut, int64_t begin,
+                                                    Tallies& tallies, int32_t* positions, W* values) {
+  const int warp = int(threadIdx.x) / kWarp, step = int(threadIdx.x);
   const unsigned lower = (1u << lane_index()) - 1;
+  const bool tied = cut.ties > 0;
+  const Key<W> above = cut.key + 1;
 #pragma unroll
   for (int i = 0; i < kOfThread; ++i) {
-    const unsigned ties = __ballot_sync(kAllLanes, held.key(i) == cut.key);
-    const unsigned above = __ballot_sync(kAllLanes, held.key(i) > cut.key);
-    if (lane_index() == 0) tallies.ties[i * kWarps + warp] = __popc(ties);
-    if (lane_index() == 0) tallies.kept[i * kWarps + warp] = __popc(above);
+    const unsigned kept = __ballot_sync(kAllLanes, held.reaches(i, above));
+    if (lane_index() == 0) tallies.kept[i * kWarps + warp] = __popc(kept);
+    if (!tied) continue;
+    const unsigned reach = __ballot_sync(kAllLanes, held.reaches(i, cut.key));
+    if (lane_index() == 0) tallies.ties[i * kWarps + warp] = __popc(reach & ~kept);
   }
   __syncthreads();
-  // In place: a thread knows what is before its step, then all write.
-  const int step = int(threadIdx.x);
-  int ties_before = 0;
-  if (step < kSteps) {
-    ties_before = before_step(tallies.ties, step);
-    const int left = max(int(cut.ties) - ties_before, 0);
-    tallies.kept[step] += min(tallies.ties[step], left);
+  if (tied) {
+    const int64_t mine = step < kSteps ? tallies.ties[step] : 0;
+    prefix_sums_of_block(kSteps, [&](int64_t i) { return tallies.ties[i]; }, tallies.ties);
+    if (step < kSteps) tallies.kept[step] += min(mine, max(cut.ties - tallies.ties[step], int64_t(0)));
+    __syncthreads();
   }
-  __syncthreads();
-  const int kept_before = step < kSteps ? before_step(tallies.kept, step) : 0;
-  const int kept = before_step(tallies.kept, kSteps);
-  __syncthreads();
-  if (step < kSteps) tallies.ties[step] = ties_before, tallies.kept[step] = kept_before;
-  __syncthreads();
+  const int64_t number = prefix_sums_of_block(kSteps, [&](int64_t i) { return tallies.kept[i]; }, tallies.kept);
 #pragma unroll
   for (int i = 0; i < kOfThread; ++i) {
-    const bool tie = held.key(i) == cut.key;
-    const unsigned ties = __ballot_sync(kAllLanes, tie);
-    const bool first = tallies.ties[i * kWarps + warp] + __popc(ties & lower) < int(cut.ties);
-    const bool keeps = held.key(i) > cut.key || (tie && first);
+    bool keeps = held.reaches(i, above);
+    if (tied) {
+      const bool tie = held.reaches(i, cut.key) && !keeps;
+      const unsigned ties = __ballot_sync(kAllLanes, tie);
+      keeps |= tie && tallies.ties[i * kWarps + warp] + __popc(ties & lower) < cut.ties;
+    }
     const unsigned all = __ballot_sync(kAllLanes, keeps);
-    const int at = tallies.kept[i * kWarps + warp] + __popc(all & lower);
-    if (keeps) positions[at] = int32_t(begin + i * kThreads + threadIdx.x), values[at] = held.x[i];
+    if (keeps) {
+      const int at = int(tallies.kept[i * kWarps + warp]) + __popc(all & lower);
+      positions[at] = int32_t(begin + i * kThreads + threadIdx.x), values[at] = held.x[i];
+    }
   }
   __syncthreads();
-  return kept;
+  return number;
 }
 
 // One tensor.
@@ -117,21 +160,21 @@ __global__ void select_kernel(const __grid_constant__ Table table, int64_t chunk
   using K = Key<W>;
   __shared__ Tallies tallies;
   __shared__ int of_warps[kWarps];
+  __shared__ W largest_of_warps[kWarps];
+  __shared__ K room[kThreads];
   for (int64_t unit = blockIdx.x; unit < table.units(); unit += gridDim.x) {
     const int item = table.item_of(unit);
     const Chunked<T>& tensor = table.items[item];
     const ChunkShape s = tensor.shape(chunk, k);
-    const int64_t index = unit - table.begins[item], begin = index * chunk;
+    const int64_t index = unit - table.begins[item], begin = index * chunk, wanted = kept_of_chunk(s, index);
     Held<W> held;
     load_chunk(tensor.in, begin, chunk_size(s, index), held, tensor.numbers + 1);
-    const auto at_least = [&](K bound) {
-      int number = 0;
+    W largest = 0;
 #pragma unroll
-      for (int i = 0; i < kOfThread; ++i) number += held.key(i) >= bound;
-      return int64_t(sum_of_block(number, of_warps));
-    };
-    const Cut<K> cut = cut_of_chunk(K(kInfinityBits<W>), kept_of_chunk(s, index), at_least);
-    const int number = keep_of_chunk(held, cut, begin, tallies, out.positions + unit * k, out.values + unit * k);
+    for (int i = 0; i < kOfThread; ++i) largest = max(largest, fabs(held.x[i]));
+    largest = largest_of_block(largest, largest_of_warps);
+    const Cut<K> cut = cut_of_chunk(key_of(largest), wanted, Among<W>{held, wanted, room, of_warps});
+    const int64_t number = keep_of_chunk(held, cut, begin, tallies, out.positions + unit * k, out.values + unit * k);
     if (threadIdx.x == 0) out.kept[unit] = number;
   }
   if (first_item() == 0) out.kept[table.units()] = 0;  // what is added up ends with the sum of all
