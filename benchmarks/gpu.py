@@ -197,24 +197,18 @@ def measured(options: argparse.Namespace) -> list[Timed]:
         lines.append(Timed(case.name, bytes_moved, wrong, timed(runs, options.repeat)))
         del runs
         torch.cuda.empty_cache()
-    if options.filter in gpu_steps.NAME:
-        lines.append(whole_step(options.repeat))
-    return lines
+    return lines + [whole_step(steps, options.repeat) for steps in gpu_steps.STEPS if options.filter in steps.name]
 
 
 # ---- a whole step -----------------------------------------------------------------------------
 
 
-def local_steps(where: Device) -> list[gpu_steps.LocalStep]:
-    return [gpu_steps.LocalStep(bucket, where) for bucket in gpu_steps.buckets()]
-
-
-def wrong_in_steps(there: Device) -> int:
+def wrong_in_steps(steps: gpu_steps.LocalSteps, there: Device) -> int:
     """Return how many elements two steps write on a device that they do not write on the CPU."""
-    runs = [local_steps(where) for where in (Device(), there)]
-    for steps in runs * 2:
-        gpu_steps.whole_step(steps)
-    pairs = zip(*([tensor.cpu() for step in steps for tensor in step.written()] for steps in runs), strict=True)
+    runs = [steps.on(where) for where in (Device(), there)]
+    for run in runs * 2:
+        gpu_steps.whole_step(run)
+    pairs = zip(*([tensor.cpu() for step in run for tensor in step.written()] for run in runs), strict=True)
     return sum(differences(a, b) for a, b in pairs)
 
 
@@ -247,13 +241,12 @@ def profiled(run: Callable[[], object]) -> Counter[str]:
     return Counter(event["cat"] for event in events if "cat" in event)
 
 
-def whole_step(repeat: int) -> Timed:
+def whole_step(steps: gpu_steps.LocalSteps, repeat: int) -> Timed:
     """Check and time what a rank does in a step, and count what it starts."""
     where = device.of("cuda")
-    wrong = wrong_in_steps(where)
-    runs = [partial(gpu_steps.whole_step, local_steps(where)) for _ in range(2)]
-    moved = sum(step.bytes_moved for step in runs[0].args[0])
-    return Timed(gpu_steps.NAME, moved, wrong, timed(runs, repeat), started_by(runs[0]))
+    wrong = wrong_in_steps(steps, where)
+    runs = [partial(gpu_steps.whole_step, steps.on(where)) for _ in range(2)]
+    return Timed(steps.name, steps.bytes_moved, wrong, timed(runs, repeat), started_by(runs[0]))
 
 
 # ---- reporting --------------------------------------------------------------------------------

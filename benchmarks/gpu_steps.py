@@ -1,4 +1,4 @@
-"""What one rank does with ResNet-50's gradients in a step but for the exchange, on any device; of Marsit by default.
+"""What one rank does with ResNet-50's gradients in a step but for the exchange, on any device; by Marsit and topk.
 
 The 161 tensors are in four buckets, as MergeComp makes at most. Bucket states and codecs are the package's own, in a
 world of one.
@@ -7,6 +7,7 @@ world of one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from horovod_compress.cli.plan import models
 from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.marsit import Marsit
+from horovod_compress.codecs.topk import TopK
 from horovod_compress.engine.buckets import BucketState
 from horovod_compress.engine.context import Context, Devices
 from horovod_compress.engine.turn import Turn
@@ -24,10 +26,37 @@ from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.options import Options
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 
-NAME = "local step of marsit, resnet50"
 #: Where a bucket ends, counted in tensors.
 ENDS = (22, 75, 131, 161)
 MARSIT = Marsit(full_precision_every=0)
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """What is timed: the bytes that a step reads and writes for an element, each array as often as kernels' cases say.
+
+    With Marsit that is a gradient twice and a residual three times, and bits; with topk both to choose from them, then
+    both read and written.
+    """
+
+    name: str
+    codec: Codec
+    bytes_of_element: float
+
+    def on(self, device: Device) -> list[LocalStep]:
+        """Return the steps of all buckets."""
+        return [LocalStep(bucket, device, self.codec) for bucket in buckets()]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of all buckets."""
+        return int(self.bytes_of_element * sum(bucket.count for bucket in buckets()))
+
+
+STEPS = (
+    LocalSteps("local step of marsit, resnet50", MARSIT, 24.25),
+    LocalSteps("local step of topk, resnet50", TopK(), 24.0),
+)
 
 
 def buckets(shrink: int = 1) -> list[Bucket]:
@@ -76,11 +105,6 @@ class LocalStep:
         """Return all that a step writes."""
         sent = self.state.round(self._step).work.regions
         return [*self.grads, *sent.values(), *self.state.memory.state.values()]
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes that a step reads and writes: a gradient twice and a residual three times, and bits."""
-        return int(24.25 * self.state.bucket.count)
 
 
 def whole_step(steps: Sequence[LocalStep]) -> None:

@@ -32,6 +32,7 @@ def _alone(name: str) -> Callable[..., Any]:
     together: Callable[..., Any] = getattr(ops, f"{name}_all")
     row = BY_NAME[name]
     columns = {member.many: member.name for member in row.given}
+    columns |= {array.name: array.name for array in row.arrays if array.by_rank and array.shared_out}
     several = [parameter in columns for parameter in inspect.signature(together).parameters]
     plural = {one: many for many, one in columns.items()}
     # Where its part of what all ranks sent begins.

@@ -295,8 +295,13 @@ struct BinaryEncoded {
 };
 void binary_encode(const BinaryEncoded* tensors, int64_t tensor_count, Dtype dtype, int64_t* ends, uint8_t* out,
                    int64_t room, Launch launch);
-void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,
-                   int64_t count, double scale, void* grad, void* residual, int64_t* wrong, Launch launch);
+// Sections are as many of each tensor, `ranks`, those of the first tensor first.
+struct BinaryDecoded {
+  int64_t parameter, count;
+  void *grad, *residual;
+};
+void binary_decode(const BinaryDecoded* tensors, int64_t tensor_count, Dtype dtype, const Section* sections,
+                   int64_t ranks, int64_t own, double scale, int64_t* wrong, Launch launch);
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
                   Launch launch);
 
@@ -315,9 +320,13 @@ struct ValuesEncoded {
 };
 void values_encode(const ValuesEncoded* tensors, int64_t tensor_count, Dtype dtype, int64_t* ends, uint8_t* out,
                    int64_t room, Launch launch);
-void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
-                   Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
-                   bool masking, double decay, bool by_senders, int64_t* wrong, Launch launch);
+struct ValuesDecoded {
+  int64_t form, parameter, count;
+  void *grad, *residual, *momentum;
+};
+void values_decode(const ValuesDecoded* tensors, int64_t tensor_count, Dtype dtype, const Section* sections,
+                   int64_t ranks, int64_t own, double scale, double factor, bool masking, double decay, bool by_senders,
+                   int64_t* wrong, Launch launch);
 
 // sample.cpp, sample.cu: one block of `block` neighbouring elements of each of k groups of them, as rules/sample.h
 // says; draws `first` to `first` + k - 1 of the key decide which. Values are those of whole blocks: behind the end of

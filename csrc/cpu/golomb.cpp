@@ -108,21 +108,23 @@ void binary_encode(const BinaryEncoded* tensors, int64_t tensor_count, Dtype dty
   }
 }
 
-void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,
-                   int64_t count, double scale, void* grad, void* residual, int64_t* wrong, Launch launch) {
-  *wrong = 0;
-  const int64_t ranges = ranges_for(count, parameter);
+void binary_decode(const BinaryDecoded* tensors, int64_t tensor_count, Dtype dtype, const Section* sections,
+                   int64_t ranks, int64_t own, double scale, int64_t* wrong, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const SparseDecode<T> d{
-        sections, section_count, own, parameter, count, W(scale), static_cast<T*>(grad), static_cast<W*>(residual)};
     const auto decode = HVC_CHOOSE(decode_ranges<T>);
-    const int64_t bytes = 2 * count * int64_t(sizeof(T) + sizeof(W));
-    if (ranges == 0)
-      for (int64_t i = 0; i < section_count; ++i) *wrong += too_short(sections[i], sizeof(W), 0);
-    *wrong += parallel_sum(launch.threads, ranges, bytes,
-                           [&](int64_t first, int64_t last) { return decode(d, first, last); });
+    for (const BinaryDecoded* t = tensors; t != tensors + tensor_count; ++t, sections += ranks, ++wrong) {
+      const int parameter = int(t->parameter);
+      const int64_t number = ranges_for(t->count, parameter), bytes = 2 * t->count * int64_t(sizeof(T) + sizeof(W));
+      const SparseDecode<T> d{
+          sections, ranks, own, parameter, t->count, W(scale), static_cast<T*>(t->grad), static_cast<W*>(t->residual)};
+      *wrong = 0;
+      if (number == 0)
+        for (int64_t i = 0; i < ranks; ++i) *wrong += too_short(sections[i], sizeof(W), 0);
+      *wrong += parallel_sum(launch.threads, number, bytes,
+                             [&](int64_t first, int64_t last) { return decode(d, first, last); });
+    }
   });
 }
 

@@ -106,34 +106,38 @@ void values_encode(const ValuesEncoded* tensors, int64_t tensor_count, Dtype dty
   });
 }
 
-void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
-                   Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
-                   bool masking, double decay, bool by_senders, int64_t* wrong, Launch launch) {
-  *wrong = 0;
-  const int64_t ranges = ranges_for(count, parameter);
+void values_decode(const ValuesDecoded* tensors, int64_t tensor_count, Dtype dtype, const Section* sections,
+                   int64_t ranks, int64_t own, double scale, double factor, bool masking, double decay, bool by_senders,
+                   int64_t* wrong, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const ValueDecode<T> d{sections,
-                           section_count,
-                           own,
-                           form,
-                           parameter,
-                           count,
-                           W(scale),
-                           static_cast<T*>(grad),
-                           static_cast<W*>(residual),
-                           static_cast<W*>(momentum),
-                           W(factor),
-                           masking,
-                           W(decay),
-                           by_senders};
     const auto decode = HVC_CHOOSE(decode_values<T>);
-    const int64_t bytes = 2 * count * int64_t(sizeof(T) + sizeof(W) * (momentum ? 2 : 1));
-    if (ranges == 0)
-      for (int64_t i = 0; i < section_count; ++i) *wrong += sections[i].bytes < ranges_begin(form, sizeof(W), 0);
-    *wrong += parallel_sum(launch.threads, ranges, bytes,
-                           [&](int64_t first, int64_t last) { return decode(d, first, last); });
+    for (const ValuesDecoded* t = tensors; t != tensors + tensor_count; ++t, sections += ranks, ++wrong) {
+      const auto form = ValueForm(t->form);
+      const int parameter = int(t->parameter);
+      const int64_t number = ranges_for(t->count, parameter);
+      const ValueDecode<T> d{sections,
+                             ranks,
+                             own,
+                             form,
+                             parameter,
+                             t->count,
+                             W(scale),
+                             static_cast<T*>(t->grad),
+                             static_cast<W*>(t->residual),
+                             static_cast<W*>(t->momentum),
+                             W(factor),
+                             masking,
+                             W(decay),
+                             by_senders};
+      const int64_t bytes = 2 * t->count * int64_t(sizeof(T) + sizeof(W) * (t->momentum ? 2 : 1));
+      *wrong = 0;
+      if (number == 0)
+        for (int64_t i = 0; i < ranks; ++i) *wrong += sections[i].bytes < ranges_begin(form, sizeof(W), 0);
+      *wrong += parallel_sum(launch.threads, number, bytes,
+                             [&](int64_t first, int64_t last) { return decode(d, first, last); });
+    }
   });
 }
 

@@ -3,7 +3,7 @@
 
 #include "blocks_of_codes.h"
 #include "scan.h"
-#include "sections.h"
+#include "turns.h"
 #include "visit.h"
 
 namespace hvc {
@@ -190,24 +190,24 @@ __global__ void streams_kernel(const uint64_t* codes, Layout l, const int64_t* b
 // ---- decoding ---------------------------------------------------------------------------------------------
 
 struct StreamBytes {
-  __device__ int64_t operator()(const Section& s, int64_t range) const {
+  __device__ int64_t operator()(const Section& s, const Form&, int64_t range) const {
     return load_bytes<uint32_t>(s.data + 4 * range);
   }
 };
 
 // A thread takes a range.
-template <class W> __global__ void lists_kernel(const __grid_constant__ Batch<W> batch, Levels s, int64_t* wrong) {
-  int64_t malformed = 0;
-  const int64_t ranges = s.l.ranges;
-  for (int64_t item = first_item(); item < batch.size * ranges; item += item_stride()) {
-    const int64_t part = item / ranges, range = item % ranges;
-    const Section& section = batch.parts[part].section;
-    const int64_t at = s.l.head() + batch.offsets[item], bytes = StreamBytes()(section, range);
-    const int64_t first = batch.first_entry(part, range);
+template <class T, class Table>
+__global__ void lists_kernel(const __grid_constant__ Table table, Lists<Work<T>> lists, Levels s) {
+  using W = Work<T>;
+  each_range(table, first_item(), item_stride(), [&](const Summed<T>& t, int64_t part, int64_t range) {
+    const Section& section = lists.section(t, part);
+    const int64_t at = s.l.head() + lists.offsets[t.range_of(part, range)];
+    const int64_t bytes = load_bytes<uint32_t>(section.data + 4 * range), first = lists.first_entry(t, part, range);
     int64_t size = 0;
+    bool malformed = true;
     if (at + bytes <= section.bytes) {
-      const uint8_t* norms = section.data + 4 * ranges + kNormBytes * (range * s.l.length / s.l.block);
-      Entry<W>* const list = batch.entries + first;
+      const uint8_t* norms = section.data + 4 * s.l.ranges + kNormBytes * (range * s.l.length / s.l.block);
+      Entry<W>* const list = lists.entries + first;
       EliasReader reader(section.data + at, bytes, s.l.elements(range), s.levels);
       int64_t position, end = 0;
       int32_t level;
@@ -220,13 +220,11 @@ template <class W> __global__ void lists_kernel(const __grid_constant__ Batch<W>
         }
         list[size++] = {int32_t(position), decoded(level, W(s.scale), W(norm))};
       }
-      malformed += reader.malformed();
-    } else {
-      ++malformed;
+      malformed = reader.malformed();
     }
-    batch.lists[item] = {first, size};
-  }
-  add_count(wrong, malformed);
+    lists.lists[t.range_of(part, range)] = {first, size};
+    add_count(t.wrong, malformed);
+  });
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
@@ -257,18 +255,20 @@ void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape,
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
                   double scale, void* grad, int64_t* wrong, Launch launch) {
   const Layout l = layout_of(count, shape.block);
-  const Cut cut{count, l.length, l.ranges};
   constexpr int kFewestBits = 3;  // of a level: two codes and a sign
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    Settle<T> settle{};
-    settle.scale = 1;
-    settle.grad = static_cast<T*>(grad);
+    Summed<T> sums{};
+    sums.cut = {count, l.length, l.ranges};
+    sums.form = {l.head(), kFewestBits, 0, 0};
+    sums.grad = static_cast<T*>(grad);
+    sums.wrong = wrong;
     const Levels levels{l, levels_of(shape.bits), scale};
-    add_sections(sections, section_count, -1, cut, Form<StreamBytes>{l.head(), kFewestBits, {}}, settle, wrong, launch,
-                 [&](const Batch<W>& batch) {
-                   start_spread(lists_kernel<W>, batch.size * l.ranges, launch, batch, levels, wrong);
+    add_sections(std::vector<Summed<T>>{sums}, sections, section_count, -1, Settle<T>{}, StreamBytes{}, launch,
+                 [&](const auto& table, const Lists<W>& lists) {
+                   start_spread(lists_kernel<T, std::decay_t<decltype(table)>>, table.units(), launch, table, lists,
+                                levels);
                  });
   });
 }

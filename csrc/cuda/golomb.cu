@@ -3,8 +3,8 @@
 
 #include "rules/half.h"
 #include "positions.h"
-#include "sections.h"
 #include "streams.h"
+#include "turns.h"
 #include "visit.h"
 
 namespace hvc {
@@ -24,53 +24,60 @@ template <class W> struct NoValues {
 
 struct StreamBytes {
   int value_bytes;
-  __device__ int64_t operator()(const Section& s, int64_t range) const { return stream_bytes(s, value_bytes, range); }
+  __device__ int64_t operator()(const Section& s, const Form&, int64_t range) const {
+    return stream_bytes(s, value_bytes, range);
+  }
 };
 
 // Calls use(index, position in the range) for all positions of a range.
-template <class W, class Use> __device__ Read read_range(Piece& piece, const Batch<W>& batch, int parameter,
+template <class T, class Use> __device__ Read read_range(Piece& piece, const Summed<T>& t, const Lists<Work<T>>& lists,
                                                          int64_t part, int64_t range, const Use& use) {
-  const Section& s = batch.parts[part].section;
-  const int64_t at = streams_begin(sizeof(W), batch.cut.number) + batch.offsets[part * batch.cut.number + range];
-  const int64_t bytes = stream_bytes(s, sizeof(W), range);
+  constexpr int kBytes = sizeof(Work<T>);
+  const Section& s = lists.section(t, part);
+  const int64_t at = streams_begin(kBytes, t.cut.number) + lists.offsets[t.range_of(part, range)];
+  const int64_t bytes = stream_bytes(s, kBytes, range);
   if (at + bytes > s.bytes) return {0, true};
-  const int64_t elements = batch.cut.end(range) - batch.cut.begin(range);
-  return each_position(piece, {s.data + at, bytes, parameter, 0, elements}, use);
+  const int64_t elements = t.cut.end(range) - t.cut.begin(range);
+  return each_position(piece, {s.data + at, bytes, int(t.form.parameter), 0, elements}, use);
 }
 
-template <class W> __global__ void lists_kernel(const __grid_constant__ Batch<W> batch, int parameter, int64_t* wrong) {
+template <class T, class Table>
+__global__ void lists_kernel(const __grid_constant__ Table table, Lists<Work<T>> lists) {
+  using W = Work<T>;
   __shared__ Piece piece;
-  const int64_t ranges = batch.cut.number;
-  for (int64_t item = first_warp(); item < batch.size * ranges; item += warp_stride()) {
-    const int64_t part = item / ranges, range = item % ranges;
-    const W value = section_value<W>(batch.parts[part].section);
-    const int64_t first = batch.first_entry(part, range);
-    Entry<W>* const list = batch.entries + first;
-    const Read read = read_range(piece, batch, parameter, part, range,
+  each_range(table, first_warp(), warp_stride(), [&](const Summed<T>& t, int64_t part, int64_t range) {
+    const W value = section_value<W>(lists.section(t, part));
+    const int64_t first = lists.first_entry(t, part, range);
+    Entry<W>* const list = lists.entries + first;
+    const Read read = read_range(piece, t, lists, part, range,
                                  [&](int64_t index, int64_t position) { list[index] = {int32_t(position), value}; });
-    if (lane_index() != 0) continue;
-    batch.lists[item] = {first, read.number};
-    add_count(wrong, read.malformed);
-  }
+    if (lane_index() != 0) return;
+    lists.lists[t.range_of(part, range)] = {first, read.number};
+    add_count(t.wrong, read.malformed);
+  });
 }
 
-template <class T>
-__global__ void clear_kernel(const __grid_constant__ Batch<Work<T>> batch, int parameter, T* tensor, int64_t* wrong) {
+template <class T, class Table>
+__global__ void clear_kernel(const __grid_constant__ Table table, Lists<Work<T>> lists) {
   __shared__ Piece piece;
-  for (int64_t range = first_warp(); range < batch.cut.number; range += warp_stride()) {
-    T* const elements = tensor + batch.cut.begin(range);
+  each_range(table, first_warp(), warp_stride(), [&](const Summed<T>& t, int64_t part, int64_t range) {
+    T* const elements = t.grad + t.cut.begin(range);
     const Read read =
-        read_range(piece, batch, parameter, 0, range, [&](int64_t, int64_t position) { elements[position] = T{}; });
-    if (lane_index() == 0) add_count(wrong, read.malformed);
-  }
+        read_range(piece, t, lists, part, range, [&](int64_t, int64_t position) { elements[position] = T{}; });
+    if (lane_index() == 0) add_count(t.wrong, read.malformed);
+  });
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-Cut cut_of(int parameter, int64_t count) { return {count, range_elements(parameter), ranges_for(count, parameter)}; }
-
-Form<StreamBytes> form_of(int value_bytes, int parameter, const Cut& cut) {
-  return {streams_begin(value_bytes, cut.number), parameter + 1, {value_bytes}};
+template <class T> Summed<T> summed(int parameter, int64_t count, void* grad, void* residual, int64_t* wrong) {
+  Summed<T> t{};
+  t.cut = {count, range_elements(parameter), ranges_for(count, parameter)};
+  t.form = {streams_begin(sizeof(Work<T>), t.cut.number), parameter + 1, 0, parameter};
+  t.grad = static_cast<T*>(grad);
+  t.residual = static_cast<Work<T>*>(residual);
+  t.wrong = wrong;
+  return t;
 }
 
 // A warp for each range, in a block of its own.
@@ -87,37 +94,42 @@ void binary_encode(const BinaryEncoded* tensors, int64_t tensor_count, Dtype dty
              [&](auto type) { write_sections<NoValues<typename decltype(type)::type>>(all, ends, out, room, launch); });
 }
 
-void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,
-                   int64_t count, double scale, void* grad, void* residual, int64_t* wrong, Launch launch) {
-  const Cut cut = cut_of(parameter, count);
+void binary_decode(const BinaryDecoded* tensors, int64_t tensor_count, Dtype dtype, const Section* sections,
+                   int64_t ranks, int64_t own, double scale, int64_t* wrong, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    Settle<T> settle{};
+    std::vector<Summed<T>> all;
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const BinaryDecoded& d = tensors[i];
+      all.push_back(summed<T>(int(d.parameter), d.count, d.grad, d.residual, wrong + i));
+    }
+    Settle<T> settle;
     settle.scale = W(scale);
-    settle.grad = static_cast<T*>(grad);
-    settle.residual = static_cast<W*>(residual);
-    add_sections(sections, section_count, own, cut, form_of(sizeof(W), parameter, cut), settle, wrong, launch,
-                 [&](const Batch<W>& batch) {
-                   const int64_t ranges = batch.size * cut.number;
-                   if (ranges > 0)
-                     start_blocks(lists_kernel<W>, warps_for(ranges), kWarp, launch, batch, parameter, wrong);
+    add_sections(all, sections, ranks, own, settle, StreamBytes{sizeof(W)}, launch,
+                 [&](const auto& table, const Lists<W>& lists) {
+                   start_blocks(lists_kernel<T, std::decay_t<decltype(table)>>, warps_for(table.units()), kWarp, launch,
+                                table, lists);
                  });
   });
 }
 
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
                   Launch launch) {
-  const Cut cut = cut_of(parameter, count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    using W = Work<T>;
-    const auto form = form_of(sizeof(W), parameter, cut);
-    if (section->bytes < form.head) return count_all_ranges(cut, wrong, launch);
-    if (cut.number == 0) return;
-    with_batch<W>(&section, 1, cut, form, 0, launch, [&](const Batch<W>& batch) {
-      start_blocks(clear_kernel<T>, warps_for(cut.number), kWarp, launch, batch, parameter, static_cast<T*>(tensor),
-                   wrong);
+    Turn<T> turn;
+    turn.tensors.push_back(summed<T>(parameter, count, tensor, nullptr, wrong));
+    const Cut& cut = turn.tensors.back().cut;
+    if (section->bytes < turn.tensors.back().form.head) return count_all_ranges(cut, wrong, launch);
+    turn.add(*section);
+    turn.entries = 0;  // nothing is listed
+    with_lists(turn, StreamBytes{sizeof(Work<T>)}, launch, [&](const Lists<Work<T>>& lists, const auto& tables) {
+      tables([](const Summed<T>& t) { return t.cut.number; },
+             [&](const auto& table) {
+               start_blocks(clear_kernel<T, std::decay_t<decltype(table)>>, warps_for(table.units()), kWarp, launch,
+                            table, lists);
+             });
     });
   });
 }

@@ -1,14 +1,12 @@
 // Sections of several ranks: each range of each becomes a list, all at the same time; then blocks add the lists in the
-// ranks' order, piece by piece of the tensor, and write the result.
+// ranks' order, piece by piece of the tensor, and write the result. All tensors of a bucket take one launch of each.
 #pragma once
-#include <memory>
-#include <vector>
-
 #include "rules/dense.h"
 #include "rules/golomb.h"
 #include "grid.h"
 #include "rows.h"
 #include "scan.h"
+#include "table.h"
 
 namespace hvc {
 namespace {
@@ -27,6 +25,29 @@ struct Cut {
   __device__ int64_t end(int64_t range) const { return min((range + 1) * elements, count); }
 };
 
+// What a tensor's sections look like: the bytes before the ranges, the fewest bits of an entry, and what else a method
+// has to know of them.
+struct Form {
+  int64_t head, bits, values, parameter;
+};
+
+// A tensor: what its sections look like, and where their sums go. `sums` and `senders` are only in memory where the
+// sections are taken in several rounds; `residual` is only in one of these: that of the own section.
+template <class T> struct Summed {
+  using W = Work<T>;
+  Cut cut;
+  Form form;
+  T* grad;
+  W *residual, *momentum, *sums;
+  uint16_t* senders;
+  int64_t* wrong;
+  int64_t first_part, parts, own;  // its parts of the round; which of them is the own section, or -1
+  int64_t first_range;
+  int32_t begins, ends;  // whether this is the first round, and the last one
+
+  __device__ int64_t range_of(int64_t part, int64_t range) const { return first_range + part * cut.number + range; }
+};
+
 // The list of a range among all entries.
 struct List {
   int64_t first, size;
@@ -39,82 +60,93 @@ struct Part {
   int64_t lists;
   bool by_bytes;
 };
-constexpr int64_t kPartsTogether = 64;
 inline int64_t room_by_bytes(const Section& section, int64_t bits) { return 8 * section.bytes / bits; }
-inline int64_t room_of(const Section& section, const Cut& cut, int64_t bits) {
-  return std::min(room_by_bytes(section, bits), cut.count);
+inline int64_t room_of(const Section& section, int64_t count, int64_t bits) {
+  return std::min(room_by_bytes(section, bits), count);
 }
 
-// Some of the sections. Range r of part p has index p * cut.number + r.
-template <class W> struct Batch {
-  Part parts[kPartsTogether];
-  int64_t size;
-  Cut cut;
-  int64_t bits;  // of an entry, at least
+// What is found of the parts of all tensors, in the device's memory.
+template <class W> struct Lists {
+  Part* parts;
   int64_t* offsets;
   Entry<W>* entries;
   List* lists;
 
-  __device__ int64_t first_entry(int64_t part, int64_t range) const {
-    const Part& p = parts[part];
-    return p.lists + (p.by_bytes ? 8 * offsets[part * cut.number + range] / bits : cut.begin(range));
+  template <class T> __device__ const Section& section(const Summed<T>& t, int64_t part) const {
+    return parts[t.first_part + part].section;
+  }
+  template <class T> __device__ int64_t first_entry(const Summed<T>& t, int64_t part, int64_t range) const {
+    const Part& p = parts[t.first_part + part];
+    return p.lists + (p.by_bytes ? 8 * offsets[t.range_of(part, range)] / t.form.bits : t.cut.begin(range));
   }
 };
 
 // ---- lists ------------------------------------------------------------------------------------------------
 
-// Finds where the ranges of a section begin, counted from the first one. A block takes a section.
-template <class W, class Bytes> __global__ void offsets_kernel(const __grid_constant__ Batch<W> batch, Bytes bytes) {
-  for (int64_t part = blockIdx.x; part < batch.size; part += gridDim.x) {
-    const Section& section = batch.parts[part].section;
+// A part on its way to the device's memory.
+struct Sent {
+  Part part;
+  int64_t ranges, first_range;
+  Form form;
+};
+
+// Puts parts there, and finds where the ranges of each begin, counted from the first one: bytes(section, form, range)
+// are those of a range. A block takes a part.
+template <class Bytes, class Table>
+__global__ void offsets_kernel(const __grid_constant__ Table table, Bytes bytes, Part* parts, int64_t* offsets) {
+  for (int64_t item = blockIdx.x; item < table.count; item += gridDim.x) {
+    const Sent& sent = table.items[item];
+    if (threadIdx.x == 0) parts[item] = sent.part;
     prefix_sums_of_block(
-        batch.cut.number, [&](int64_t range) { return bytes(section, range); },
-        batch.offsets + part * batch.cut.number);
+        sent.ranges, [&](int64_t range) { return bytes(sent.part.section, sent.form, range); },
+        offsets + sent.first_range);
+  }
+}
+
+// Calls read(tensor, part, range) for the ranges of all parts, by whoever takes one: threads or warps.
+template <class Table, class Read>
+__device__ void each_range(const Table& table, int64_t first, int64_t stride, const Read& read) {
+  for (int64_t unit = first; unit < table.units(); unit += stride) {
+    const int item = table.item_of(unit);
+    const auto& tensor = table.items[item];
+    const int64_t number = unit - table.begins[item];
+    read(tensor, number / tensor.cut.number, number % tensor.cut.number);
   }
 }
 
 // ---- results ----------------------------------------------------------------------------------------------
 
-// What becomes of the sums, and of what a rank keeps. Sums are only in memory where the sections of a tensor are taken
-// in several batches.
+// What becomes of the sums, and of what a rank keeps.
 template <class T> struct Settle {
   using W = Work<T>;
-  W* sums;
-  bool begins, ends;  // whether this is the first batch, and the last one
-  W scale;
-  T* grad;
-  W* residual;  // only in one of the batches: that of the own section
-  W* momentum;
-  W factor;
-  bool masking;
-  int64_t own;                  // which part of the batch, or -1
-  W decay = 1;                  // of what is kept, without momentum
-  bool by_senders = false;      // whether a sum is divided by how many sections have the element
-  uint16_t* senders = nullptr;  // their numbers, where the sums are in memory
+  W scale = 1, factor = 0;
+  W decay = 1;  // of what is kept, without momentum
+  bool masking = false;
+  bool by_senders = false;  // whether a sum is divided by how many sections have the element
 };
 
 // What is kept as if nothing had been sent.
-template <class T> __device__ void keep(const Settle<T>& s, int64_t i, T given, Work<T> kept) {
+template <class T> __device__ void keep(const Summed<T>& t, const Settle<T>& s, int64_t i, T given, Work<T> kept) {
   using W = Work<T>;
   const W grad = to_work(given);
   W x = grad + kept;
-  if (s.momentum) {
-    const W momentum = bounded(with_momentum(s.factor, s.momentum[i], grad));
-    s.momentum[i] = momentum;
+  if (t.momentum) {
+    const W momentum = bounded(with_momentum(s.factor, t.momentum[i], grad));
+    t.momentum[i] = momentum;
     x = bounded(W(x + s.factor * momentum));
   } else {
     x = x * s.decay;
   }
-  s.residual[i] = x;
+  t.residual[i] = x;
 }
 
 // Takes what was sent out of what is kept. With momentum the values are exact: nothing of x is left.
-template <class T> __device__ void take_out(const Settle<T>& s, int64_t i, Work<T> value) {
-  if (!s.momentum) {
-    s.residual[i] -= s.decay * value;
+template <class T> __device__ void take_out(const Summed<T>& t, const Settle<T>& s, int64_t i, Work<T> value) {
+  if (!t.momentum) {
+    t.residual[i] -= s.decay * value;
   } else {
-    if (s.masking) s.momentum[i] = 0;
-    s.residual[i] = s.factor * s.momentum[i];
+    if (s.masking) t.momentum[i] = 0;
+    t.residual[i] = s.factor * t.momentum[i];
   }
 }
 
@@ -137,17 +169,20 @@ __device__ inline Chunk chunk_of(const Cut& cut, int64_t index) {
 }
 
 // What a list says of a chunk; its entries ascend. A warp takes them.
-template <class W> class EntriesOfChunk {
+template <class T> class EntriesOfChunk {
  public:
-  __device__ EntriesOfChunk(const Batch<W>& batch, int64_t part, const Chunk& chunk) : chunk_(chunk) {
-    find_list(batch, part);
+  using W = Work<T>;
+
+  __device__ EntriesOfChunk(const Summed<T>& tensor, const Lists<W>& lists, int64_t part, const Chunk& chunk)
+      : chunk_(chunk) {
+    find_list(tensor, lists, part);
     first_ = int(first_not_below(size_, [&](int64_t i) { return list_[i].at < chunk.first; }));
     begin();
   }
   // Where it is known which entry is the first one.
-  __device__ EntriesOfChunk(const Batch<W>& batch, int64_t part, const Chunk& chunk, int first)
+  __device__ EntriesOfChunk(const Summed<T>& tensor, const Lists<W>& lists, int64_t part, const Chunk& chunk, int first)
       : chunk_(chunk), first_(first) {
-    find_list(batch, part);
+    find_list(tensor, lists, part);
     begin();
   }
   __device__ int first() const { return first_; }
@@ -162,9 +197,9 @@ template <class W> class EntriesOfChunk {
   }
 
  private:
-  __device__ void find_list(const Batch<W>& batch, int64_t part) {
-    const List list = batch.lists[part * batch.cut.number + chunk_.range];
-    list_ = batch.entries + list.first;
+  __device__ void find_list(const Summed<T>& tensor, const Lists<W>& lists, int64_t part) {
+    const List list = lists.lists[tensor.range_of(part, chunk_.range)];
+    list_ = lists.entries + list.first;
     size_ = int(list.size);
   }
   __device__ void begin() {
@@ -178,17 +213,19 @@ template <class W> class EntriesOfChunk {
   Entry<W> next_{};
 };
 
-// Each warp finds the entries of a part while the others do; then they take turns. Notes the first entry of one part.
-template <bool kCounts, class W> __device__ void add_lists(const Batch<W>& batch, const Chunk& chunk, W* sums,
-                                                           uint16_t* senders, int64_t noted, int* first_of_noted) {
-  constexpr int kWarps = kThreads / kWarp;
+// Each warp finds the entries of a part while the others do; then they take turns. Notes the first entry of the own
+// one.
+template <bool kCounts, class T> __device__ void add_lists(const Summed<T>& t, const Lists<Work<T>>& lists,
+                                                           const Chunk& chunk, Work<T>* sums, uint16_t* senders,
+                                                           int* first_of_own) {
   const int warp = int(threadIdx.x) / kWarp;
-  for (int64_t first = 0; first < batch.size; first += kWarps) {
-    EntriesOfChunk<W> entries(batch, min(first + warp, batch.size - 1), chunk);
-    if (first + warp == noted && lane_index() == 0) *first_of_noted = entries.first();
-    for (int turn = 0; turn < kWarps && first + turn < batch.size; ++turn) {
+  constexpr int kWarps = kThreads / kWarp;
+  for (int64_t first = 0; first < t.parts; first += kWarps) {
+    EntriesOfChunk<T> entries(t, lists, min(first + warp, t.parts - 1), chunk);
+    if (first + warp == t.own && lane_index() == 0) *first_of_own = entries.first();
+    for (int turn = 0; turn < kWarps && first + turn < t.parts; ++turn) {
       if (turn == warp)
-        entries.each([&](int i, W value) {
+        entries.each([&](int i, Work<T> value) {
           sums[i] += value;
           if constexpr (kCounts) ++senders[i];
         });
@@ -198,8 +235,8 @@ template <bool kCounts, class W> __device__ void add_lists(const Batch<W>& batch
 }
 
 // Writes what is known of the elements of a chunk.
-template <bool kCounts, class T>
-__device__ void write_chunk(const Settle<T>& s, int64_t begin, int size, const Work<T>* sums, const uint16_t* senders) {
+template <bool kCounts, class T> __device__ void write_chunk(const Summed<T>& t, const Settle<T>& s, int64_t begin,
+                                                             int size, const Work<T>* sums, const uint16_t* senders) {
   using W = Work<T>;
   struct Given {
     T grad;
@@ -207,120 +244,42 @@ __device__ void write_chunk(const Settle<T>& s, int64_t begin, int size, const W
   };
   constexpr int kOfWarp = kChunk / (kThreads / kWarp);
   const int64_t first = begin + kOfWarp * (threadIdx.x / kWarp);
-  const auto load = [&](int64_t i) { return s.residual ? Given{s.grad[i], s.residual[i]} : Given{}; };
+  const auto load = [&](int64_t i) { return t.residual ? Given{t.grad[i], t.residual[i]} : Given{}; };
   each_loaded(first, min(first + kOfWarp, begin + size), load, [&](int64_t i, const Given& given) {
-    if (s.residual) keep(s, i, given.grad, given.kept);
+    if (t.residual) keep(t, s, i, given.grad, given.kept);
     W sum = sums[i - begin];
-    if (!s.ends) s.sums[i] = sum;
+    if (!t.ends) t.sums[i] = sum;
     if constexpr (kCounts) {
-      if (!s.ends) s.senders[i] = senders[i - begin];
+      if (!t.ends) t.senders[i] = senders[i - begin];
       sum = sum / W(max(int(senders[i - begin]), 1));
     }
-    if (s.ends) s.grad[i] = from_work<T>(W(sum * s.scale));
+    if (t.ends) t.grad[i] = from_work<T>(W(sum * s.scale));
   });
 }
 
-template <class T, bool kCounts>
-__global__ void settle_kernel(const __grid_constant__ Batch<Work<T>> batch, Settle<T> s) {
+template <class T, bool kCounts, class Table>
+__global__ void settle_kernel(const __grid_constant__ Table table, Lists<Work<T>> lists, Settle<T> s) {
   __shared__ Work<T> sums[kChunk];
   __shared__ uint16_t senders[kCounts ? kChunk : 1];
   __shared__ int first_of_own;
-  const int64_t chunks = chunks_of(batch.cut);
-  for (int64_t index = blockIdx.x; index < chunks; index += gridDim.x) {
-    const Chunk chunk = chunk_of(batch.cut, index);
-    const int64_t begin = batch.cut.begin(chunk.range) + chunk.first;
+  for (int64_t unit = blockIdx.x; unit < table.units(); unit += gridDim.x) {
+    const int item = table.item_of(unit);
+    const Summed<T>& t = table.items[item];
+    const Chunk chunk = chunk_of(t.cut, unit - table.begins[item]);
+    const int64_t begin = t.cut.begin(chunk.range) + chunk.first;
     for (int i = int(threadIdx.x); i < chunk.size; i += kThreads) {
-      sums[i] = s.begins ? Work<T>(0) : s.sums[begin + i];
-      if constexpr (kCounts) senders[i] = s.begins ? 0 : s.senders[begin + i];
+      sums[i] = t.begins ? Work<T>(0) : t.sums[begin + i];
+      if constexpr (kCounts) senders[i] = t.begins ? 0 : t.senders[begin + i];
     }
     __syncthreads();
-    add_lists<kCounts>(batch, chunk, sums, senders, s.own, &first_of_own);
-    write_chunk<kCounts>(s, begin, chunk.size, sums, senders);
+    add_lists<kCounts>(t, lists, chunk, sums, senders, &first_of_own);
+    write_chunk<kCounts>(t, s, begin, chunk.size, sums, senders);
     __syncthreads();
-    if (s.residual && s.own >= 0 && threadIdx.x < kWarp)
-      EntriesOfChunk<Work<T>>(batch, s.own, chunk, first_of_own).each([&](int i, Work<T> value) {
-        take_out(s, begin + i, value);
+    if (t.residual && t.own >= 0 && threadIdx.x < kWarp)
+      EntriesOfChunk<T>(t, lists, t.own, chunk, first_of_own).each([&](int i, Work<T> value) {
+        take_out(t, s, begin + i, value);
       });
     __syncthreads();
-  }
-}
-
-// ---- launchers --------------------------------------------------------------------------------------------
-
-// Sections that cannot be read are known before any kernel starts: their ranges are counted here.
-__global__ void count_kernel(int64_t* total, int64_t count) { add_count(total, count); }
-
-inline void count_all_ranges(const Cut& cut, int64_t* wrong, Launch launch) {
-  start_blocks(count_kernel, 1, 1, launch, wrong, std::max<int64_t>(cut.number, 1));
-}
-
-// What a method's sections look like: the bytes before the ranges, the fewest bits of an entry, and a rule for the
-// kernels, by which bytes(section, range) are those of a range.
-template <class Bytes> struct Form {
-  int64_t head, bits;
-  Bytes bytes;
-};
-
-// Calls run(batch) with a batch of sections whose ranges have been found, and memory for their lists.
-template <class W, class Bytes, class Run> void with_batch(const Section* const* sections, int64_t size, const Cut& cut,
-                                                           const Form<Bytes>& form, int64_t room, Launch launch,
-                                                           const Run& run) {
-  const int64_t ranges = size * cut.number;
-  const Scratch<int64_t> offsets(ranges, launch);
-  const Scratch<List> found(ranges, launch);
-  const Scratch<Entry<W>> entries(room, launch);
-  Batch<W> batch{{}, size, cut, form.bits, offsets.get(), entries.get(), found.get()};
-  int64_t lists = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    batch.parts[i] = {*sections[i], lists, room_by_bytes(*sections[i], form.bits) < cut.count};
-    lists += room_of(*sections[i], cut, form.bits);
-  }
-  if (ranges > 0)
-    start_blocks(offsets_kernel<W, Bytes>, std::min(size, kMostBlocks), kThreads, launch, batch, form.bytes);
-  run(batch);
-}
-
-// Adds up the sections of a tensor that can be read, and writes the result. `lists` starts the kernel that reads the
-// sections of a batch. Lists take no more memory than there are elements, or one section needs.
-template <bool kMayCount = false, class T, class Bytes, class Lists>
-void add_sections(const Section* sections, int64_t section_count, int64_t own, const Cut& cut, const Form<Bytes>& form,
-                  const Settle<T>& settle, int64_t* wrong, Launch launch, const Lists& lists) {
-  using W = Work<T>;
-  std::vector<const Section*> readable;
-  for (const Section* section = sections; section != sections + section_count; ++section) {
-    if (section->bytes >= form.head)
-      readable.push_back(section);
-    else
-      count_all_ranges(cut, wrong, launch);
-  }
-  const auto all = int64_t(readable.size());
-  const Section* const mine = own >= 0 && sections[own].bytes >= form.head ? sections + own : nullptr;
-  std::unique_ptr<Scratch<W>> sums;
-  std::unique_ptr<Scratch<uint16_t>> senders;
-  for (int64_t first = 0, end = 0; first == 0 || first < all; first = end) {
-    int64_t room = 0;
-    for (; end < all && end - first < kPartsTogether; ++end) {
-      const int64_t more = room_of(*readable[size_t(end)], cut, form.bits);
-      if (end > first && room + more > cut.count) break;
-      room += more;
-    }
-    Settle<T> s = settle;
-    s.begins = first == 0, s.ends = end == all;
-    if (!s.ends && !sums) sums = std::make_unique<Scratch<W>>(cut.count, launch);
-    s.sums = sums ? sums->get() : nullptr;
-    if (sums && s.by_senders && !senders) senders = std::make_unique<Scratch<uint16_t>>(cut.count, launch);
-    s.senders = senders ? senders->get() : nullptr;
-    const auto at = std::find(readable.begin() + first, readable.begin() + end, mine);
-    s.own = at != readable.begin() + end ? at - (readable.begin() + first) : -1;
-    if (mine ? s.own < 0 : !s.ends) s.residual = nullptr;
-    with_batch<W>(readable.data() + first, end - first, cut, form, room, launch, [&](const Batch<W>& batch) {
-      if (batch.size > 0) lists(batch);
-      const int64_t chunks = chunks_of(cut);
-      auto kernel = settle_kernel<T, false>;
-      if constexpr (kMayCount) kernel = s.by_senders ? settle_kernel<T, true> : kernel;
-      if (chunks > 0) start_blocks(kernel, std::min(chunks, kMostBlocks), kThreads, launch, batch, s);
-    });
-    if (s.ends) break;
   }
 }
 

@@ -2,8 +2,8 @@
 #include "rules/values.h"
 
 #include "positions.h"
-#include "sections.h"
 #include "streams.h"
+#include "turns.h"
 #include "visit.h"
 
 namespace hvc {
@@ -36,7 +36,7 @@ template <ValueForm kForm, class W> struct PutValue {
 };
 
 // Calls body(a constant of that form).
-template <class Body> __host__ __device__ void with_form(ValueForm form, const Body& body) {
+template <class Body> __device__ void with_form(ValueForm form, const Body& body) {
   switch (form) {
     case kFullValues:
       return body(std::integral_constant<ValueForm, kFullValues>());
@@ -64,7 +64,7 @@ template <class W> struct WithValues {
   }
   template <class Use> static __device__ void with_put(const Given& g, const Use& use) {
     with_form(ValueForm(g.form), [&](auto form) {
-      use(PutValue<form(), W>{static_cast<const W*>(g.values), static_cast<const float*>(g.head)});
+      use(PutValue<decltype(form)::value, W>{static_cast<const W*>(g.values), static_cast<const float*>(g.head)});
     });
   }
 };
@@ -72,40 +72,47 @@ template <class W> struct WithValues {
 // ---- decoding ---------------------------------------------------------------------------------------------
 
 struct RangeBytes {
-  ValueForm form;
   int work_bytes;
-  __device__ int64_t operator()(const Section& s, int64_t range) const {
-    const uint8_t* lengths = s.data + head_bytes(form, work_bytes) + 8 * range;
-    return load_bytes<uint32_t>(lengths) + bytes_of_values(form, work_bytes, load_bytes<uint32_t>(lengths + 4));
+  __device__ int64_t operator()(const Section& s, const Form& form, int64_t range) const {
+    const auto values = ValueForm(form.values);
+    const uint8_t* lengths = s.data + head_bytes(values, work_bytes) + 8 * range;
+    return load_bytes<uint32_t>(lengths) + bytes_of_values(values, work_bytes, load_bytes<uint32_t>(lengths + 4));
   }
 };
 
-template <ValueForm kForm, class W>
-__global__ void lists_kernel(const __grid_constant__ Batch<W> batch, int parameter, int64_t* wrong) {
+template <class W>
+__device__ W value_as(ValueForm form, const uint8_t* values, int64_t index, const ForAll<W>& for_all) {
+  W value(0);
+  with_form(form, [&](auto constant) { value = value_at<decltype(constant)::value, W>(values, index, for_all); });
+  return value;
+}
+
+template <class T, class Table>
+__global__ void lists_kernel(const __grid_constant__ Table table, Lists<Work<T>> lists) {
+  using W = Work<T>;
   __shared__ Piece piece;
-  const int64_t ranges = batch.cut.number;
-  for (int64_t item = first_warp(); item < batch.size * ranges; item += warp_stride()) {
-    const int64_t part = item / ranges, range = item % ranges;
-    const Section& s = batch.parts[part].section;
-    ValueCursor<W> cursor = value_cursor<W>(s, kForm, parameter, batch.cut.count, 0);
-    cursor.offset += batch.offsets[item];
-    const int64_t at = cursor.offset, stream = cursor.length(range, 0);
+  each_range(table, first_warp(), warp_stride(), [&](const Summed<T>& t, int64_t part, int64_t range) {
+    const Section& s = lists.section(t, part);
+    const auto form = ValueForm(t.form.values);
+    const int parameter = int(t.form.parameter);
+    ValueCursor<W> cursor = value_cursor<W>(s, form, parameter, t.cut.count, 0);
+    const int64_t at = cursor.offset + lists.offsets[t.range_of(part, range)], stream = cursor.length(range, 0);
     const bool readable = at + cursor.range_bytes(range) <= s.bytes;
     const int64_t number = readable ? cursor.length(range, 1) : 0;
     const uint8_t* const values = s.data + at + stream;
-    const int64_t first = batch.first_entry(part, range);
-    Entry<W>* const list = batch.entries + first;
+    const int64_t first = lists.first_entry(t, part, range);
+    Entry<W>* const list = lists.entries + first;
     Read read{0, true};
     if (readable)
-      read = each_position(piece, {s.data + at, stream, parameter, 0, batch.cut.end(range) - batch.cut.begin(range)},
+      read = each_position(piece, {s.data + at, stream, parameter, 0, t.cut.end(range) - t.cut.begin(range)},
                            [&](int64_t index, int64_t position) {
                              if (index < number)
-                               list[index] = {int32_t(position), value_at<kForm>(values, index, cursor.for_all)};
+                               list[index] = {int32_t(position), value_as<W>(form, values, index, cursor.for_all)};
                            });
-    if (lane_index() != 0) continue;
-    batch.lists[item] = {first, min(read.number, number)};
-    add_count(wrong, read.malformed || read.number != number);
-  }
+    if (lane_index() != 0) return;
+    lists.lists[t.range_of(part, range)] = {first, min(read.number, number)};
+    add_count(t.wrong, read.malformed || read.number != number);
+  });
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
@@ -127,31 +134,33 @@ void values_encode(const ValuesEncoded* tensors, int64_t tensor_count, Dtype dty
   });
 }
 
-void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
-                   Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
-                   bool masking, double decay, bool by_senders, int64_t* wrong, Launch launch) {
-  const Cut cut{count, range_elements(parameter), ranges_for(count, parameter)};
+void values_decode(const ValuesDecoded* tensors, int64_t tensor_count, Dtype dtype, const Section* sections,
+                   int64_t ranks, int64_t own, double scale, double factor, bool masking, double decay, bool by_senders,
+                   int64_t* wrong, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    Settle<T> settle{};
-    settle.scale = W(scale);
-    settle.grad = static_cast<T*>(grad);
-    settle.residual = static_cast<W*>(residual);
-    settle.momentum = static_cast<W*>(momentum);
-    settle.factor = W(factor);
-    settle.masking = masking;
-    settle.decay = W(decay);
-    settle.by_senders = by_senders;
-    const Form<RangeBytes> given{
-        ranges_begin(form, sizeof(W), cut.number), bits_of_entry(form, sizeof(W), parameter), {form, sizeof(W)}};
-    with_form(form, [&](auto f) {
-      add_sections<true>(sections, section_count, own, cut, given, settle, wrong, launch, [&](const Batch<W>& batch) {
-        const int64_t ranges = batch.size * cut.number;
-        if (ranges > 0)
-          start_blocks(lists_kernel<f(), W>, std::min(ranges, kMostBlocks), kWarp, launch, batch, parameter, wrong);
-      });
-    });
+    std::vector<Summed<T>> all;
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const ValuesDecoded& d = tensors[i];
+      const int parameter = int(d.parameter);
+      const auto form = ValueForm(d.form);
+      Summed<T> t{};
+      t.cut = {d.count, range_elements(parameter), ranges_for(d.count, parameter)};
+      t.form = {ranges_begin(form, sizeof(W), t.cut.number), bits_of_entry(form, sizeof(W), parameter), d.form,
+                d.parameter};
+      t.grad = static_cast<T*>(d.grad);
+      t.residual = static_cast<W*>(d.residual);
+      t.momentum = static_cast<W*>(d.momentum);
+      t.wrong = wrong + i;
+      all.push_back(t);
+    }
+    const Settle<T> settle{W(scale), W(factor), W(decay), masking, by_senders};
+    add_sections<true>(all, sections, ranks, own, settle, RangeBytes{sizeof(W)}, launch,
+                       [&](const auto& table, const Lists<W>& lists) {
+                         start_blocks(lists_kernel<T, std::decay_t<decltype(table)>>,
+                                      std::min(table.units(), kMostBlocks), kWarp, launch, table, lists);
+                       });
   });
 }
 

@@ -29,7 +29,8 @@ void written_is_read(Input& in, int parameter, int64_t count) {
   memcpy(section.get(), out.get(), size_t(used));
   const Section one{section.get(), used};
   int64_t wrong = 0;
-  binary_decode(&one, 1, 0, parameter, kFloat32, count, 1, found.get(), nullptr, &wrong, kHere);
+  const BinaryDecoded decoded{parameter, count, found.get(), nullptr};
+  binary_decode(&decoded, 1, kFloat32, &one, 1, 0, 1, &wrong, kHere);
   require(wrong == 0, "what was written is not malformed");
   size_t next = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -44,7 +45,8 @@ void clears_what_it_adds(const Section& section, int parameter, int64_t count) {
   Bytes sums(4 * count), cleared(4 * count);
   for (int64_t i = 0; i < count; ++i) cleared.as<float>()[i] = 1;
   int64_t wrong = 0, also_wrong = 0;
-  binary_decode(&section, 1, 0, parameter, kFloat32, count, 1, sums.get(), nullptr, &wrong, kHere);
+  const BinaryDecoded decoded{parameter, count, sums.get(), nullptr};
+  binary_decode(&decoded, 1, kFloat32, &section, 1, 0, 1, &wrong, kHere);
   binary_clear(&section, parameter, kFloat32, count, cleared.get(), &also_wrong, kHere);
   require(wrong == also_wrong, "both readers find the same ranges malformed");
   if (section.bytes < 4) return;
@@ -68,8 +70,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::vector<Bytes> parts = in.sections(ranks);
   const std::vector<Section> sections = as_sections(parts);
   int64_t wrong = 0;
-  binary_decode(sections.data(), ranks, own, parameter, dtype, count, 1.0 / double(ranks), result.get(),
-                keeps ? residual.get() : nullptr, &wrong, kHere);
+  const BinaryDecoded decoded{parameter, count, result.get(), keeps ? residual.get() : nullptr};
+  binary_decode(&decoded, 1, dtype, sections.data(), ranks, own, 1.0 / double(ranks), &wrong, kHere);
   require(wrong >= 0 && wrong <= ranks * std::max<int64_t>(1, ranges_for(count, parameter)), "ranges are counted once");
   clears_what_it_adds(sections[0], parameter, count);
   return 0;

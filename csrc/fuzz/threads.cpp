@@ -75,8 +75,8 @@ Written sparse(Launch launch) {
   values_encode(&written, 1, kFloat32, place, out.get(), out.size, launch);
   const Section section{out.get(), place[1]};
   int64_t wrong = 0;
-  values_decode(&section, 1, 0, kFullValues, 5, kFloat32, kCount, 1, grad.get(), residual.get(), nullptr, 0, false, 1,
-                false, &wrong, launch);
+  const ValuesDecoded read{kFullValues, 5, kCount, grad.get(), residual.get(), nullptr};
+  values_decode(&read, 1, kFloat32, &section, 1, 0, 1, 0, false, 1, false, &wrong, launch);
   const ChunkSelected of_chunks{grad.get(), residual.get(), kCount, 20, positions.as<int32_t>(), values.get(), found};
   chunk_select(&of_chunks, 1, kFloat32, 1024, 20, launch);
   float mean = 0;
@@ -86,8 +86,10 @@ Written sparse(Launch launch) {
   const BinaryEncoded coded{positions.as<int32_t>(), binary[0], &mean, kCount, 5};
   binary_encode(&coded, 1, kFloat32, other_place, out.get(), out.size, launch);
   const Section other{out.get(), other_place[1]};
-  binary_decode(&other, 1, 0, 5, kFloat32, kCount, 1, grad.get(), residual.get(), &wrong, launch);
-  w.counted = found[0] + place[1] + binary[0] + other_place[1] + wrong;
+  int64_t also_wrong = 0;
+  const BinaryDecoded decoded{5, kCount, grad.get(), residual.get()};
+  binary_decode(&decoded, 1, kFloat32, &other, 1, 0, 1, &also_wrong, launch);
+  w.counted = found[0] + place[1] + binary[0] + other_place[1] + wrong + also_wrong;
   for (const Bytes* array : {&grad, &residual, &out}) w.arrays.push_back(copy_of(*array));
   return w;
 }

@@ -37,8 +37,8 @@ void written_is_read(Input& in, ValueForm form, int parameter, int64_t count) {
   memcpy(section.get(), out.get(), size_t(used));
   const Section one{section.get(), used};
   int64_t wrong = 0;
-  values_decode(&one, 1, 0, form, parameter, kFloat32, count, 1, found.get(), nullptr, nullptr, 0, false, 1, false,
-                &wrong, kHere);
+  const ValuesDecoded decoded{form, parameter, count, found.get(), nullptr, nullptr};
+  values_decode(&decoded, 1, kFloat32, &one, 1, 0, 1, 0, false, 1, false, &wrong, kHere);
   require(wrong == 0, "what was written is not malformed");
   size_t next = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -63,8 +63,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::vector<Bytes> parts = in.sections(ranks);
   const std::vector<Section> sections = as_sections(parts);
   int64_t wrong = 0;
-  values_decode(sections.data(), ranks, own, form, parameter, dtype, count, 1.0 / double(ranks), grad.get(),
-                keeps ? residual.get() : nullptr, momentum ? kept.get() : nullptr, momentum ? 0.9 : 0.0, masking, 1,
+  const ValuesDecoded decoded{
+      form, parameter, count, grad.get(), keeps ? residual.get() : nullptr, momentum ? kept.get() : nullptr};
+  values_decode(&decoded, 1, dtype, sections.data(), ranks, own, 1.0 / double(ranks), momentum ? 0.9 : 0.0, masking, 1,
                 by_senders, &wrong, kHere);
   require(wrong >= 0 && wrong <= ranks * std::max<int64_t>(1, ranges_for(count, parameter)), "ranges are counted once");
   return 0;

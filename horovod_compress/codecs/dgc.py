@@ -167,11 +167,11 @@ class Dgc(Sections):
 
     # ---- momentum ----
 
-    def keeps(self, work: Work, position: int) -> dict[str, Any]:
-        momentum = work.state_of("momentum", position)
-        if momentum is None:
+    def keeps(self, work: Work, positions: Sequence[int]) -> dict[str, Any]:
+        momentums = work.states_of("momentum", [work.span(position) for position in positions])
+        if momentums is None:
             return {}
-        return {"momentum": momentum, "factor": self.momentum, "masking": self.masking}
+        return {"momentums": momentums, "factor": self.momentum, "masking": self.masking}
 
     @property
     def _goes_on(self) -> bool:

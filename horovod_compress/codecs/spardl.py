@@ -302,9 +302,9 @@ class SparDL(Codec):
     def _choose(self, work: Work, stretch: Stretch, sections: list[Tensor], key: Key) -> None:
         """Add up what all ranks have sent of some elements, and let the largest sums be what this rank has."""
         sums, own = work.local["sums"][: stretch.count], stretch.entries
-        into = sums, None, work.memo["shrink"]
-        wrong = ops.values_decode(sections, 0, stretch.parameter, *into, form=stretch.form)
-        check_well_formed([wrong], [stretch.position], SAID, work, key)
+        into = [sums], None, work.memo["shrink"]
+        wrong = ops.values_decode_all([sections], 0, [stretch.parameter], *into, forms=[stretch.form])
+        check_well_formed(wrong, [stretch.position], SAID, work, key)
         given = sums, None, stretch.most, work.local["chosen"][own], work.local["totals"][own]
         numbers = [_numbers(work, "found", stretch)]
         choose(ops.top_select_all, [given], numbers)
@@ -318,20 +318,30 @@ class SparDL(Codec):
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         stretches = [stretch for part in parts for stretch in _within(work, part)]
         scale = result_scale / work.world / work.memo["shrink"]
-        wrong = [self._read(work, stretch, scale) for stretch in stretches]
-        check_well_formed(wrong, [stretch.position for stretch in stretches], SAID, work, key)
+        check_well_formed(
+            self._read(work, stretches, scale), [stretch.position for stretch in stretches], SAID, work, key
+        )
         for stretch in stretches:
             self._leave(work, stretch)
         for part in parts:
             work.saturate(part.position, result_scale)
 
-    def _read(self, work: Work, stretch: Stretch, scale: float) -> int | Tensor:
+    def _read(self, work: Work, stretches: Sequence[Stretch], scale: float) -> Counts:
         """Write the result of some elements; return how many ranges are malformed.
 
         The residual becomes x, as if this rank had sent nothing: which of its values arrived is known afterwards.
         """
-        sections = [work.regions["records"][self._place(work, stretch)], work.local["nothing"]]
-        return ops.values_decode(sections, 1, stretch.parameter, *self._memory(work, stretch), scale, form=stretch.form)
+        records, nothing = work.regions["records"], work.local["nothing"]
+        memory = [self._memory(work, stretch) for stretch in stretches]
+        return ops.values_decode_all(
+            [[records[self._place(work, stretch)], nothing] for stretch in stretches],
+            1,
+            [stretch.parameter for stretch in stretches],
+            [grad for grad, _ in memory],
+            [residual for _, residual in memory],
+            scale,
+            forms=[stretch.form for stretch in stretches],
+        )
 
     def _leave(self, work: Work, stretch: Stretch) -> None:
         """Leave in the residual of some elements what is not in the result."""

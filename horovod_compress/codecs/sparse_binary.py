@@ -28,8 +28,8 @@ from ..errors import ConfigError
 from ..schedule.plan import Bucket, TensorSpec
 from .base import Law, Properties, check_choice
 from .registry import register
-from .shared.sections import Sections, check_density, numbers_of, parameter
-from .work import Regions, Work, work_dtype
+from .shared.sections import Sections, check_density, numbers_of, parameter, residuals_of
+from .work import Counts, Regions, Work, work_dtype
 
 #: The published settings: (local steps between exchanges, density).
 PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
@@ -103,8 +103,7 @@ class SparseBinary(Sections):
 
     def settle(self, work: Work, positions: Sequence[int]) -> None:
         self.learn(work, positions)
-        for position in positions:
-            work.local["means"][position].clamp_(-work.limit(), work.limit())  # the residual keeps the rest
+        work.local["means"].clamp_(-work.limit(), work.limit())  # the residual keeps the rest
 
     def write(self, work: Work, positions: Sequence[int], ends: Tensor) -> None:
         ops.binary_encode_all(
@@ -117,9 +116,12 @@ class SparseBinary(Sections):
             work.regions["payload"],
         )
 
-    def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int | Tensor:
-        given = (work.memo["parameters"][position], work.grad(position), work.residual_of(position))
-        return ops.binary_decode(sections, rank, *given, scale)
+    def read(
+        self, work: Work, positions: Sequence[int], sections: Sequence[list[Tensor]], rank: int, scale: float
+    ) -> Counts:
+        parameters = [work.memo["parameters"][position] for position in positions]
+        grads = [work.grad(position) for position in positions]
+        return ops.binary_decode_all(sections, rank, parameters, grads, residuals_of(work, positions), scale)
 
     def _clear(self, work: Work, position: int, momenta: list[Tensor], section: Tensor) -> None:
         for momentum in momenta:

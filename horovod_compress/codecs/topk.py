@@ -155,7 +155,7 @@ class TopK(Sections):
     def form(self, bucket: Bucket, tensor: TensorSpec) -> str:
         return value_form(self.value_bits, bucket, self.most(tensor))
 
-    def keeps(self, work: Work, position: int) -> dict[str, Any]:
+    def keeps(self, work: Work, positions: Sequence[int]) -> dict[str, Any]:
         return {"decay": self.residual_decay, "by_senders": self.average == "senders"}
 
     def scale(self, work: Work, result_scale: float) -> float:

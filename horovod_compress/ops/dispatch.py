@@ -269,9 +269,10 @@ def _disjoint(array: Array, arrays: Sequence[Array]) -> list[str]:
     """Return the lines that refuse what an array shares with those that it may not."""
     mine, lines = array.name, []
     for other in array.disjoint.split():
-        if next(each for each in arrays if each.name == other).by_rank:
-            given = f"if {mine} is not None: " * array.optional
-            lines.append(f"{given}check_apart_from_each({mine!r}, {mine}, {other!r}, {other})")
+        theirs = next(each for each in arrays if each.name == other)
+        if theirs.by_rank:
+            each = f"{other}[{theirs.shared_out}]" if theirs.shared_out else other
+            lines.append(f"check_apart_from_each({mine!r}, {mine}_at, {mine}_end, {other!r}, {each})")
         else:
             shared = f"{mine}_at < {other}_end and {other}_at < {mine}_end"
             lines.append(f"if {shared}: refuse_overlap({mine!r}, {other!r})")
@@ -315,11 +316,16 @@ def _by_reference(row: Operation, columns: Sequence[Column], number: int, option
         for member, column in zip(row.given, columns, strict=True)
         if column is not None or isinstance(member, Array)
     ]
-    chained = [array.name for array in row.arrays if array.chained]
 
     def run_one(i: int) -> Any:
-        mine = {name: options[name][i : i + 2] for name in chained}
-        return rule(**{name: column[i] for name, column in named}, **{**options, **mine})
+        mine = dict(options)
+        for array in row.arrays:
+            if array.shared_out:
+                ranks = len(mine[array.name]) // number
+                mine[array.name] = eval(
+                    f"given[{array.shared_out}]", {"given": mine[array.name], "i": i, "ranks": ranks}
+                )
+        return rule(**{name: column[i] for name, column in named}, **mine)
 
     found = [run_one(i) for i in range(number)]
     return found if row.counts else None

@@ -96,9 +96,18 @@ def checked_each(name: str, tensors: Sequence[Tensor], dtype: torch.dtype, count
     return [tensor.data_ptr() for tensor in tensors]
 
 
+def ranks_of(sections: Sequence[Tensor], number: int) -> int:
+    """Return of how many ranks there are sections of each of so many tensors."""
+    ranks, rest = divmod(len(sections), number)
+    if rest or not 1 <= ranks <= MAX_PARTS:
+        raise ValueError(
+            f"sections must hold 1 to {MAX_PARTS} tensors for each of {number}, as many for each, got {len(sections)}"
+        )
+    return ranks
+
+
 def checked_sections(sections: Sequence[Tensor], device: int) -> list[tuple[int, int]]:
-    """Check the sections of all ranks and return their addresses and lengths."""
-    check_parts(sections, "sections")
+    """Check sections and return their addresses and lengths."""
     for i, x in enumerate(sections):
         if device >= 0 or x.dtype is not torch.uint8 or not x.is_contiguous() or not x.is_cpu:
             checked(f"sections[{i}]", x, torch.uint8, x.numel(), device)
@@ -153,9 +162,8 @@ def refuse_overlap(name: str, other_name: str) -> NoReturn:
     raise ValueError(f"{name} and {other_name} must not overlap")
 
 
-def check_apart_from_each(name: str, array: Tensor, other_name: str, others: Sequence[Tensor]) -> None:
+def check_apart_from_each(name: str, start: int, end: int, other_name: str, others: Sequence[Tensor]) -> None:
     """Refuse an array that shares memory with one of several."""
-    start, end = array.data_ptr(), array.data_ptr() + array.nbytes
     for i, other in enumerate(others):
         if start < other.data_ptr() + other.nbytes and other.data_ptr() < end:
             refuse_overlap(name, f"{other_name}[{i}]")
@@ -182,14 +190,13 @@ def check_parts(parts: Sequence[Tensor], name: str = "parts") -> None:
         raise ValueError(f"{name} must hold 1 to {MAX_PARTS} tensors, got {len(parts)}")
 
 
-def check_own(own: int, sections: Sequence[Tensor]) -> None:
-    """Refuse a place that is none in a list of sections."""
-    if not 0 <= own < len(sections):
-        check_parts(sections, "sections")
-        raise ValueError(f"own must be in [0, {len(sections)}), got {own}")
+def check_own(own: int, ranks: int) -> None:
+    """Refuse a place that is none among the ranks."""
+    if not 0 <= own < ranks:
+        raise ValueError(f"own must be in [0, {ranks}), got {own}")
 
 
-def check_factor(momentum: Tensor | None, factor: float) -> None:
+def check_factor(momentum: object, factor: float) -> None:
     """Refuse a factor that is no number, and one that multiplies nothing."""
     if not math.isfinite(factor) or (momentum is None and factor != 0):
         given = "no" if momentum is None else "a"

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dispatch import run
+from .dispatch import Counts, run
 from .keys import Key
 from .legality import check_factor, check_one_of
 from .sizes import CODE_BITS, FORMS
 
 __all__ = [
     "binary_clear",
-    "binary_decode",
+    "binary_decode_all",
     "binary_encode_all",
     "binary_select_all",
     "chunk_select_all",
@@ -32,7 +32,7 @@ __all__ = [
     "sample_offer",
     "selected",
     "top_select_all",
-    "values_decode",
+    "values_decode_all",
     "values_encode_all",
 ]
 
@@ -166,22 +166,27 @@ def binary_encode_all(
     _ascended(ends, elements)
 
 
-def binary_decode(
-    sections: Sequence[Tensor], own: int, b: int, grad: Tensor, residual: Tensor | None, scale: float
-) -> int | Tensor:
-    """Turn the sections of all ranks into the result, in place over ``grad``, and update the residual.
+def binary_decode_all(
+    sections: Sequence[Sequence[Tensor]],
+    own: int,
+    parameters: Sequence[int],
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor] | None,
+    scale: float,
+) -> Counts:
+    """Turn the sections of all ranks into the results, in place over the gradients, and update the residuals.
 
     ``grad`` becomes the sum of the sections, added in the order of the list, times ``scale``; the
     residual becomes ``x`` minus what section ``own`` says. Both in one pass.
 
     Args:
-        sections: uint8; bytes behind the streams of a section are ignored.
+        sections: of each tensor those of all ranks, uint8; bytes behind the streams of a section are ignored.
 
     Returns:
-        The number of malformed ranges of all sections, a tensor on CUDA. If it is not 0, ``grad``
-        and ``residual`` hold anything.
+        The number of malformed ranges of all sections of each tensor. If one is not 0, its gradient and residual hold
+        anything.
     """
-    return run.binary_decode(sections, grad, residual, own, b, scale)
+    return run.binary_decode(parameters, grads, residuals, _of_ranks(sections), own, scale)
 
 
 def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
@@ -190,6 +195,13 @@ def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
     The section is one of gradients with the same dtype of the arithmetic as ``tensor``.
     """
     return run.binary_clear(section, tensor, b)
+
+
+def _of_ranks(sections: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Return the sections of tensors in one list, if there are as many of each."""
+    if len({len(of_tensor) for of_tensor in sections}) > 1:
+        raise ValueError("sections must be of as many ranks for every tensor")
+    return [section for of_tensor in sections for section in of_tensor]
 
 
 def _ascended(ends: Tensor, elements: Sequence[int]) -> None:
@@ -248,22 +260,22 @@ def values_encode_all(
     _ascended(ends, elements)
 
 
-def values_decode(
-    sections: Sequence[Tensor],
+def values_decode_all(
+    sections: Sequence[Sequence[Tensor]],
     own: int,
-    b: int,
-    grad: Tensor,
-    residual: Tensor | None,
+    parameters: Sequence[int],
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor] | None,
     scale: float,
     *,
-    form: str = "full",
-    momentum: Tensor | None = None,
+    forms: Sequence[str] | None = None,
+    momentums: Sequence[Tensor] | None = None,
     factor: float = 0.0,
     masking: bool = True,
     decay: float = 1.0,
     by_senders: bool = False,
-) -> int | Tensor:
-    """Turn the sections of all ranks into the result, in place over ``grad``, and update the residual.
+) -> Counts:
+    """Turn the sections of all ranks into the results, in place over the gradients, and update the residuals.
 
     ``grad`` becomes the sum of the sections, added in the order of the list, times ``scale``; the
     residual becomes ``decay`` times ``x`` minus what section ``own`` says. With momentum, ``u = factor * momentum +
@@ -271,21 +283,28 @@ def values_decode(
     was sent: momentum 0 with masking, and the residual ``factor * u``. All in one pass.
 
     Args:
-        sections: uint8; bytes behind the ranges of a section are ignored.
-        form: with momentum, nothing of ``x`` is left where it was sent, however its value was rounded.
+        sections: of each tensor those of all ranks, uint8; bytes behind the ranges of a section are ignored.
+        forms: None for "full". With momentum, nothing of ``x`` is left where it was sent, however its value was
+            rounded.
+        momentums: like the residuals.
         decay: 1 with momentum.
         by_senders: divide each sum by how many sections have the element, first.
 
     Returns:
-        The number of malformed ranges of all sections, a tensor on CUDA. If it is not 0, what is
-        overwritten holds anything.
+        The number of malformed ranges of all sections of each tensor. If one is not 0, what is overwritten of it holds
+        anything.
     """
-    check_one_of("form", form, FORMS)
-    if momentum is not None and (residual is None or decay != 1):
+    for form in forms or ():
+        check_one_of("form", form, FORMS)
+    if momentums is not None and (residuals is None or decay != 1):
         raise ValueError(f"momentum needs a residual and decay 1, got {decay}")
-    check_factor(momentum, factor)
-    arrays, options = (sections, grad, residual, momentum), (own, b, scale, form, factor, masking, decay, by_senders)
-    return run.values_decode(*arrays, *options)
+    check_factor(momentums, factor)
+    codes = [FORMS[form] for form in forms or ["full"] * len(grads)]
+    columns, options = (
+        (codes, parameters, grads, residuals, momentums),
+        (own, scale, factor, masking, decay, by_senders),
+    )
+    return run.values_decode(*columns, _of_ranks(sections), *options)
 
 
 # ---- samples ------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Array(Member):
         disjoint: arrays that it may not share memory with.
         by_rank: it is a list, with one array for each rank, or for each row of what is kept. Their addresses are what
             the kernel takes; where they are of any length, pairs of addresses and lengths.
-        chained: of tensor i of a batch it has the numbers i and i + 1.
+        shared_out: which of them belong to tensor i of a batch.
     """
 
     kind: Dtype | torch.dtype | str
@@ -61,7 +61,7 @@ class Array(Member):
     written: bool = False
     disjoint: str = ""
     by_rank: bool = False
-    chained: bool = False
+    shared_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,12 @@ PARTS = ("check_parts(parts)",)
 KEPT_ROWS = (each("before", I64, "words"), each("after", I64, "words", written=True))
 SHAPED = "before = kept_rows('before', before, states)", "after = kept_rows('after', after, states)"
 SECTIONS = each("sections", U8, ANY_LENGTH)
+#: As many of each tensor of a batch, those of the first one first.
+OF_TENSORS = each("sections", U8, ANY_LENGTH, shared_out="i * ranks : (i + 1) * ranks")
+OF_RANKS = ("ranks = ranks_of(sections, number)", "check_own(own, ranks)")
+CODED_BY = Number("parameter", "check_coded(n, parameter)")
 #: Where sections begin in `out`, and where the last one ends.
-ENDS = new("ends", I64, "number + 1", disjoint="out", chained=True)
+ENDS = new("ends", I64, "number + 1", disjoint="out", shared_out="i : i + 2")
 #: The same for one section.
 PLACE = new("place", I64, "2", disjoint="out")
 RECORDS = "record_bytes(block) * -(-n // block)"
@@ -271,7 +275,7 @@ TABLE = (
         arrays=(GRAD, PLACE, new("out", U8, ANY_LENGTH, disjoint="grad")), options="key bits block norm offset",
         first=("check_room('out', out, begin_of(place) + elias_bound(n, bits=bits, block=block))",
                "check_draws(offset, -(-n // block) * block)"), counts=True),
-    Operation("elias_decode", "sections_at, len(sections), grad_code, n, (bits, block, 0), scale, grad_at",
+    Operation("elias_decode", "sections_at, ranks_of(sections, 1), grad_code, n, (bits, block, 0), scale, grad_at",
         arrays=(SECTIONS, new("grad", ANY)), options="bits block scale", counts=True),
     # ---- count sketches
     Operation("sketch_encode",
@@ -311,10 +315,10 @@ TABLE = (
                  "check_stream(kept, parameter); "
                  "least = with_room(out, least, golomb_bound(kept, elements, parameter, width))")),
         arrays=(ENDS, new("out", U8, ANY_LENGTH)), first=("width, least = mean_kind.itemsize, begin_of(ends)",)),
-    Operation("binary_decode", "sections_at, len(sections), own, b, grad_code, n, scale, grad_at, residual_at",
-        arrays=(SECTIONS, new("grad", ANY, disjoint="sections"),
-                new("residual", WORK, optional=True, disjoint="sections grad")),
-        options="own b scale", first=("check_coded(n, b)", "check_own(own, sections)"), counts=True),
+    Operation("binary_decode", "rows, grad_code, sections_at, ranks, own, float(scale)",
+        (CODED_BY, COUNT, new("grad", ANY, disjoint="sections"),
+         new("residual", WORK, optional=True, disjoint="sections grad")),
+        (OF_TENSORS,), options="own scale", first=OF_RANKS, counts=True),
     Operation("binary_clear", "[(section_at, section.numel())], b, tensor_code, n, tensor_at", options="b", of="tensor",
         arrays=(Array("section", U8, ANY_LENGTH), new("tensor", ANY, disjoint="section")),
         first=("check_coded(n, b)",), counts=True),
@@ -325,12 +329,12 @@ TABLE = (
                  "values_bound(kept, elements, parameter, width, form=FORM_NAMES[form]))")),
         arrays=(ENDS, new("out", U8, ANY_LENGTH)), first=("width, least = values_kind.itemsize, begin_of(ends)",)),
     Operation("values_decode",
-        "sections_at, len(sections), own, FORMS[form], b, grad_code, n, float(scale), grad_at, residual_at, "
-        "momentum_at, float(factor), bool(masking), float(decay), bool(by_senders)",
-        arrays=(SECTIONS, new("grad", ANY), new("residual", WORK, optional=True, disjoint="grad"),
-                new("momentum", WORK, optional=True, disjoint="grad residual")),
-        options="own b scale form factor masking decay by_senders",
-        first=("check_coded(n, b)", "check_own(own, sections)"), counts=True),
+        "rows, grad_code, sections_at, ranks, own, float(scale), float(factor), bool(masking), float(decay), "
+        "bool(by_senders)",
+        (Number("form"), CODED_BY, COUNT, new("grad", ANY),
+         new("residual", WORK, optional=True, disjoint="grad"),
+         new("momentum", WORK, optional=True, disjoint="grad residual")),
+        (OF_TENSORS,), options="own scale factor masking decay by_senders", first=OF_RANKS, counts=True),
     Operation("sample_offer", "grad_at, residual_at, grad_code, n, block, groups, key.words(), first, values_at",
         arrays=(GRAD, RESIDUAL, new("values", WORK, ANY_LENGTH, disjoint="grad residual")), options="key first block",
         first=SAMPLED, counts=True),

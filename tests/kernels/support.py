@@ -105,7 +105,7 @@ def differences(a: Tensor, b: Tensor) -> int:
 
 def flat(values: list[Any]) -> list[Any]:
     """Put the elements of lists in the place of the lists."""
-    return [part for value in values for part in (value if isinstance(value, list) else [value])]
+    return [part for value in values for part in (flat(value) if isinstance(value, list) else [value])]
 
 
 def compare(name: str | Callable[..., Any], *arguments: Any, shift: int = 0, **options: Any) -> None:

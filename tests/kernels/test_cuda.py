@@ -710,7 +710,7 @@ class TestBits:
             same("binary_clear", section, b, tame(count, kind, 2))
             grad = torch.zeros(count)
             same("binary_decode", [section], 0, b, grad, None, 1.0)
-            ops.binary_decode([section], 0, b, grad, None, 1.0)
+            single.binary_decode([section], 0, b, grad, None, 1.0)
             assert grad.nonzero().flatten().tolist() == positions.tolist()
 
     @pytest.mark.parametrize("own", [0, 3, 66, 69])
@@ -1122,7 +1122,7 @@ def decode_step(pair: list[Tensor], section: Tensor, b: int) -> list[Tensor]:
     grad, residual = pair
     norms = torch.zeros(2, dtype=torch.float64, device=grad.device)
     single.norm_offer(grad, norms, 65_600, power=2)
-    wrong = ops.values_decode([section, section], 1, b, grad, residual, 0.5)
+    wrong = single.values_decode([section, section], 1, b, grad, residual, 0.5)
     return [norms, grad, residual, torch.as_tensor(wrong).reshape(1)]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops.reference.sparse import section_positions
 from tests.support.marks import slow
@@ -190,7 +191,7 @@ def test_selection_travels_whole() -> None:
     kept, _ = binary_select(grad, residual, k, positions, mean)
     b = ops.golomb_parameter(k, count)
     section = encoded(positions[:kept], b, count, mean.item(), torch.float64)
-    assert ops.binary_decode([section], 0, b, grad, residual, 1.0) == 0
+    assert single.binary_decode([section], 0, b, grad, residual, 1.0) == 0
     assert torch.equal(grad.nonzero().flatten(), positions.long())
     assert torch.allclose(grad + residual, x, rtol=0, atol=1e-15)
 
@@ -246,7 +247,7 @@ def test_random_bytes(first: int) -> None:
         guarded += [Guarded(tame(count, torch.float32, trial), trial % 63) for _ in range(3)]
         section, grad, residual, momentum = (part.view for part in guarded)
         wrong = section_positions(section, b, count, 4)[1]
-        assert ops.binary_decode([section, section], 1, b, grad, residual, 1.0) == 2 * wrong
+        assert single.binary_decode([section, section], 1, b, grad, residual, 1.0) == 2 * wrong
         assert ops.binary_clear(section, b, momentum) == wrong
         assert all(part.intact() for part in guarded)
 
@@ -269,29 +270,28 @@ def _encode(positions: list[int], kept: int, b: int, elements: int, room: int) -
 
 
 def _decode(section: Tensor, own: int = 0, b: int = 1, residual: Tensor | None = None) -> object:
-    return ops.binary_decode([section], own, b, torch.ones(4), residual, 1.0)
+    return single.binary_decode([section], own, b, torch.ones(4), residual, 1.0)
 
 
 def _encode_huge(kept: int) -> object:
-    """Nothing here takes memory, nor is contiguous."""
-    positions, out = torch.zeros(1, dtype=I32).expand(kept), torch.zeros(1, dtype=U8).expand(1 << 34)
-    return binary_encode(positions, kept, torch.ones(1), 20, (1 << 31) - 1, out)
+    """Positions that take no memory, and are not contiguous."""
+    return binary_encode(torch.zeros(1, dtype=I32).expand(kept), kept, torch.ones(1), 20, (1 << 31) - 1, BYTES)
 
 
-WORDS, BYTES = torch.zeros(64), torch.zeros(256, dtype=U8)
+WORDS, BYTES = torch.zeros(64), torch.zeros(1 << 14, dtype=U8)
 REFUSED: dict[str, Callable[[], object]] = {
     "streams of at most 4294967295 bytes": lambda: _encode_huge((1 << 31) - 1),
-    "positions must be a contiguous": lambda: _encode_huge(1 << 30),
-    "out and mean must not overlap": lambda: binary_encode(
+    "positions must be a contiguous": lambda: _encode_huge(2),
+    "mean and out must not overlap": lambda: binary_encode(
         poison(1, I32), 0, BYTES[:4].view(torch.float32), 1, 1, BYTES
     ),
-    r"grad and sections\[0\] must not overlap": lambda: ops.binary_decode(
+    r"grad and sections\[0\] must not overlap": lambda: single.binary_decode(
         [WORDS.view(U8)[12:60]], 0, 1, WORDS, None, 1.0
     ),
-    r"residual and sections\[1\] must not overlap": lambda: ops.binary_decode(
+    r"residual and sections\[1\] must not overlap": lambda: single.binary_decode(
         [BYTES, WORDS.view(U8)[12:60]], 0, 1, torch.ones(64), WORDS, 1.0
     ),
-    "residual and grad must not overlap": lambda: ops.binary_decode([BYTES], 0, 1, WORDS, WORDS, 1.0),
+    "residual and grad must not overlap": lambda: single.binary_decode([BYTES], 0, 1, WORDS, WORDS, 1.0),
     "positions must ascend and be below 10": lambda: _encode([3, 3], 2, 1, 10, 99),
     "positions must ascend": lambda: _encode([5, 3], 2, 1, 10, 99),
     "must ascend and be below 9": lambda: _encode([9], 1, 1, 9, 99),
@@ -303,7 +303,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"own must be in \[0, 1\)": lambda: _decode(poison(9, U8), own=1),
     r"sections\[0\] must be a contiguous torch.uint8": lambda: _decode(torch.ones(9)),
     "residual must be": lambda: _decode(poison(9, U8), residual=torch.ones(3)),
-    "sections must hold": lambda: ops.binary_decode([], 0, 1, torch.ones(4), None, 1.0),
+    "sections must hold": lambda: single.binary_decode([], 0, 1, torch.ones(4), None, 1.0),
     "section must be": lambda: ops.binary_clear(torch.ones(4), 1, torch.ones(4)),
     "tensor must be float32": lambda: ops.binary_clear(poison(9, U8), 1, poison(9, U8)),
     "mean must be float32 or float64": lambda: binary_encode(

@@ -174,7 +174,7 @@ def _sparse(dtype: torch.dtype, count: int) -> str:
         binary_encode(positions, found[0], finite, b, count, section)
     cleared = grad.clone()
     wrong = [ops.binary_clear(sections[0], b, cleared)]
-    wrong.append(ops.binary_decode(sections, 1, b, grad, residual, 0.7))
+    wrong.append(single.binary_decode(sections, 1, b, grad, residual, 0.7))
     return _digest([*chosen, values, mean, *sections, cleared, grad, residual], *top, *binary, *map(int, wrong))
 
 
@@ -191,7 +191,7 @@ def _values(dtype: torch.dtype, count: int) -> str:
     rule = {"form": "codes4", "head": levels}
     used = values_encode(positions, found[0], finite, 5, count, section, **rule)
     sections = [section[:used], section[:used].clone()]
-    wrong = ops.values_decode(sections, 1, 5, grad, residual, 0.7, form="codes4", decay=0.9, by_senders=True)
+    wrong = single.values_decode(sections, 1, 5, grad, residual, 0.7, form="codes4", decay=0.9, by_senders=True)
     sample = poison(70 * 32, kind)
     bad = ops.sample_offer(grad, residual, sample, KEY, block=70)
     ops.sample_decode(sample.clamp(-9, 9), grad, residual, KEY, 0.3, weighted=True, block=70)

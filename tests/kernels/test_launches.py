@@ -18,12 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu_steps import LocalStep, buckets
 from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.dgc import Dgc
 from horovod_compress.codecs.global_qsgd import Exponential, Standard
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.codecs.natural import Natural
 from horovod_compress.codecs.onebit import EfSignSgd, OneBit
 from horovod_compress.codecs.qsgd import Packed
+from horovod_compress.codecs.sparse_binary import SparseBinary
 from horovod_compress.codecs.terngrad import TernGrad
+from horovod_compress.codecs.topk import TopK
 from horovod_compress.codecs.work import Counts, Part, Work
 from horovod_compress.exchange.device import Deadline, Device
 from horovod_compress.ops.keys import Key
@@ -213,6 +216,33 @@ QUANTISED = [
     (Packed(8, 512, "max"), 2, 1),
     (Packed(5, 320, 2), 2, 1),
 ]
+
+
+#: Codecs that send positions, with the kernels and the memsets of a step. Choosing takes a kernel for each of three
+#: digits, tallies and what is kept; writing two; reading one for places, for lists and for results. Sides of
+#: sparse_binary take three more, and the norms of stc one or two.
+POSITIONS = [
+    (TopK(), 10, 4),
+    (TopK(chunk=64, density=0.1), 7, 3),
+    (TopK(value_bits=16), 10, 4),
+    (Dgc(density=0.01), 10, 4),
+    (Dgc(density=0.01, momentum=0.0), 10, 4),
+    (SparseBinary(), 13, 5),
+]
+
+
+@pytest.mark.parametrize(("codec", "kernels", "memsets"), POSITIONS, ids=repr)
+def test_a_step_of_positions(codec: Codec, kernels: int, memsets: int) -> None:
+    """As many launches for a bucket whatever the number of its tensors, and as many of torch's operations."""
+    seen = set()
+    for bucket in buckets(shrink=12):
+        expected, _ = two_steps(codec, bucket, Device())
+        found, started = on_a_device(codec, bucket)
+        assert all(map(same_bits, expected, found))
+        assert (started.kernels, started.memsets) == (kernels, memsets)
+        # The CPU's numbers are read one by one: what is read of a GPU is copied at once.
+        seen.add(tuple(name for name in started.operations if name != "_local_scalar_dense"))
+    assert len(seen) == 1 and len(*seen) <= 12, seen
 
 
 def norms_of(bucket: Bucket, row: int) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchmarks import single
 from horovod_compress import ops
+from horovod_compress.ops.dispatch import as_tensor, by_reference
 from horovod_compress.ops.sizes import FORMS
 from tests.support.marks import slow
 from tests.support.sections import head_of
@@ -155,6 +156,95 @@ def test_sections_take_as_many_launches_however_many_they_are(name: str) -> None
             before = emulator.started()
             encode(*given)
             assert tuple(b - a for a, b in zip(before, emulator.started(), strict=True)) == (2, 1)
+
+
+def received(name: str, counts: Sequence[int], kind: torch.dtype, ranks: int) -> list[list[Tensor]]:
+    """Return the sections of some ranks for each tensor, in every form."""
+    found, every = [], list(FORMS)
+    for i, count in enumerate(counts):
+        mine = []
+        for rank in range(ranks):
+            at = torch.arange(count, dtype=torch.int32)[rank % 2 :: 1 + (i + rank) % 3].contiguous()
+            given, form = (at, at.numel()), every[i % len(every)]
+            rest = (parameter_of(i), count, place := torch.zeros(2, dtype=torch.int64))
+            out = torch.zeros(30 * count + 700, dtype=torch.uint8)
+            if name == "values_decode_all":
+                values = numbers(at.numel(), kind, i + rank)
+                single.values_encode(*given, values, *rest, out, form=form, head=head_of(form, kind))
+            else:
+                single.binary_encode(*given, tame(1, kind, i), *rest, out)
+            mine.append(out[: int(place[1]) + rank])
+        found.append(mine)
+    return found
+
+
+def parameter_of(i: int) -> int:
+    return (0, 3, 20)[i % 3]
+
+
+def decode_values(forms: list[str], options: dict[str, Any], *given: Any) -> Any:
+    return ops.values_decode_all(*given, forms=forms, **options)
+
+
+#: In several ways; the last ones in several rounds, as the lists of all sections have no room.
+DECODED = [(COUNTS, 1), (COUNTS, 3), (MANY, 2), (COUNTS, 40)]
+
+
+@pytest.mark.parametrize("dtype", [DTYPES[0], *slow(*DTYPES[1:])])
+@pytest.mark.parametrize("name", ["values_decode_all", "binary_decode_all"])
+@pytest.mark.parametrize(("counts", "ranks"), DECODED, ids=["one", "three", "many", "rounds"])
+def test_results(counts: tuple[int, ...], ranks: int, name: str, dtype: torch.dtype) -> None:
+    kind, forms = work(dtype), [list(FORMS)[i % len(FORMS)] for i in range(len(counts))]
+    sent = received(name, counts, kind, ranks)
+    parameters = [parameter_of(i) for i in range(len(counts))]
+    for broken in (False, True):
+        if broken:  # lengths that say too much, sections that are too short, and nothing at all
+            sent[6][0], sent[8][-1] = sent[6][0].flip(0), sent[8][-1][:5]
+            sent[9][0] = sent[9][0][:0]
+        for kept in (residuals_of(counts, dtype), None):
+            given = [sent, ranks // 2, parameters, inputs(counts, dtype), kept, 0.3]
+            if name == "values_decode_all":
+                options = {"decay": 0.9, "by_senders": True} if kept else {}
+                decode = partial(decode_values, forms, options)
+            else:
+                decode = ops.binary_decode_all
+            if broken:
+                assert_as_many_wrong(decode, given)
+                continue
+            compare(decode, *given, shift=5)
+            if emulator.compiler():
+                EMULATED.same(decode, *given)
+
+
+def assert_as_many_wrong(decode: Any, given: list[Any]) -> None:
+    """Of malformed ranges only the number counts, not what is written."""
+    found = [as_tensor(decode(*clone(given))).tolist()]
+    with by_reference():
+        found.append(as_tensor(decode(*clone(given))).tolist())
+    if emulator.compiler():
+        with EMULATED.chosen():
+            found.append(as_tensor(decode(*clone(given))).tolist())
+    assert all(one == found[0] for one in found) and found[0][8] and found[0][9]
+
+
+def clone(value: Any) -> Any:
+    if isinstance(value, list):
+        return [clone(part) for part in value]
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+@no_compiler
+@pytest.mark.parametrize("name", ["values_decode_all", "binary_decode_all"])
+def test_results_take_as_many_launches_however_many_they_are(name: str) -> None:
+    for number in (1, 100):
+        counts = [999] * number
+        given = (received(name, counts, torch.float32, 1), 0, [parameter_of(i) for i in range(number)])
+        options = {"forms": [list(FORMS)[i % 7] for i in range(number)]} if name == "values_decode_all" else {}
+        with EMULATED.chosen():
+            before = emulator.started()
+            grads, residuals = inputs(counts, torch.float32), residuals_of(counts, torch.float32)
+            getattr(ops, name)(*given, grads, residuals, 0.5, **options)
+            assert tuple(b - a for a, b in zip(before, emulator.started(), strict=True)) == (3, 1)
 
 
 @no_compiler

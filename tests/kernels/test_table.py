@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops import checksums, dense, legality, linear, quantise, records, signs, sizes, sparse
 from horovod_compress.ops.table import ANY_LENGTH, TABLE, Array, Dtype, Operation
@@ -44,6 +45,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qsgd_decode": {"bits": 5, "block": 128, "scale": 0.3},
     "loco_encode": {"bits": 5, "block": 128, "norm": 2, "kept_bits": 7, "beta": 0.8},
     "chunk_select": {"chunk": 100, "k": 4},
+    "binary_decode": {"own": 1, "scale": 0.5},
+    "values_decode": {"own": 1, "scale": 0.5, "factor": 0.5},
     "adam_hold": {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01},
     "adam_step": {
         "betas": (0.9, 0.999),
@@ -90,9 +93,7 @@ ONCE: dict[str, tuple[int, dict[str, Any]]] = {
     "sketch_top": (ROOM["table"], {"rows": 3, "spans": [(0, 64)], "k": 4, "key": KEY}),
     "sketch_clear": (ROOM["table"], {"rows": 3, "key": KEY}),
     "codebook_fit": (640, {"bits": 4}),
-    "binary_decode": (640, {"own": 1, "b": 3, "scale": 0.5}),
     "binary_clear": (640, {"b": 3}),
-    "values_decode": (640, {"own": 1, "b": 3, "scale": 0.5, "factor": 0.5}),
     "sample_offer": (640, {"key": KEY, "block": 1}),
     "sample_decode": (640, {"key": KEY, "scale": 0.5, "block": 1}),
     "lowrank_start": (128, {"rank": 2, **DRAWN}),
@@ -105,6 +106,7 @@ ONCE: dict[str, tuple[int, dict[str, Any]]] = {
     "hash64": (640, {}),
 }
 BATCHES = [row for row in TABLE if row.members]
+DECODERS = ("binary_decode", "values_decode")
 ENCODERS = ("binary_encode", "values_encode")
 MODULES = (checksums, dense, legality, linear, quantise, records, signs, sizes, sparse)
 
@@ -172,9 +174,28 @@ def arguments(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
             given["forms"] = ["codes2" if len(one) else "signs" for one in positions]
             given["heads"] = [tame(2, torch.float32, 1) if len(one) else tame(1, work(dtype), 1) for one in positions]
             given["values"] = [numbers(count, work(dtype), count) for count in COUNTS]
+    if row.name in DECODERS:
+        given |= {"parameters": [3] * len(COUNTS), "sections": sections_for(row.name, work(dtype))}
+        given |= {"forms": ["full"] * len(COUNTS)} if row.name == "values_decode" else {}
     if row.name in ("adam_hold", "adam_step"):
         del given["row_lengths"]
     return given
+
+
+def sections_for(name: str, kind: torch.dtype) -> list[list[Tensor]]:
+    """Return sections of two ranks for each tensor, of every third element and of none."""
+    found = []
+    for i, count in enumerate(COUNTS):
+        mine = []
+        for at in (torch.arange(count, dtype=torch.int32)[::3].contiguous(), torch.zeros(0, dtype=torch.int32)):
+            out, values = torch.zeros(9 * count + 100, dtype=torch.uint8), tame(at.numel(), kind, i)
+            encode, given = (
+                (single.values_encode, values) if name == "values_decode" else (single.binary_encode, tame(1, kind, i))
+            )
+            encode(at, at.numel(), given, 3, count, place := single.place_in(out), out)
+            mine.append(out[: int(place[1])])
+        found.append(mine)
+    return found
 
 
 def arguments_once(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
@@ -205,7 +226,11 @@ def test_a_kernel_gives_the_bits_of_its_reference(row: Operation, dtype: torch.d
 @pytest.mark.parametrize("row", each_row())
 def test_what_may_be_left_out_is_left_out(row: Operation, dtype: torch.dtype) -> None:
     given = arguments(row, dtype)
-    optional = [m.many for m in row.given if isinstance(m, Array) and m.optional and m.name not in ("residual", "head")]
+    optional = [
+        m.many
+        for m in row.given
+        if isinstance(m, Array) and m.optional and m.name not in ("residual", "head", "momentum")
+    ]
     for name in optional:
         compare(f"{row.name}_all", **{**given, name: None})
 
@@ -293,13 +318,22 @@ def test_arrays_that_share_memory_are_refused(row: Operation) -> None:
         for other in member.disjoint.split():
             given = arguments(row, torch.float32)
             names = [one.name if one.name in once else one.many for one in (member, find(members, other))]
-            # Of several the last.
-            mine, shared = (given[name][-1] if isinstance(given[name], list) else given[name] for name in names)
+            mine, shared = (last_of(given[name]) for name in names)
             memory = torch.zeros(max(mine.nbytes, shared.nbytes) + 8, dtype=torch.uint8)
             for name, part in zip(names, (mine, shared), strict=True):
                 placed = memory[: part.nbytes].view(part.dtype)
-                given[name] = [*given[name][:-1], placed] if isinstance(given[name], list) else placed
+                given[name] = with_last(given[name], placed)
             refused(row, "overlap", given)
+
+
+def last_of(value: Any) -> Any:
+    """Return an array, of several the last."""
+    return last_of(value[-1]) if isinstance(value, list) else value
+
+
+def with_last(value: Any, placed: Tensor) -> Any:
+    """Return an array's place with another one in it."""
+    return [*value[:-1], with_last(value[-1], placed)] if isinstance(value, list) else placed
 
 
 def find(members: list[Array], name: str) -> Array:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import single
 from horovod_compress import ops
 from horovod_compress.ops import sizes
 from horovod_compress.ops.reference.sparse import section_values
@@ -116,7 +117,7 @@ def test_selection_travels_whole() -> None:
     positions, values, x = poison(k, I32), poison(k, torch.float64), grad + residual
     kept, _ = top_select(grad, residual, k, positions, values)
     section = encoded(positions[:kept], values[:kept], ops.golomb_parameter(k, count), count, "full")
-    assert ops.values_decode([section], 0, ops.golomb_parameter(k, count), grad, residual, 1.0) == 0
+    assert single.values_decode([section], 0, ops.golomb_parameter(k, count), grad, residual, 1.0) == 0
     assert torch.equal(grad.nonzero().flatten(), positions.long()) and torch.equal(grad + residual, x)
     assert not residual[positions.long()].any()
 
@@ -126,7 +127,7 @@ def test_narrow_values_do_not_become_infinite() -> None:
     at = torch.arange(values.numel(), dtype=I32)
     for form, most in (("float16", 65504.0), ("bfloat16", torch.finfo(torch.bfloat16).max)):
         grad = torch.zeros(values.numel())
-        ops.values_decode([encoded(at, values, 0, values.numel(), form)], 0, 0, grad, None, 1.0, form=form)
+        single.values_decode([encoded(at, values, 0, values.numel(), form)], 0, 0, grad, None, 1.0, form=form)
         assert float(grad[2]) == most and float(grad[3]) == -most and bool(grad.isfinite().all())
 
 
@@ -159,7 +160,7 @@ def test_random_bytes(form: str) -> None:
         guarded += [Guarded(tame(count, torch.float32, trial), trial % 63) for _ in range(2)]
         section, grad, residual = (part.view for part in guarded)
         wrong = _count(section, b, count, form)
-        assert ops.values_decode([section, section], 1, b, grad, residual, 1.0, form=form) == 2 * wrong
+        assert single.values_decode([section, section], 1, b, grad, residual, 1.0, form=form) == 2 * wrong
         assert all(part.intact() for part in guarded)
 
 
@@ -171,7 +172,7 @@ def test_flipped_bits(form: str) -> None:
         section = good.clone()
         section[bit // 8] ^= 1 << (bit % 8)
         guarded = Guarded(tame(9000, torch.float32, 1), bit % 64)
-        wrong = ops.values_decode([section], 0, 1, guarded.view, None, 1.0, form=form)
+        wrong = single.values_decode([section], 0, 1, guarded.view, None, 1.0, form=form)
         assert wrong == _count(section, 1, 9000, form) and guarded.intact()
         found.add(wrong)
     assert len(found) > 1  # the control: some flips are seen
@@ -249,7 +250,7 @@ def _encode(positions: list[int], kept: int, b: int, elements: int, room: int, *
 
 
 def _decode(section: Tensor, own: int = 0, b: int = 1, residual: Tensor | None = None, **options: object) -> object:
-    return ops.values_decode([section], own, b, torch.ones(4), residual, 1.0, **options)
+    return single.values_decode([section], own, b, torch.ones(4), residual, 1.0, **options)
 
 
 NOTHING = poison(9, U8)
@@ -269,7 +270,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "momentum needs a residual": lambda: _decode(NOTHING, momentum=torch.ones(4), factor=0.5),
     "and decay 1": lambda: _decode(NOTHING, residual=torch.ones(4), momentum=torch.ones(4), factor=0.5, decay=0.9),
     "factor must be finite": lambda: _decode(NOTHING, residual=torch.ones(4), factor=0.5),
-    "sections must hold": lambda: ops.values_decode([], 0, 1, torch.ones(4), None, 1.0),
+    "sections must hold": lambda: single.values_decode([], 0, 1, torch.ones(4), None, 1.0),
     "values must hold 1 to 4 elements": lambda: ops.sample_offer(torch.ones(4), None, torch.ones(0), KEY),
     "2 for each group": lambda: ops.sample_offer(torch.ones(4), None, torch.ones(3), KEY, block=2),
     r"block must be in \[1, 4\]": lambda: ops.sample_offer(torch.ones(4), None, torch.ones(5), KEY, block=5),

@@ -23,13 +23,15 @@ def _around(patch: pytest.MonkeyPatch, where: Any, name: str, wrap: Callable[...
 
 
 def residual_is_not_updated(patch: pytest.MonkeyPatch) -> None:
-    def decode(whole: Any, sections: Any, own: int, b: int, grad: Any, residual: Any, *rest: Any, **named: Any) -> Any:
-        before = residual.clone()
-        found = whole(sections, own, b, grad, residual, *rest, **named)
-        residual.copy_(before)
+    def decode(whole: Any, *given: Any, **named: Any) -> Any:
+        residuals = given[4]
+        before = [residual.clone() for residual in residuals]
+        found = whole(*given, **named)
+        for residual, mine in zip(residuals, before, strict=True):
+            residual.copy_(mine)
         return found
 
-    _around(patch, ops, "values_decode", decode)
+    _around(patch, ops, "values_decode_all", decode)
 
 
 def payload_is_stale(patch: pytest.MonkeyPatch) -> None:
@@ -47,13 +49,13 @@ def payload_is_stale(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_rank_decodes_differently(patch: pytest.MonkeyPatch) -> None:
-    def decode(whole: Any, sections: Any, own: int, b: int, grad: Any, *rest: Any, **named: Any) -> Any:
-        found = whole(sections, own, b, grad, *rest, **named)
-        if own == 1:
+    def decode(whole: Any, sections: Any, own: int, *given: Any, **named: Any) -> Any:
+        found = whole(sections, own, *given, **named)
+        for grad in given[1] if own == 1 else ():
             grad.mul_(1 + 1e-6)
         return found
 
-    _around(patch, ops, "values_decode", decode)
+    _around(patch, ops, "values_decode_all", decode)
 
 
 def state_is_not_restored(patch: pytest.MonkeyPatch) -> None:

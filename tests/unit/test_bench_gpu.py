@@ -47,19 +47,22 @@ def test_wrong_elements_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.wrong_elements(case, 100, device="cpu") == 2
 
 
-def test_a_step_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "name"), [(0, "sign_decode_all"), (1, "values_decode_all")])
+def test_a_step_is_compared(monkeypatch: pytest.MonkeyPatch, number: int, name: str) -> None:
     monkeypatch.setattr(gpu_steps, "buckets", lambda: buckets(shrink=8)[:2])
-    assert gpu.wrong_in_steps(Device()) == 0
-    decode, calls = ops.sign_decode_all, []
+    steps = gpu_steps.STEPS[number]
+    assert gpu.wrong_in_steps(steps, Device()) == 0
+    decode, calls = getattr(ops, name), []
 
-    def wrong_in_the_end(*given: object, **rule: object) -> None:
-        decode(*given, **rule)  # type: ignore[arg-type]
+    def wrong_in_the_end(*given: object, **rule: object) -> object:
+        found = decode(*given, **rule)
         calls.append(1)
         if len(calls) == 8:  # the last bucket of the second run's second step
             given[3][0].add_(1)  # type: ignore[index]
+        return found
 
-    monkeypatch.setattr(ops, "sign_decode_all", wrong_in_the_end)
-    assert gpu.wrong_in_steps(Device()) > 0
+    monkeypatch.setattr(ops, name, wrong_in_the_end)
+    assert gpu.wrong_in_steps(steps, Device()) > 0
 
 
 class FakeEvent:

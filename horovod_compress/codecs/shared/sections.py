@@ -7,6 +7,7 @@ is written and read, if it is of another kind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -162,6 +163,10 @@ class Sections(Codec):
     def settle(self, work: Work, positions: Sequence[int]) -> None:
         """Learn how much was chosen of tensors, and let a sum over ranks of it not overflow."""
         self.learn(work, positions)
+        work.memo["rest"].update(dict.fromkeys(positions))
+        # Most often nothing is to be clamped: one look at all of them, and at what an earlier round has left.
+        if len(positions) > 1 and largest_of(work.local["values"]) <= work.limit():
+            return
         rests = clamped_all([self.values(work, position) for position in positions], [work.limit()] * len(positions))
         work.memo["rest"].update(zip(positions, rests, strict=True))
 
@@ -211,47 +216,50 @@ class Sections(Codec):
             heads=self.heads(work, positions),
         )
 
-    def keeps(self, work: Work, position: int) -> dict[str, Any]:
-        """Return what else :func:`ops.values_decode` has to know, such as momentum that is kept here."""
+    def keeps(self, work: Work, positions: Sequence[int]) -> dict[str, Any]:
+        """Return what else :func:`ops.values_decode_all` has to know, such as momentum that is kept here."""
         return {}
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
-        sections, scale = cut(work.gathered, len(work.bucket.tensors)), self.scale(work, result_scale)
+        of_ranks, scale = cut(work.gathered, len(work.bucket.tensors)), self.scale(work, result_scale)
         positions = [part.position for part in parts]
-        wrong = [self.read(work, p, [of_rank[p] for of_rank in sections], key.rank, scale) for p in positions]
+        sections = [[of_rank[position] for of_rank in of_ranks] for position in positions]
+        wrong = self.read(work, positions, sections, key.rank, scale)
         check_well_formed(wrong, positions, self.said, work, key)
-        for position in positions:
+        for position, of_tensor in zip(positions, sections, strict=True):
             self._put_back(work, position)
             work.saturate(position, result_scale)
             if momenta := work.momenta.get(position):
-                self._clear(work, position, momenta, sections[key.rank][position])
+                self._clear(work, position, momenta, of_tensor[key.rank])
 
     def scale(self, work: Work, result_scale: float) -> float:
         """Return what the sums that are decoded are multiplied by."""
         return result_scale / work.world
 
-    def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int | Tensor:
-        """Decode the sections of all ranks for one tensor; return how many ranges are malformed.
+    def read(
+        self, work: Work, positions: Sequence[int], sections: Sequence[list[Tensor]], rank: int, scale: float
+    ) -> Counts:
+        """Decode the sections of all ranks for tensors; return how many ranges of each are malformed.
 
         Args:
-            rank: of this rank, whose own section leaves the residual.
+            rank: of this rank, whose own sections leave the residual.
             scale: what sums over ranks are multiplied by.
         """
-        return ops.values_decode(
+        return ops.values_decode_all(
             sections,
             rank,
-            work.memo["parameters"][position],
-            work.grad(position),
-            work.residual_of(position),
+            [work.memo["parameters"][position] for position in positions],
+            [work.grad(position) for position in positions],
+            residuals_of(work, positions),
             scale,
-            form=work.memo["forms"][position],
-            **self.keeps(work, position),
+            forms=[work.memo["forms"][position] for position in positions],
+            **self.keeps(work, positions),
         )
 
     def _put_back(self, work: Work, position: int) -> None:
         """Return to the residual what a clamp or rounding took, where decoding leaves nothing of what was sent."""
         rest, residual = work.memo["rest"].get(position), work.residual_of(position)
-        if rest is not None and residual is not None and "momentum" in self.keeps(work, position):
+        if rest is not None and residual is not None and "momentums" in self.keeps(work, [position]):
             own = work.memo["places"][position]
             residual.index_add_(0, work.local["positions"][own][: rest.numel()].long(), rest)
 
@@ -279,6 +287,16 @@ def numbers_of(bucket: Bucket) -> Regions:
 def numbers_at(work: Work, position: int) -> Tensor:
     """Return where the selection from a tensor says what it has found."""
     return work.local["numbers"][NUMBERS * position : NUMBERS * (position + 1)]
+
+
+def largest_of(values: Tensor) -> float:
+    """Return the largest magnitude, NaN if there is one. Waits on CUDA."""
+    return float(torch.linalg.vector_norm(values, math.inf)) if values.numel() else 0.0
+
+
+def residuals_of(work: Work, positions: Sequence[int]) -> list[Tensor] | None:
+    """Return the residuals of tensors, if there are any."""
+    return work.states_of("residual", [work.span(position) for position in positions])
 
 
 def choose(select: Callable[..., None], given: Sequence[tuple[Any, ...]], numbers: Sequence[Tensor]) -> None:
@@ -324,7 +342,7 @@ def write_sections(work: Work, positions: Sequence[int], write: Callable[[Work, 
         raise RuntimeError(f"bucket {work.bucket.index}: a section found no room in its payload")
 
 
-def check_well_formed(wrong: Sequence[int | Tensor], positions: Sequence[int], said: str, work: Work, key: Key) -> None:
+def check_well_formed(wrong: Counts, positions: Sequence[int], said: str, work: Work, key: Key) -> None:
     """Refuse sections of which ranges say what no rank has written. Waits once on CUDA.
 
     Args:
@@ -333,7 +351,8 @@ def check_well_formed(wrong: Sequence[int | Tensor], positions: Sequence[int], s
     Raises:
         CorruptFrameError: names the first of these tensors.
     """
-    for position, count in zip(positions, together(wrong), strict=True):
+    counts = wrong.tolist() if isinstance(wrong, Tensor) else together(wrong)
+    for position, count in zip(positions, counts, strict=True):
         if count:
             raise CorruptFrameError(
                 f"rank {key.rank}: {count} malformed range(s) of {said} for {work.bucket.tensors[position].name} (step "

@@ -182,12 +182,12 @@ def _value(section: Tensor, dtype: np.dtype) -> np.ndarray:
 
 @quiet
 def binary_decode(
-    sections: Sequence[Tensor], own: int, b: int, grad: Tensor, residual: Tensor | None, scale: float
+    sections: Sequence[Tensor], own: int, parameter: int, grad: Tensor, residual: Tensor | None, scale: float
 ) -> int:
     x = offered(grad, residual)
     total, wrong = np.zeros_like(x), 0
     for rank, section in enumerate(sections):
-        positions, malformed = section_positions(section, b, x.size, x.itemsize)
+        positions, malformed = section_positions(section, parameter, x.size, x.itemsize)
         wrong += malformed
         value = _value(section, x.dtype)
         total[positions] += value
@@ -237,6 +237,8 @@ def _coded(x: np.ndarray, form: str, head: bytes) -> bytes:
 
 def _values(raw: bytes, number: int, form: str, dtype: np.dtype, head: bytes) -> np.ndarray:
     """Return the values of one range."""
+    if not number:
+        return np.zeros(0, dtype=dtype)
     if form == "full":
         return np.frombuffer(raw, dtype=dtype)
     if form in CODE_BITS:
@@ -306,22 +308,21 @@ def section_values(
 def values_decode(
     sections: Sequence[Tensor],
     own: int,
-    b: int,
+    parameter: int,
     grad: Tensor,
     residual: Tensor | None,
     scale: float,
-    *,
-    form: str = "full",
-    momentum: Tensor | None = None,
-    factor: float = 0.0,
-    masking: bool = True,
-    decay: float = 1.0,
-    by_senders: bool = False,
+    form: int,
+    momentum: Tensor | None,
+    factor: float,
+    masking: bool,
+    decay: float,
+    by_senders: bool,
 ) -> int:
     g, x = load(grad), offered(grad, residual)
     total, senders, wrong = np.zeros_like(x), np.zeros_like(x), 0
     for rank, section in enumerate(sections):
-        positions, values, malformed = section_values(section, b, x.size, form, x.dtype)
+        positions, values, malformed = section_values(section, parameter, x.size, _FORMS[form], x.dtype)
         wrong += malformed
         total[positions] += values
         senders[positions] += 1
