@@ -21,6 +21,15 @@ template <class Body> __device__ void each_kept(const Body& body) {
 #pragma unroll
   for (int j = 0; j < kGoes * kOfLane; ++j) body(j / kOfLane, j % kOfLane);
 }
+// The same, one go after the other: what the next one needs is not fetched before, for registers are scarce.
+template <class Body> __device__ void each_kept_apart(const Body& body) {
+#pragma unroll
+  for (int g = 0; g < kGoes; ++g) {
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k) body(g, k);
+    __syncwarp();
+  }
+}
 __device__ inline int kept_at(int g, int k) { return g * int(kOfWarp) + k * kWarp; }  // from the lane's first on
 
 // Calls body(number of a go, its first element) for those of kKept elements from `first` on that begin before `end`.
@@ -43,18 +52,22 @@ __device__ Measured measured(Power power, int count, const Fetch& fetch, Kept<W>
   int nonfinite = 0;
   for (int first = 0; first < count; first += kKept) {
     kept = fetch(first);
-    bool finite = true;
-    each_kept([&](int g, int k) { finite &= fabs(kept.x[g][k]) < infinity<W>; });
-    const auto take = [&](const auto& size_of) {
-      each_kept([&](int g, int k) { largest = max(largest, size_of(kept.x[g][k])); });
+    Bits<W> most = 0;
+    each_kept([&](int g, int k) { most = max(most, magnitude_bits(kept.x[g][k])); });
+    const auto add_squares = [&](const auto& size_of) {
       if (power != kMaximum)
         each_kept([&](int g, int k) { sum += double(size_of(kept.x[g][k])) * double(size_of(kept.x[g][k])); });
     };
-    if (finite) {
-      take([](W x) { return fabs(x); });
+    if (most < kInfinityBits<W>) {
+      largest = max(largest, bit_cast<W>(most));
+      add_squares([](W x) { return x; });
     } else {
-      each_kept([&](int g, int k) { nonfinite += !(fabs(kept.x[g][k]) < infinity<W>); });
-      take([](W x) { return fabs(x) < infinity<W> ? fabs(x) : W(0); });
+      const auto size_of = [](W x) { return fabs(x) < infinity<W> ? fabs(x) : W(0); };
+      each_kept([&](int g, int k) {
+        nonfinite += !(fabs(kept.x[g][k]) < infinity<W>);
+        largest = max(largest, size_of(kept.x[g][k]));
+      });
+      add_squares(size_of);
     }
     if (power == kMaximum) continue;
     if (first + kKept < count && (first + kKept) % kBlock != 0) continue;
@@ -84,37 +97,74 @@ template <class T> __device__ Kept<Work<T>> values_of(const T* x, int count, int
   return kept;
 }
 
-template <bool kBytes> __device__ int32_t code_at(const uint8_t* codes, int64_t i, int bits) {
-  return kBytes ? int8_t(codes[i]) : packed_code(codes, i, bits);
+// ---- codes ------------------------------------------------------------------------------------------------
+
+// Those of what a warp keeps of a block, a byte each, in shared memory: lanes read and write groups of eight
+// neighbours, and use values that are 32 apart.
+struct KeptCodes {
+  uint64_t of_go[kGoes][kWarp];
+
+  __device__ int32_t operator()(int g, int k) const {
+    return reinterpret_cast<const int8_t*>(of_go[g])[k * kWarp + lane_index()];
+  }
+  __device__ void put(int g, int k, int32_t code) {
+    reinterpret_cast<int8_t*>(of_go[g])[k * kWarp + lane_index()] = int8_t(code);
+  }
+};
+__device__ inline KeptCodes& of_this_warp(KeptCodes* all) { return all[int(threadIdx.x) / kWarp]; }
+
+// Packed codes of a lane's groups on their way to KeptCodes.
+struct PackedCodes {
+  uint64_t of_go[kGoes];
+};
+
+// Of those of a block that a warp keeps from `first` on, up to `end`, which are whole groups; 0 behind it.
+__device__ inline PackedCodes load_packed(const uint8_t* codes, int bits, int first, int end) {
+  PackedCodes packed{};
+  const bool words = reinterpret_cast<uintptr_t>(codes) % 4 == 0;
+#pragma unroll
+  for (int g = 0; g < kGoes; ++g) {
+    const int group = (first + g * int(kOfWarp)) / kPacked + lane_index();
+    if (group >= end / kPacked) continue;
+    packed.of_go[g] = words ? load_group(codes, bits, group, end / kPacked)
+                            : load_bytes_of_group(codes + group * bits, bits);
+  }
+  return packed;
 }
+__device__ inline void put_kept(const PackedCodes& packed, const Packing& packing, KeptCodes& into) {
+  __syncwarp();  // all lanes have used what was there
+#pragma unroll
+  for (int g = 0; g < kGoes; ++g) into.of_go[g][lane_index()] = packing.unpack_signed(packed.of_go[g]);
+  __syncwarp();
+}
+
+// ---- sums -------------------------------------------------------------------------------------------------
 
 __device__ inline float largest_norm(const PartList<uint8_t>& parts, int64_t part_count, int64_t at) {
   float largest = 0;
-  for (int64_t part = 0; part < part_count; ++part) largest = max(largest, norm_at(parts[part] + at));
+  for (int64_t part = lane_index(); part < part_count; part += kWarp) largest = max(largest, norm_at(parts[part] + at));
+  for (int half = kWarp / 2; half > 0; half /= 2) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, half));
   return largest;
 }
 
-// The sums of the records at `at` of all parts.
-template <bool kBytes> __device__ Kept<float> sums_of(const PartList<uint8_t>& parts, int64_t part_count, int64_t at,
-                                                      const QsgdShape& shape, float power, int first) {
+// The sums of the records at `at` of all parts. A lane finds the unit of a part for all others; the codes of the next
+// part are on their way while those of one are added.
+__device__ inline Kept<float> sums_of(const PartList<uint8_t>& parts, int64_t part_count, int64_t at,
+                                      const QsgdShape& shape, float power, int first, KeptCodes& codes) {
   const int block = int(shape.block);
-  const int32_t levels = levels_of(shape.bits);
-  Kept<float> sums;
-  const int64_t mine = first + lane_index();
-  const int left = block - first - lane_index();
-  each_kept([&](int g, int k) { sums.x[g][k] = kept_at(g, k) < left ? -0.0f : 0.0f; });
-  for (int64_t part = 0; part < part_count; ++part) {
-    const uint8_t* record = parts[part] + at;
-    const float unit = fold_unit(norm_at(record), power, levels);
-    const auto add = [&](int g, int k) {
-      sums.x[g][k] += float(code_at<kBytes>(record + kNormBytes, mine + kept_at(g, k), shape.bits)) * unit;
-    };
-    if (first + kKept <= block)
-      each_kept(add);
-    else
-      each_kept([&](int g, int k) {
-        if (kept_at(g, k) < left) add(g, k);
-      });
+  const Packing packing(shape.bits);
+  Kept<float> sums{};
+  for (int64_t begin = 0; begin < part_count; begin += kWarp) {
+    const int number = int(min(part_count - begin, int64_t(kWarp)));
+    const float units = lane_index() < number
+                            ? fold_unit(norm_at(parts[begin + lane_index()] + at), power, levels_of(shape.bits))
+                            : 0.0f;
+#pragma unroll 1
+    for (int part = 0; part < number; ++part) {
+      put_kept(load_packed(parts[begin + part] + at + kNormBytes, shape.bits, first, block), packing, codes);
+      const float unit = __shfl_sync(kAllLanes, units, part);
+      each_kept_apart([&](int g, int k) { sums.x[g][k] += float(codes(g, k)) * unit; });
+    }
   }
   return sums;
 }

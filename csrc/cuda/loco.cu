@@ -11,7 +11,11 @@ namespace {
 struct Rule {
   QsgdShape shape;
   ErrorRule errors;
+  double unit, unit_of_errors;  // what a level stands for; a GPU divides slowly
 };
+Rule rule_of(const QsgdShape& shape, int kept_bits, double beta) {
+  return {shape, {kept_bits, beta}, unit_of<double>(shape.bits), unit_of<double>(kept_bits)};
+}
 
 struct LocoFold {
   PartList<uint8_t> parts;
@@ -21,102 +25,115 @@ struct LocoFold {
   uint8_t *out, *left;
 };
 
+// What a warp keeps in shared memory.
+struct Rooms {
+  KeptCodes errors, codes;
+};
+
 // What is kept of a block of errors, which counts `weight` times; none without a record.
 template <class W> struct Errors {
   const uint8_t* record;
-  int bits;
+  Packing packing;
   W norm, unit, weight;
+  KeptCodes& codes;
 
-  __device__ Errors(const ErrorRule& rule, const uint8_t* kept, W counts)
-      : record(kept), bits(rule.bits), norm(kept ? norm_at(kept) : 0.0f), unit(unit_of<W>(rule.bits)), weight(counts) {}
+  __device__ Errors(const Rule& rule, const uint8_t* kept, W counts, KeptCodes& room)
+      : record(kept),
+        packing(rule.errors.bits),
+        norm(kept ? norm_at(kept) : 0.0f),
+        unit(W(rule.unit_of_errors)),
+        weight(counts),
+        codes(room) {}
 
-  __device__ W operator()(int i) const {
-    if (!record) return W(0);
-    const uint8_t* codes = record + kNormBytes;
-    return decoded(bits == 8 ? code_at<true>(codes, i, bits) : code_at<false>(codes, i, bits), unit, norm) * weight;
+  // Adds those to the values of a block that a warp keeps from `first` on; behind the last one there are codes 0.
+  __device__ Kept<W> with(Kept<W> kept, int block, int first) const {
+    put_kept(record ? load_packed(record + kNormBytes, packing.bits, first, block) : PackedCodes{}, packing, codes);
+    each_kept_apart([&](int g, int k) { kept.x[g][k] += (*this)(g, k); });
+    return kept;
   }
+  __device__ W operator()(int g, int k) const { return decoded(codes(g, k), unit, norm) * weight; }
 };
 
-// Adds errors to the values of a block that a warp keeps from `first` on.
-template <class W> __device__ Kept<W> with_errors(Kept<W> kept, const Errors<W>& errors, int count, int first) {
-  each_kept([&](int g, int k) {
-    const int i = first + lane_index() + kept_at(g, k);
-    if (i < count) kept.x[g][k] += errors(i);
-  });
-  return kept;
-}
+// How values become codes, to the nearest level.
+template <class W> struct Nearest {
+  Packing packing;
+  float limit;
+  Scaling<W> scaling;
 
-// Writes the codes of the `count` values of a block, to the nearest level, and codes 0 up to its end. `kept` are the
-// first of them, or what has to be fetched again.
-template <class W, class Fetch> __device__ void put_nearest(int bits, int block, int count, float norm, uint8_t* into,
-                                                            const Fetch& fetch, Kept<W>& kept) {
-  __shared__ uint64_t codes[kThreads];
-  uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
-  const Packing packing(bits);
-  const float limit = level_limit(levels_of(bits));
-  const Scaling<W> scaling = scaling_for(W(norm), W(limit));
+  __device__ Nearest(int bits, float norm)
+      : packing(bits), limit(level_limit(levels_of(bits))), scaling(scaling_for(W(norm), W(limit))) {}
+
+  __device__ int32_t operator()(W x) const { return level_of(scaled(x, scaling), limit, kHalf); }
+};
+
+// Writes what is left of the `count` values of a block, and their record, which may be where they came from: piece by
+// piece, when all lanes have read it. `kept` are those of a block that a warp keeps, or what has to be fetched again;
+// `norm` is of the codes, and written(norm) is what a record says.
+template <class W, class Fetch, class Written> __device__ void put_both(const Rule& rule, const Errors<W>& errors,
+                                                                        int count, float norm, uint8_t* record,
+                                                                        uint8_t* left, KeptCodes& codes,
+                                                                        const Fetch& fetch, const Written& written,
+                                                                        Kept<W>& kept) {
+  const int block = int(rule.shape.block);
+  const Nearest<W> nearest(rule.shape.bits, norm);
+  const W unit = W(rule.unit);
+  // What is left of a piece, in its place, and its codes.
+  const auto leave = [&](int first) {
+    if (block > kKept) kept = fetch(first);
+    each_kept_apart([&](int g, int k) {
+      const W x = kept.x[g][k];
+      const int32_t code = nearest(x);
+      codes.put(g, k, code);
+      kept.x[g][k] = averaged_error(rule.errors.beta, errors(g, k), x, W(norm), decoded(code, unit, W(norm)));
+    });
+    return kept;
+  };
+  const float largest = measured(kMaximum, count, leave, kept).norm;
+  const Nearest<W> nearest_left(rule.errors.bits, largest);
   for (int first = 0; first < block; first += kKept) {
-    if (count > kKept) kept = fetch(first);
+    if (block > kKept) leave(first);
     each_kept_go(first, block, [&](int g, int begin) {
-      uint32_t mine[kOfLane] = {};
-      if (begin < count) {
+      const auto put = [&](const Packing& packing, uint8_t* into) {
+        put_packed(codes.of_go[g], packing, into + kNormBytes + begin / kPacked * packing.bits,
+                   int(packed_bytes(min(block - begin, int(kOfWarp)), packing.bits)));
+      };
+      put(nearest.packing, record);
 #pragma unroll
-        for (int k = 0; k < kOfLane; ++k) mine[k] = uint32_t(level_of(scaled(kept.x[g][k], scaling), limit, kHalf));
-      }
-      put_packed(mine, of_warp, packing, into + begin / kPacked * bits,
-                 int(packed_bytes(min(block - begin, int(kOfWarp)), bits)));
+      for (int k = 0; k < kOfLane; ++k) codes.put(g, k, nearest_left(kept.x[g][k]));
+      put(nearest_left.packing, left);
     });
   }
-}
-
-// Writes what is left of the `count` values of a block, and then their record, which may be where they came from. Norms
-// are written as mean_norm() has them.
-template <class W, class Fetch> __device__ void put_both(const Rule& rule, const Errors<W>& errors, int count,
-                                                         float norm, float power, int64_t ranks, uint8_t* record,
-                                                         uint8_t* left, const Fetch& fetch, Kept<W>& kept) {
-  const int bits = rule.shape.bits, block = int(rule.shape.block);
-  const float limit = level_limit(levels_of(bits));
-  const Scaling<W> scaling = scaling_for(W(norm), W(limit));
-  const W unit = unit_of<W>(bits);
-  const auto fetch_errors = [&](int first) {
-    Kept<W> found = count > kKept ? fetch(first) : kept;
-    each_kept([&](int g, int k) {
-      const int i = first + lane_index() + kept_at(g, k);
-      if (i >= count) return;
-      const W x = found.x[g][k], sent = decoded(level_of(scaled(x, scaling), limit, kHalf), unit, W(norm));
-      found.x[g][k] = averaged_error(rule.errors.beta, errors(i), x, W(norm), sent);
-    });
-    return found;
-  };
-  Kept<W> lost;
-  const float largest = measured(kMaximum, count, fetch_errors, lost).norm;
-  put_norm(left, mean_norm(largest, power, ranks));
-  put_nearest(rule.errors.bits, block, count, largest, left + kNormBytes, fetch_errors, lost);
-  put_nearest(bits, block, count, norm, record + kNormBytes, fetch, kept);
-  __syncwarp();
-  put_norm(record, mean_norm(norm, power, ranks));
+  put_norm(left, written(largest));
+  put_norm(record, written(norm));
 }
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
 // Writes records i of a tensor, and counts elements that are not finite.
 template <class T>
-__device__ void encode_record(const LocoEncoded& e, const Rule& rule, int64_t i, int64_t* nonfinite) {
+__device__ void encode_record(const LocoEncoded& e, const Rule& rule, int64_t i, Rooms& rooms,
+                              int64_t* nonfinite) {
   using W = Work<T>;
   const int64_t block = rule.shape.block, of_kept = record_bytes(block, rule.errors.bits);
   const int count = int(min(block, e.count - i * block));
   const T* x = static_cast<const T*>(e.grad) + i * block;
-  const Errors<W> errors(rule.errors, e.kept ? e.kept + i * of_kept : nullptr, W(1));
-  const auto fetch = [&](int first) { return with_errors(values_of(x, count, first), errors, count, first); };
+  const Errors<W> errors(rule, e.kept ? e.kept + i * of_kept : nullptr, W(1), rooms.errors);
+  const auto fetch = [&](int first) { return errors.with(values_of(x, count, first), int(block), first); };
   Kept<W> kept;
   const Measured found = measured(rule.shape.norm, count, fetch, kept);
   add_count(nonfinite, found.nonfinite);
   uint8_t* record = e.records + i * record_bytes(block, rule.shape.bits);
-  put_both(rule, errors, count, found.norm, 1.0f, 1, record, e.left + i * of_kept, fetch, kept);
+  put_both(rule, errors, count, found.norm, record, e.left + i * of_kept, rooms.codes, fetch,
+           [](float norm) { return norm; }, kept);
 }
 
-template <class T, class Table> __global__ void encode_kernel(const __grid_constant__ Table table,
-                                                              const __grid_constant__ Rule rule, int64_t* nonfinite) {
+// The blocks that a multiprocessor has registers for.
+template <class T> constexpr int blocks_at_once(bool several) { return sizeof(T) == 8 ? 1 : several ? 3 : 4; }
+
+template <class T, class Table>
+__global__ void __launch_bounds__(kThreads, blocks_at_once<T>(Table::room > 1))
+    encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule, int64_t* nonfinite) {
+  __shared__ Rooms rooms[kThreads / kWarp];
   constexpr int64_t kMost = records_at_once(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
@@ -124,11 +141,14 @@ template <class T, class Table> __global__ void encode_kernel(const __grid_const
     const int64_t first = (unit - table.begins[item]) * kMost;
     const int64_t end = kMost == 1 ? first + 1 : min(first + kMost, ceil_div(e.count, rule.shape.block));
 #pragma unroll 1
-    for (int64_t i = first; i < end; ++i) encode_record<T>(e, rule, i, nonfinite + item);
+    for (int64_t i = first; i < end; ++i)
+      encode_record<T>(e, rule, i, rooms[int(threadIdx.x) / kWarp], nonfinite + item);
   }
 }
 
-template <bool kBytes> __global__ void fold_kernel(LocoFold f) {
+__global__ void __launch_bounds__(kThreads, 2) fold_kernel(LocoFold f) {
+  __shared__ Rooms all[kThreads / kWarp];
+  Rooms& rooms = all[int(threadIdx.x) / kWarp];
   const QsgdShape& shape = f.rule.shape;
   const int block = int(shape.block);
   const int64_t bytes = record_bytes(block, shape.bits), of_kept = record_bytes(block, f.rule.errors.bits);
@@ -137,14 +157,14 @@ template <bool kBytes> __global__ void fold_kernel(LocoFold f) {
     const uint8_t* before = f.kept ? f.kept + i * of_kept : nullptr;
     const float largest = largest_norm(f.parts, f.part_count, at);
     const float power = power_for(before && norm_at(before) > largest ? norm_at(before) : largest);
-    const Errors<float> errors(f.rule.errors, before, weight_of_kept(power, f.part_count));
+    const Errors<float> errors(f.rule, before, weight_of_kept(power, f.part_count), rooms.errors);
     const auto fetch = [&](int first) {
-      return with_errors(sums_of<kBytes>(f.parts, f.part_count, at, shape, power, first), errors, block, first);
+      return errors.with(sums_of(f.parts, f.part_count, at, shape, power, first, rooms.codes), block, first);
     };
     Kept<float> kept;
     const Measured found = measured(shape.norm, block, fetch, kept);
-    const float norm = bounded_sum_norm(found.norm, power, f.part_count);
-    put_both(f.rule, errors, block, norm, power, f.part_count, f.out + at, f.left + i * of_kept, fetch, kept);
+    put_both(f.rule, errors, block, bounded_sum_norm(found.norm, power, f.part_count), f.out + at, f.left + i * of_kept,
+             rooms.codes, fetch, [&](float norm) { return mean_norm(norm, power, f.part_count); }, kept);
   }
 }
 
@@ -156,7 +176,7 @@ void loco_encode(const LocoEncoded* tensors, int64_t tensor_count, Dtype dtype, 
                  double beta, int64_t* nonfinite, Launch launch) {
   const int64_t in_unit = shape.block * records_at_once(tensor_count > 1);
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_unit); };
-  const Rule rule{shape, {kept_bits, beta}};
+  const Rule rule = rule_of(shape, kept_bits, beta);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t first) {
@@ -170,8 +190,8 @@ void loco_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
                double beta, const uint8_t* kept, uint8_t* out, uint8_t* left, Launch launch) {
   if (blocks == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
-  start(shape.bits == 8 ? fold_kernel<true> : fold_kernel<false>, blocks * kWarp, launch,
-        LocoFold{listed.list(), part_count, blocks, {shape, {kept_bits, beta}}, kept, out, left});
+  start(fold_kernel, blocks * kWarp, launch,
+        LocoFold{listed.list(), part_count, blocks, rule_of(shape, kept_bits, beta), kept, out, left});
 }
 
 }  // namespace hvc

@@ -26,8 +26,18 @@ struct Packing {
   __device__ uint64_t unpack(uint64_t packed) const {
     return unpack_four(uint32_t(packed)) | uint64_t(unpack_four(uint32_t(packed >> (4 * bits)))) << 32;
   }
+  // They are: above its highest bit a code has more like it.
+  __device__ uint64_t unpack_signed(uint64_t packed) const {
+    if (bits == 8) return packed;
+    return signed_four(unpack_four(uint32_t(packed))) |
+           uint64_t(signed_four(unpack_four(uint32_t(packed >> (4 * bits))))) << 32;
+  }
 
  private:
+  __device__ uint32_t signed_four(uint32_t bytes) const {
+    const uint32_t tops = bytes & (0x01010101u << (bits - 1));
+    return bytes | tops * ((2u << (8 - bits)) - 2u);
+  }
   __device__ uint32_t pack_four(uint32_t bytes) const {
     const uint32_t two = (bytes & codes) | (bytes >> (8 - bits) & codes << bits);
     return (two & pairs) | (two >> (16 - 2 * bits) & pairs << 2 * bits);
@@ -57,17 +67,30 @@ __device__ inline uint32_t word_of_groups(const uint64_t* groups, const Packing&
 }
 
 // Packs the codes of kWarp groups of eight, a byte each in the block's shared memory, and writes the first `used` bytes
-// of what they become: all lanes together, words where those are aligned.
+// of what they become: all lanes together, words where those are aligned. Groups of four or eight bits are whole words.
 __device__ inline void put_packed(uint64_t* codes, const Packing& packing, uint8_t* into, int used) {
   __syncwarp();
+  const bool aligned = reinterpret_cast<uintptr_t>(into) % 4 == 0;
+  auto* to = reinterpret_cast<uint32_t*>(into);
+  if (packing.bits % 4 == 0 && aligned && used % 4 == 0) {
+    const auto* from = reinterpret_cast<const uint32_t*>(codes);
+    const int i = lane_index(), words = used / 4;
+    if (packing.bits == 4) {
+      if (i < words) to[i] = uint32_t(Packing(4).pack(codes[i]));
+    } else {
+      if (i < words) to[i] = from[i];
+      if (i + kWarp < words) to[i + kWarp] = from[i + kWarp];
+    }
+    __syncwarp();
+    return;
+  }
   if (packing.bits != 8) {
     codes[lane_index()] = packing.pack(codes[lane_index()]);
     __syncwarp();
   }
-  const int words = reinterpret_cast<uintptr_t>(into) % 4 == 0 ? used / 4 : 0;
+  const int words = aligned ? used / 4 : 0;
 #pragma unroll 1  // at most two, and registers are scarce
-  for (int i = lane_index(); i < words; i += kWarp)
-    reinterpret_cast<uint32_t*>(into)[i] = word_of_groups(codes, packing, 4 * i);
+  for (int i = lane_index(); i < words; i += kWarp) to[i] = word_of_groups(codes, packing, 4 * i);
 #pragma unroll 1
   for (int i = 4 * words + lane_index(); i < used; i += kWarp) into[i] = uint8_t(word_of_groups(codes, packing, i));
   __syncwarp();
@@ -82,10 +105,12 @@ template <int kCodes> __device__ void put_packed(const uint32_t (&mine)[kCodes],
   put_packed(codes, packing, into, used);
 }
 
-// The packed codes of this lane's group of eight, of kWarp groups that begin at a multiple of four bytes.
-__device__ inline uint64_t load_group(const uint8_t* groups, int bits) {
+// The packed codes of group i of `count` groups of eight, a multiple of eight, that begin at a multiple of four bytes.
+__device__ inline uint64_t load_group(const uint8_t* groups, int bits, int i, int count) {
   const auto* words = reinterpret_cast<const uint32_t*>(groups);
-  const int byte = lane_index() * bits, first = byte / 4, last = 8 * bits - 1, shift = byte % 4 * 8;
+  if (bits == 4) return words[i];
+  const int byte = i * bits, first = byte / 4, last = count * bits / 4 - 1, shift = byte % 4 * 8;
+  if (bits == 8) return uint64_t(words[first + 1]) << 32 | words[first];
   const uint64_t middle = words[min(first + 1, last)];
   const uint32_t low = uint32_t((middle << 32 | words[first]) >> shift);
   const uint32_t high = uint32_t((uint64_t(words[min(first + 2, last)]) << 32 | middle) >> shift);

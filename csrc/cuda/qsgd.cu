@@ -28,6 +28,10 @@ struct Record {
   float norm;
 };
 
+template <bool kBytes> __device__ int32_t code_at(const uint8_t* codes, int64_t i, int bits) {
+  return kBytes ? int8_t(codes[i]) : packed_code(codes, i, bits);
+}
+
 // Writes the codes of the `count` values of a block, and codes 0 up to its end. `kept` are the first of them, or what
 // has to be fetched again.
 template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int count, float norm, int64_t offset,
@@ -91,14 +95,16 @@ template <class T, class Table> __global__ void encode_kernel(const __grid_const
 }
 
 // Where a block is too long to be kept, its sums are found twice, for the norm and for the codes.
-template <bool kBytes> __global__ void fold_kernel(QsgdFold f) {
+__global__ void __launch_bounds__(kThreads, 3) fold_kernel(QsgdFold f) {
+  __shared__ KeptCodes all[kThreads / kWarp];
+  KeptCodes& codes = of_this_warp(all);
   const QsgdShape& shape = f.rule.shape;
   const int block = int(shape.block);
   const int64_t bytes = record_bytes(block, shape.bits);
   for (int64_t i = first_warp(); i < f.blocks; i += warp_stride()) {
     const int64_t at = i * bytes;
     const float power = power_for(largest_norm(f.parts, f.part_count, at));
-    const auto fetch = [&](int first) { return sums_of<kBytes>(f.parts, f.part_count, at, shape, power, first); };
+    const auto fetch = [&](int first) { return sums_of(f.parts, f.part_count, at, shape, power, first, codes); };
     Kept<float> kept;
     const Measured found = measured(shape.norm, block, fetch, kept);
     const float norm = bounded_sum_norm(found.norm, power, f.part_count);
@@ -151,7 +157,7 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
                int64_t offset, uint8_t* out, Launch launch) {
   if (blocks == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
-  start(shape.bits == 8 ? fold_kernel<true> : fold_kernel<false>, blocks * kWarp, launch,
+  start(fold_kernel, blocks * kWarp, launch,
         QsgdFold{listed.list(), part_count, blocks, {shape, *key}, offset, out});
 }
 

@@ -88,7 +88,8 @@ __global__ void fold_kernel(PartList<uint8_t> parts, int64_t part_count, bool wo
   each_go_of(count, [&](const auto& go) {
     const int64_t behind = go.first / kPacked * bits, left = count - go.first - lane_index() * kPacked;
     if (go.whole && words) {
-      of_warp[lane_index()] = sum(behind, [&](const uint8_t* groups) { return load_group(groups, bits); });
+      of_warp[lane_index()] =
+          sum(behind, [&](const uint8_t* groups) { return load_group(groups, bits, lane_index(), kWarp); });
     } else {
       const int used = left <= 0 ? 0 : int(packed_bytes(min(left, int64_t(kPacked)), bits));
       of_warp[lane_index()] = bytes_before_end(

@@ -17,8 +17,7 @@ struct ErrorRule {
 };
 
 template <class W> HVC_RULE W averaged_error(double beta, W kept, W x, W norm, W sent) {
-  const W low = x < norm ? x : norm, inside = low > -norm ? low : -norm;
-  return W(beta) * kept + W(1.0 - beta) * (inside - sent);
+  return W(beta) * kept + W(1.0 - beta) * (cut_off(x, norm) - sent);
 }
 
 // What a level stands for, of s.

@@ -7,11 +7,11 @@
 namespace hvc {
 
 // NaN is the limit: such buckets are thrown away. A GPU's instructions take the number of a number and NaN.
-HVC_RULE float cut_off(float z, float limit) {
+template <class W> HVC_RULE W cut_off(W z, W limit) {
 #if defined(__CUDA_ARCH__)
-  return fmaxf(fminf(z, limit), -limit);
+  return max(min(z, limit), -limit);
 #else
-  const float low = z < limit ? z : limit;
+  const W low = z < limit ? z : limit;
   return low > -limit ? low : -limit;
 #endif
 }
