@@ -275,8 +275,9 @@ TABLE = (
         arrays=(GRAD, PLACE, new("out", U8, ANY_LENGTH, disjoint="grad")), options="key bits block norm offset",
         first=("check_room('out', out, begin_of(place) + elias_bound(n, bits=bits, block=block))",
                "check_draws(offset, -(-n // block) * block)"), counts=True),
-    Operation("elias_decode", "sections_at, ranks_of(sections, 1), grad_code, n, (bits, block, 0), scale, grad_at",
-        arrays=(SECTIONS, new("grad", ANY)), options="bits block scale", counts=True),
+    Operation("elias_decode", "sections_at, ranks, grad_code, n, (bits, block, 0), scale, grad_at",
+        arrays=(SECTIONS, new("grad", ANY)), options="bits block scale", first=("ranks = ranks_of(sections, 1)",),
+        counts=True),
     # ---- count sketches
     Operation("sketch_encode",
         "grad_at, residual_at, momentum_at, float(factor), grad_code, n, offset, rows, places, key.words(), table_at",
