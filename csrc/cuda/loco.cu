@@ -50,8 +50,6 @@ template <class W> __device__ Kept<W> with_errors(Kept<W> kept, const Errors<W>&
 // first of them, or what has to be fetched again.
 template <class W, class Fetch> __device__ void put_nearest(int bits, int block, int count, float norm, uint8_t* into,
                                                             const Fetch& fetch, Kept<W>& kept) {
-  __shared__ uint64_t codes[kThreads];
-  uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
   const Packing packing(bits);
   const float limit = level_limit(levels_of(bits));
   const Scaling<W> scaling = scaling_for(W(norm), W(limit));
@@ -63,7 +61,7 @@ template <class W, class Fetch> __device__ void put_nearest(int bits, int block,
 #pragma unroll
         for (int k = 0; k < kOfLane; ++k) mine[k] = uint32_t(level_of(scaled(kept.x[g][k], scaling), limit, kHalf));
       }
-      put_packed(mine, of_warp, packing, into + begin / kPacked * bits,
+      put_packed(mine, packing, into + begin / kPacked * bits,
                  int(packed_bytes(min(block - begin, int(kOfWarp)), bits)));
     });
   }

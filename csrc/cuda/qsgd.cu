@@ -32,8 +32,6 @@ struct Record {
 // has to be fetched again.
 template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int count, float norm, int64_t offset,
                                                           uint8_t* into, const Fetch& fetch, Kept<W>& kept) {
-  __shared__ uint64_t codes[kThreads];
-  uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
   const int bits = rule.shape.bits, block = int(rule.shape.block);
   const Packing packing(bits);
   const float limit = level_limit(levels_of(bits));
@@ -53,7 +51,7 @@ template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int 
         encode(Go<true, NoRows>{begin, count, NoRows()});
       else if (begin < count)
         encode(Go<false, NoRows>{begin, count, NoRows()});
-      put_packed(mine, of_warp, packing, into + begin / kPacked * bits,
+      put_packed(mine, packing, into + begin / kPacked * bits,
                  int(packed_bytes(min(block - begin, int(kOfWarp)), bits)));
     });
   }
