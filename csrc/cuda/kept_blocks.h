@@ -88,9 +88,11 @@ template <bool kBytes> __device__ int32_t code_at(const uint8_t* codes, int64_t 
   return kBytes ? int8_t(codes[i]) : packed_code(codes, i, bits);
 }
 
+// A lane asks for the norm of a part: all of them are under way at once, and so are the divisions by them below.
 __device__ inline float largest_norm(const PartList<uint8_t>& parts, int64_t part_count, int64_t at) {
   float largest = 0;
-  for (int64_t part = 0; part < part_count; ++part) largest = max(largest, norm_at(parts[part] + at));
+  for (int64_t part = lane_index(); part < part_count; part += kWarp) largest = max(largest, norm_at(parts[part] + at));
+  for (int half = kWarp / 2; half > 0; half /= 2) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, half));
   return largest;
 }
 
@@ -103,9 +105,13 @@ template <bool kBytes> __device__ Kept<float> sums_of(const PartList<uint8_t>& p
   const int64_t mine = first + lane_index();
   const int left = block - first - lane_index();
   each_kept([&](int g, int k) { sums.x[g][k] = kept_at(g, k) < left ? -0.0f : 0.0f; });
+  float units = 0;  // of as many parts, a lane's
   for (int64_t part = 0; part < part_count; ++part) {
+    const int lane = int(part % kWarp);
+    const int64_t asked = part + lane_index();
+    if (lane == 0 && asked < part_count) units = fold_unit(norm_at(parts[asked] + at), power, levels);
     const uint8_t* record = parts[part] + at;
-    const float unit = fold_unit(norm_at(record), power, levels);
+    const float unit = __shfl_sync(kAllLanes, units, lane);
     const auto add = [&](int g, int k) {
       sums.x[g][k] += float(code_at<kBytes>(record + kNormBytes, mine + kept_at(g, k), shape.bits)) * unit;
     };

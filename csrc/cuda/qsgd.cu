@@ -75,8 +75,11 @@ __device__ void encode_record(const QsgdEncoded& e, const Rule& rule, int64_t i,
   put_codes<W>(rule, count, found.norm, e.offset + begin, record + kNormBytes, fetch, kept);
 }
 
-template <class T, class Table> __global__ void encode_kernel(const __grid_constant__ Table table,
-                                                              const __grid_constant__ Rule rule, int64_t* nonfinite) {
+// Registers for four blocks on a multiprocessor, of several tensors for three, of float64 for two.
+template <class T, class Table> constexpr int kBlocks = sizeof(Work<T>) == 8 ? 2 : Table::room > 1 ? 3 : 4;
+
+template <class T, class Table> __global__ void __launch_bounds__(kThreads, kBlocks<T, Table>)
+    encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule, int64_t* nonfinite) {
   constexpr int64_t kMost = records_at_once(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
@@ -89,7 +92,7 @@ template <class T, class Table> __global__ void encode_kernel(const __grid_const
 }
 
 // Where a block is too long to be kept, its sums are found twice, for the norm and for the codes.
-template <bool kBytes> __global__ void fold_kernel(QsgdFold f) {
+template <bool kBytes> __global__ void __launch_bounds__(kThreads, kBytes ? 4 : 3) fold_kernel(QsgdFold f) {
   const QsgdShape& shape = f.rule.shape;
   const int block = int(shape.block);
   const int64_t bytes = record_bytes(block, shape.bits);
