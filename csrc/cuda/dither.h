@@ -72,29 +72,9 @@ template <class Number> struct Whole {
   }
 };
 
-__device__ inline void put_half(uint8_t* codes, int64_t element, uint32_t code) {
-  const auto address = reinterpret_cast<uintptr_t>(codes + element / 2);
-  const int shift = int(address % 4) * 8 + int(element % 2) * 4;
-  auto* word = reinterpret_cast<unsigned int*>(address - address % 4);
-  atomicAnd(word, ~(15u << shift));
-  atomicOr(word, (code & 15u) << shift);
+// Two codes share a byte.
+__device__ inline uint8_t nibble_at(const void* codes, int64_t i) {
+  return static_cast<const uint8_t*>(codes)[uint64_t(i) / 2] >> (4 * (i & 1)) & 15;
 }
-
-// Two codes share a byte. The last one has a byte to itself if their number is odd: the other half is 0.
-struct Nibbles {
-  static __device__ uint8_t get(const void* codes, int64_t i) {
-    return static_cast<const uint8_t*>(codes)[uint64_t(i) / 2] >> (4 * (i & 1)) & 15;
-  }
-  static __device__ void put(void* codes, const Place& place, uint32_t code) {
-    auto* bytes = static_cast<uint8_t*>(codes);
-    if (place.whole) {
-      const uint32_t next = __shfl_down_sync(kAllLanes, code, 1);
-      if (lane_index() % 2 == 0) bytes[place.i / 2] = uint8_t((code & 15u) | next << 4);
-      return;
-    }
-    put_half(bytes, place.i, code);
-    if (place.last && place.i % 2 == 0) put_half(bytes, place.i + 1, 0);
-  }
-};
 
 }  // namespace hvc

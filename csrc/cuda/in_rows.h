@@ -80,11 +80,10 @@ template <class Body> __device__ void each_go_of(int64_t count, const Body& body
   each_go_of(count, {count, count}, NoRows(), body);
 }
 
-// Element `i`, the lane's k-th of this go; `last` of all.
+// Element `i`, the lane's k-th of this go.
 struct Place {
   int64_t i;
   int k;
-  bool whole, last;
 };
 
 // What is loaded from two arrays.
@@ -113,7 +112,7 @@ __device__ void each_of_go(const AGo& go, const Load& load, const Use& use, cons
 #pragma unroll
   for (int k = 0; k < kOfLane; ++k) {
     const int64_t i = begin + k * kWarp;
-    if (go.whole || i < go.count) use(Place{i, k, go.whole, !go.whole && i + 1 == go.count}, values[k], go.row_at(i));
+    if (go.whole || i < go.count) use(Place{i, k}, values[k], go.row_at(i));
   }
 }
 

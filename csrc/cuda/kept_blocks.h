@@ -140,6 +140,7 @@ __device__ inline void put_kept(const PackedCodes& packed, const Packing& packin
 
 // ---- sums -------------------------------------------------------------------------------------------------
 
+// A lane asks for the norm of a part: all of them are under way at once, and so are the divisions by them below.
 __device__ inline float largest_norm(const PartList<uint8_t>& parts, int64_t part_count, int64_t at) {
   float largest = 0;
   for (int64_t part = lane_index(); part < part_count; part += kWarp) largest = max(largest, norm_at(parts[part] + at));

@@ -43,66 +43,112 @@ __device__ void each_value(int64_t begin, int64_t end, int64_t step, const Value
   for (; i < end; i += step) add(i, value_at(i));
 }
 
-// Calls add(i, value) for what was offered at from + i * stride, for every `step`th i in order. While so many are
-// added, the next ones are under way, and those of the end with the last of them.
-template <int kAtOnce, class T, class Add> __device__ void each_offered(const Matrix<T>& x, int64_t from,
-                                                                        int64_t stride, int64_t begin, int64_t end,
-                                                                        int64_t step, const Add& add) {
+// What was offered of so many elements, loaded together. `from` is the first; each is `step` elements behind the one
+// before and `stride` in memory, and `left` elements are before the end.
+template <int kAtOnce, class T> struct Ahead {
   T grads[kAtOnce];
   Work<T> residuals[kAtOnce];
-  const auto load = [&](int64_t first) {
+
+  __device__ void load(const Matrix<T>& x, int64_t from, int64_t stride, int step, int left) {
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      const int64_t i = first + k * step;
-      if (i >= end) continue;
-      grads[k] = x.grad[from + i * stride];
-      residuals[k] = x.residual ? x.residual[from + i * stride] : Work<T>(0);
+      if (k * step >= left) continue;
+      grads[k] = x.grad[from + k * stride];
+      residuals[k] = x.residual ? x.residual[from + k * stride] : Work<T>(0);
     }
-  };
-  const auto value = [&](int k) { return x.residual ? to_work(grads[k]) + residuals[k] : to_work(grads[k]); };
-  load(begin);
-  int64_t first = begin;
-  for (; first + (kAtOnce - 1) * step < end; first += kAtOnce * step) {
-    Work<T> values[kAtOnce];
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) values[k] = value(k);
-    load(first + kAtOnce * step);
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) add(first + k * step, values[k]);
   }
+  __device__ Work<T> value(const Matrix<T>& x, int k) const {
+    return x.residual ? to_work(grads[k]) + residuals[k] : to_work(grads[k]);
+  }
+};
+
+// A warp sums one row, of which there are few, and small blocks leave no multiprocessor without work. The rows of a
+// block go through the columns together: its threads bring the factor's part for a tile of them into shared memory.
+// There it does not wait for what was asked of memory before, the tile of the gradient that comes next.
+constexpr int kRowThreads = 128, kTile = kInFlight * kWarp;
+static_assert(kTile == kRowThreads, "a thread brings one column of a tile");
+template <int kLines, class W> struct Tiles {
+  W of[2][kLines][kTile];  // by turns
+};
+
+// Calls add(value, the factor's tile, the column in it) for a lane's elements of the row that begins there.
+template <int kLines, class T, class Add>
+__device__ void each_of_row(const Matrix<T>& x, int64_t begin, const Lines<kLines, Work<T>>& right,
+                            Tiles<kLines, Work<T>>& tiles, int& turn, const Add& add) {
+  using W = Work<T>;
+  Ahead<kInFlight, T> ahead;
+  W of_factor[kLines];
+  const auto load = [&](int64_t first) {
+    const int left = int(min(x.columns - first, int64_t(kTile)));
 #pragma unroll
-  for (int k = 0; k < kAtOnce; ++k)
-    if (first + k * step < end) add(first + k * step, value(k));
+    for (int c = 0; c < kLines; ++c)
+      if (int(threadIdx.x) < left) of_factor[c] = right.of[c][first + threadIdx.x];
+    ahead.load(x, begin + first + lane_index(), kWarp, kWarp, left - lane_index());
+  };
+  load(0);
+  for (int64_t first = 0; first < x.columns; first += kTile, turn ^= 1) {
+    auto& tile = tiles.of[turn];
+    const int left = int(min(x.columns - first, int64_t(kTile))) - lane_index();
+#pragma unroll
+    for (int c = 0; c < kLines; ++c) tile[c][threadIdx.x] = of_factor[c];
+    __syncthreads();  // whoever comes here is done with the tile before, which the next one overwrites
+    W values[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) values[k] = ahead.value(x, k);
+    load(first + kTile);
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k)
+      if (k * kWarp < left) add(values[k], tile, k * kWarp + lane_index());
+  }
 }
 
-// So many elements of a lane are under way where their sums leave it the registers.
-template <int kLines, class W> constexpr int kAhead = sizeof(W) == 8 || kLines > kFewLines ? kInFlight : kOfLane;
-
-// A warp sums one row, of which there are few: each has many loads under way, and small blocks leave no
-// multiprocessor without work.
-constexpr int kRowThreads = 128;
-template <int kLines, class T> __global__ void __launch_bounds__(kRowThreads)
+template <int kLines, class T>
+__global__ void __launch_bounds__(kRowThreads, kLines == kFewLines && sizeof(Work<T>) == 4 ? 10 : 4)
     lowrank_left_kernel(LeftOf<T> o, int64_t* total) {
   using W = Work<T>;
-  int nonfinite = 0;
-  for (int64_t row = first_warp(); row < o.x.rows; row += warp_stride()) {
-    const int64_t begin = row * o.x.columns;
+  __shared__ Tiles<kLines, W> tiles;
+  constexpr int kRows = kRowThreads / kWarp;
+  int nonfinite = 0, turn = 0;
+  for (int64_t first = int64_t(blockIdx.x) * kRows; first < o.x.rows; first += int64_t(gridDim.x) * kRows) {
+    const int64_t own = first + threadIdx.x / kWarp, row = min(own, o.x.rows - 1);  // behind the last one it again
     for (int64_t line = 0; line < o.x.rank; line += kLines) {
       const Lines<kLines, W> right(o.right, line, o.x.rank, o.x.columns);
       W sums[kLines] = {};
-      each_offered<kAhead<kLines, W>>(o.x, begin, 1, lane_index(), o.x.columns, kWarp, [&](int64_t j, W value) {
-        nonfinite += line == 0 && !can_be_kept(value);
+      each_of_row(o.x, row * o.x.columns, right, tiles, turn, [&](W value, const auto& tile, int j) {
+        nonfinite += line == 0 && own == row && !can_be_kept(value);
 #pragma unroll
-        for (int c = 0; c < kLines; ++c) sums[c] += value * right.of[c][j];
+        for (int c = 0; c < kLines; ++c) sums[c] += value * tile[c][j];
       });
 #pragma unroll
       for (int c = 0; c < kLines; ++c) {
         const W sum = combine_warp(sums[c]);
-        if (lane_index() == 0 && line + c < o.x.rank) o.left[(line + c) * o.x.rows + row] = sum;
+        if (lane_index() == 0 && line + c < o.x.rank && own == row) o.left[(line + c) * o.x.rows + row] = sum;
       }
     }
   }
   add_count(total, nonfinite);
+}
+
+// Calls add(i, value) for what was offered at from + i * stride, for every i in order. While so many are added, the
+// next ones are under way, and those of the end with the last of them.
+template <int kAtOnce, class T, class Add> __device__ void each_offered(const Matrix<T>& x, int64_t from,
+                                                                        int64_t stride, int64_t begin, int64_t end,
+                                                                        const Add& add) {
+  Ahead<kAtOnce, T> ahead;
+  const auto load = [&](int64_t first) { ahead.load(x, from + first * stride, stride, 1, int(end - first)); };
+  load(begin);
+  int64_t first = begin;
+  for (; first + kAtOnce <= end; first += kAtOnce) {
+    Work<T> values[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) values[k] = ahead.value(x, k);
+    load(first + kAtOnce);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) add(first + k, values[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k)
+    if (first + k < end) add(first + k, ahead.value(x, k));
 }
 
 // A thread sums one column over one block of rows.
@@ -115,7 +161,7 @@ template <int kLines, class T> __global__ void __launch_bounds__(kThreads, 2) lo
     for (int64_t line = 0; line < o.x.rank; line += kLines) {
       const Lines<kLines, W> left(o.left, line, o.x.rank, o.x.rows);
       W sums[kLines] = {};
-      each_offered<kInFlight>(o.x, j, o.x.columns, begin, end, 1, [&](int64_t row, W value) {
+      each_offered<kInFlight>(o.x, j, o.x.columns, begin, end, [&](int64_t row, W value) {
 #pragma unroll
         for (int c = 0; c < kLines; ++c) sums[c] += value * left.of[c][row];
       });

@@ -11,13 +11,9 @@ namespace {
 struct Packing {
   int bits;
   uint32_t codes, pairs;  // those of neighbours that stay where they are
-  uint32_t inverse;       // of `bits`, times 2^16, for numbers below 2^8
 
   __device__ explicit Packing(int width)
-      : bits(width),
-        codes(((1u << width) - 1u) * 0x00010001u),
-        pairs((1u << 2 * width) - 1u),
-        inverse(0xffffu / uint32_t(width) + 1u) {}
+      : bits(width), codes(((1u << width) - 1u) * 0x00010001u), pairs((1u << 2 * width) - 1u) {}
 
   __device__ uint64_t pack(uint64_t bytes) const {
     return pack_four(uint32_t(bytes)) | uint64_t(pack_four(uint32_t(bytes >> 32))) << (4 * bits);
@@ -58,17 +54,10 @@ __device__ inline uint64_t bytes_before_end(uint64_t bytes, int64_t left) {
   return left >= kPacked ? bytes : left <= 0 ? 0 : bytes & ~(~uint64_t(0) << (8 * left));
 }
 
-// Four bytes of what kWarp groups of eight codes are packed into, from byte i on: of a group and the next one.
-__device__ inline uint32_t word_of_groups(const uint64_t* groups, const Packing& packing, int i) {
-  if (packing.bits == 8) return uint32_t(groups[i / 8] >> (8 * (i % 8)));
-  const int group = int(uint32_t(i) * packing.inverse >> 16), behind = i - group * packing.bits;
-  return uint32_t(groups[group] >> (8 * behind)) |
-         uint32_t(groups[min(group + 1, kWarp - 1)] << (8 * (packing.bits - behind)));
-}
-
 // Packs the codes of kWarp groups of eight, a byte each in the block's shared memory, and writes the first `used` bytes
 // of what they become: all lanes together, words where those are aligned. Groups of four or eight bits are whole words.
 __device__ inline void put_packed(uint64_t* codes, const Packing& packing, uint8_t* into, int used) {
+  auto* bytes = reinterpret_cast<uint8_t*>(codes);
   __syncwarp();
   const bool aligned = reinterpret_cast<uintptr_t>(into) % 4 == 0;
   auto* to = reinterpret_cast<uint32_t*>(into);
@@ -85,21 +74,27 @@ __device__ inline void put_packed(uint64_t* codes, const Packing& packing, uint8
     return;
   }
   if (packing.bits != 8) {
-    codes[lane_index()] = packing.pack(codes[lane_index()]);
+    const uint64_t packed = packing.pack(codes[lane_index()]);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 7; ++i)
+      if (i < packing.bits) bytes[lane_index() * packing.bits + i] = uint8_t(packed >> (8 * i));
     __syncwarp();
   }
   const int words = aligned ? used / 4 : 0;
 #pragma unroll 1  // at most two, and registers are scarce
-  for (int i = lane_index(); i < words; i += kWarp) to[i] = word_of_groups(codes, packing, 4 * i);
+  for (int i = lane_index(); i < words; i += kWarp) to[i] = reinterpret_cast<const uint32_t*>(codes)[i];
 #pragma unroll 1
-  for (int i = 4 * words + lane_index(); i < used; i += kWarp) into[i] = uint8_t(word_of_groups(codes, packing, i));
+  for (int i = 4 * words + lane_index(); i < used; i += kWarp) into[i] = bytes[i];
   __syncwarp();
 }
 
 // The same for codes that are 32 apart in a lane. A lane has made all of them before it writes one: the compiler would
 // not read the next random number from shared memory before that.
-template <int kCodes> __device__ void put_packed(const uint32_t (&mine)[kCodes], uint64_t* codes,
-                                                 const Packing& packing, uint8_t* into, int used) {
+template <int kCodes>
+__device__ void put_packed(const uint32_t (&mine)[kCodes], const Packing& packing, uint8_t* into, int used) {
+  __shared__ uint64_t of_block[kThreads];
+  uint64_t* codes = of_block + int(threadIdx.x) / kWarp * kWarp;
 #pragma unroll
   for (int k = 0; k < kCodes; ++k) reinterpret_cast<uint8_t*>(codes)[k * kWarp + lane_index()] = uint8_t(mine[k]);
   put_packed(codes, packing, into, used);

@@ -36,8 +36,6 @@ template <bool kBytes> __device__ int32_t code_at(const uint8_t* codes, int64_t 
 // has to be fetched again.
 template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int count, float norm, int64_t offset,
                                                           uint8_t* into, const Fetch& fetch, Kept<W>& kept) {
-  __shared__ uint64_t codes[kThreads];
-  uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
   const int bits = rule.shape.bits, block = int(rule.shape.block);
   const Packing packing(bits);
   const float limit = level_limit(levels_of(bits));
@@ -57,7 +55,7 @@ template <class W, class Fetch> __device__ void put_codes(const Rule& rule, int 
         encode(Go<true, NoRows>{begin, count, NoRows()});
       else if (begin < count)
         encode(Go<false, NoRows>{begin, count, NoRows()});
-      put_packed(mine, of_warp, packing, into + begin / kPacked * bits,
+      put_packed(mine, packing, into + begin / kPacked * bits,
                  int(packed_bytes(min(block - begin, int(kOfWarp)), bits)));
     });
   }
@@ -81,8 +79,11 @@ __device__ void encode_record(const QsgdEncoded& e, const Rule& rule, int64_t i,
   put_codes<W>(rule, count, found.norm, e.offset + begin, record + kNormBytes, fetch, kept);
 }
 
-template <class T, class Table> __global__ void encode_kernel(const __grid_constant__ Table table,
-                                                              const __grid_constant__ Rule rule, int64_t* nonfinite) {
+// Registers for four blocks on a multiprocessor, of several tensors for three, of float64 for two.
+template <class T, class Table> constexpr int kBlocks = sizeof(Work<T>) == 8 ? 2 : Table::room > 1 ? 3 : 4;
+
+template <class T, class Table> __global__ void __launch_bounds__(kThreads, kBlocks<T, Table>)
+    encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule, int64_t* nonfinite) {
   constexpr int64_t kMost = records_at_once(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);

@@ -57,13 +57,11 @@ __global__ void encode_kernel(const __grid_constant__ Table table, const __grid_
 // Codes that share bytes: eight neighbours are packed at once.
 template <class T, class Table>
 __global__ void encode_packed_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
-  __shared__ uint64_t codes[kThreads];
-  uint64_t* of_warp = codes + int(threadIdx.x) / kWarp * kWarp;
   const Packing packing(rule.bits);
   each_go_of_levels<Work<T>>(table, rule, [&](const UniformEncoded& e, const auto& go) {
     uint32_t mine[kOfLane] = {};
     each_code<T>(e, go, rule.key, [&](const Place& place, uint32_t code) { mine[place.k] = code; });
-    put_packed(mine, of_warp, packing, static_cast<uint8_t*>(e.codes) + go.first / kPacked * rule.bits,
+    put_packed(mine, packing, static_cast<uint8_t*>(e.codes) + go.first / kPacked * rule.bits,
                int(packed_bytes(min(e.count - go.first, kOfWarp), rule.bits)));
   });
 }

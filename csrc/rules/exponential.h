@@ -47,38 +47,49 @@ HVC_RULE float exponential_value(uint32_t code, uint32_t sign_bit, int32_t headr
   return bit_cast<float>(e == 0u ? 0u : bits << 23 | ((code & sign_bit) != 0u ? 0x80000000u : 0u));
 }
 
-// All ones where it is true. V is an unsigned integer or a vector of them.
-template <class V> HVC_RULE V where_less(const V& a, const V& b) {
+// What is true of a number, or where of a vector: a mask of all ones. A GPU has registers of one bit for such answers,
+// and masks would cost it twice the instructions.
+template <class V> HVC_RULE auto where_less(const V& a, const V& b) {
   if constexpr (std::is_integral_v<V>)
-    return V(0) - V(a < b);
+    return a < b;
   else
     return (V)(a < b);
 }
-template <class V> HVC_RULE V where_equal(const V& a, const V& b) {
+template <class V> HVC_RULE auto where_equal(const V& a, const V& b) {
   if constexpr (std::is_integral_v<V>)
-    return V(0) - V(a == b);
+    return a == b;
   else
     return (V)(a == b);
 }
-template <class V> HVC_RULE V choose_bits(const V& mask, const V& yes, const V& no) {
-  return (mask & yes) | (~mask & no);
+template <class V> using Where = decltype(where_less(V(), V()));
+
+template <class V> HVC_RULE V choose_bits(const Where<V>& mask, const V& yes, const V& no) {
+  if constexpr (std::is_integral_v<V>)
+    return mask ? yes : no;
+  else
+    return (mask & yes) | (~mask & no);
 }
 
 // What two codes have to do with each other. The exponents are e1 <= e2, D = e2 - e1.
 template <class V> struct ExponentialPair {
-  V larger, e1, equal_signs, cancelled;  // `larger` is the code with e1, that of the larger number
-  V trials, few;                         // how many random bits must be 0 for a step of the exponent; below 16 of them?
+  V larger, e1;  // `larger` is the code with e1, that of the larger number
+  Where<V> equal_signs, cancelled;
+  V trials;      // how many random bits must be 0 for a step of the exponent,
+  Where<V> few;  // if that is below 16, else 0 and no step
 };
 
 template <class V> HVC_RULE ExponentialPair<V> exponential_pair(const V& a, const V& b, const V& sign_bit) {
-  const V zero = a ^ a, one = where_equal(zero, zero) & V(zero + 1), exponents = sign_bit - one;
-  const V ea = a & exponents, eb = b & exponents, b_larger = where_less(eb, ea);
+  const V zero = a ^ a, one = V(zero + 1), exponents = sign_bit - one;
+  const V ea = a & exponents, eb = b & exponents;
+  const Where<V> b_larger = where_less(eb, ea);
   const V larger = choose_bits(b_larger, b, a);
   const V distance = choose_bits(b_larger, V(ea - eb), V(eb - ea));
-  const V equal_signs = where_equal(V((a ^ b) & sign_bit), zero);
-  const V trials = distance - (one & ~equal_signs), few = where_less(trials, V(one << 4));
-  const V cancelled = where_equal(distance, zero) & ~equal_signs;
-  return {larger, V(larger & exponents), equal_signs, cancelled, V(trials & few), few};
+  const Where<V> equal_signs = where_equal(V((a ^ b) & sign_bit), zero);
+  const V trials = distance - choose_bits(equal_signs, zero, one);
+  const Where<V> few = where_less(trials, V(one << 4));
+  // Equal numbers of opposite signs have -1 trials.
+  const Where<V> cancelled = where_equal(V(trials + one), zero);
+  return {larger, V(larger & exponents), equal_signs, cancelled, choose_bits(few, trials, zero), few};
 }
 
 // One code for the sum of two, without bias but for exponents 16 or more apart, where the smaller one is
@@ -86,11 +97,12 @@ template <class V> HVC_RULE ExponentialPair<V> exponential_pair(const V& a, cons
 // else e1, and zero where D = 0. The low D of 16 random bits decide; `power` is 2^trials.
 template <class V> HVC_RULE V exponential_merge(const V& a, const V& b, const ExponentialPair<V>& p, const V& power,
                                                 const V& random, const V& sign_bit) {
-  const V zero = a ^ a, one = where_equal(zero, zero) & V(zero + 1), exponents = sign_bit - one;
-  const V hit = where_equal(V(random & (power - one)), zero) & p.few & one;
-  const V up = hit & p.equal_signs & ~where_equal(p.e1, one), down = hit & ~p.equal_signs;
-  const V sum = (p.larger - up + down) & ~p.cancelled;
-  const V a_zero = where_equal(V(a & exponents), zero), b_zero = where_equal(V(b & exponents), zero);
+  const V zero = a ^ a, one = V(zero + 1), exponents = sign_bit - one;
+  const Where<V> hit = where_equal(V(random & (power - one)), zero) & p.few;
+  const V up = choose_bits(where_equal(p.e1, one), zero, V(zero - one));
+  const V step = choose_bits(p.equal_signs, up, one);
+  const V sum = choose_bits(p.cancelled, zero, V(p.larger + choose_bits(hit, step, zero)));
+  const Where<V> a_zero = where_equal(V(a & exponents), zero), b_zero = where_equal(V(b & exponents), zero);
   return choose_bits(a_zero, b, choose_bits(b_zero, a, sum));
 }
 
