@@ -55,24 +55,10 @@ __device__ inline uint64_t bytes_before_end(uint64_t bytes, int64_t left) {
 }
 
 // Packs the codes of kWarp groups of eight, a byte each in the block's shared memory, and writes the first `used` bytes
-// of what they become: all lanes together, words where those are aligned. Groups of four or eight bits are whole words.
+// of what they become: all lanes together, words where those are aligned.
 __device__ inline void put_packed(uint64_t* codes, const Packing& packing, uint8_t* into, int used) {
   auto* bytes = reinterpret_cast<uint8_t*>(codes);
   __syncwarp();
-  const bool aligned = reinterpret_cast<uintptr_t>(into) % 4 == 0;
-  auto* to = reinterpret_cast<uint32_t*>(into);
-  if (packing.bits % 4 == 0 && aligned && used % 4 == 0) {
-    const auto* from = reinterpret_cast<const uint32_t*>(codes);
-    const int i = lane_index(), words = used / 4;
-    if (packing.bits == 4) {
-      if (i < words) to[i] = uint32_t(Packing(4).pack(codes[i]));
-    } else {
-      if (i < words) to[i] = from[i];
-      if (i + kWarp < words) to[i + kWarp] = from[i + kWarp];
-    }
-    __syncwarp();
-    return;
-  }
   if (packing.bits != 8) {
     const uint64_t packed = packing.pack(codes[lane_index()]);
     __syncwarp();
@@ -81,9 +67,10 @@ __device__ inline void put_packed(uint64_t* codes, const Packing& packing, uint8
       if (i < packing.bits) bytes[lane_index() * packing.bits + i] = uint8_t(packed >> (8 * i));
     __syncwarp();
   }
-  const int words = aligned ? used / 4 : 0;
+  const int words = reinterpret_cast<uintptr_t>(into) % 4 == 0 ? used / 4 : 0;
 #pragma unroll 1  // at most two, and registers are scarce
-  for (int i = lane_index(); i < words; i += kWarp) to[i] = reinterpret_cast<const uint32_t*>(codes)[i];
+  for (int i = lane_index(); i < words; i += kWarp)
+    reinterpret_cast<uint32_t*>(into)[i] = reinterpret_cast<const uint32_t*>(codes)[i];
 #pragma unroll 1
   for (int i = 4 * words + lane_index(); i < used; i += kWarp) into[i] = bytes[i];
   __syncwarp();
