@@ -1,6 +1,7 @@
-// Sums of rows in the order of rules/tree.h, or the largest: one launch makes those of the blocks, and a second one,
-// for all tensors, those of the superblocks, which the last block of a row adds up. To wait for others in the first
-// launch costs more: every warp would wait for what it has written, a third of the time that its block takes.
+// Sums of rows in the order of rules/tree.h, or the largest. Those of rows of up to eight blocks are made in one launch.
+// Of longer rows it makes those of the blocks, and a second one, for all tensors, those of the superblocks; where a row
+// has more than eight of these, the last block of threads adds them up. To wait for others in the first launch costs
+// more: every warp would wait for what it has written, a third of the time that its block takes.
 #pragma once
 #include <vector>
 
@@ -279,7 +280,7 @@ template <class V> class Trees {
 
   // Adds up what was noted of blocks: `adding(i)` has the tree of tensor i.
   template <class AddingOf> void add(int64_t tensors, const AddingOf& adding, Launch launch) const {
-    if (!values_.get() || !several_) return;
+    if (!values_.get() || !has_long_) return;
     const auto units = [&](int64_t i) { return parts_of(adding(i).tree); };
     in_tables<decltype(adding(0))>(tensors, adding, units, [&](const auto& table, int64_t) {
       start_groups(add_kernel<std::decay_t<decltype(table)>>, table.units(), launch, table);
@@ -295,12 +296,12 @@ template <class V> class Trees {
       const int64_t row = row_within(count, given), per_row = ceil_div(row, kBlock);
       begins_[size_t(i)] = values;
       values += ceil_div(count, row) * (per_row + ceil_div(per_row, kBlocksOfUnit) + 1);
-      several_ |= !is_short(per_row);
+      has_long_ |= !is_short(per_row);
     }
     return values;
   }
 
-  bool several_ = false;  // warps in some row
+  bool has_long_ = false;  // rows, which need a second launch
   std::vector<int64_t> begins_;
   Scratch<V> values_;
 };

@@ -70,12 +70,13 @@ template <class T> struct Rest {
   std::unique_ptr<Scratch<Work<T>>> sums;
   std::unique_ptr<Scratch<uint16_t>> senders;
 
-  // How many sections a turn takes, and how many entries: no more than there are elements, or one section needs.
+  // How many sections a turn takes, and how many entries: no more than there are elements or memory is meant for, if
+  // not one section needs them.
   size_t end(int64_t& entries) const {
     size_t end = next;
     for (entries = 0; end < readable.size(); ++end) {
       const int64_t more = room_of(*readable[end], tensor.cut.count, tensor.form.bits);
-      if (end > next && entries + more > tensor.cut.count) break;
+      if (end > next && entries + more > std::min(tensor.cut.count, kMostEntries)) break;
       entries += more;
     }
     return end;
@@ -131,18 +132,17 @@ void add_sections(const std::vector<Summed<T>>& tensors, const Section* sections
     });
     turn = {};
   };
-  for (bool more = !rests.empty(); more;) {
-    more = false;
-    for (Rest<T>& rest : rests) {
-      if (rest.done) continue;
+  for (Rest<T>& rest : rests) {
+    while (!rest.done) {
       int64_t entries;
       const size_t end = rest.end(entries);
       if (!turn.tensors.empty() && turn.entries + entries > kMostEntries) finish();
       rest.take(end, settle.by_senders, turn, launch);
-      more = more || !rest.done;
+      if (rest.sums) finish();  // which are those of one tensor at a time
     }
-    if (!turn.tensors.empty()) finish();
+    rest.sums.reset(), rest.senders.reset();
   }
+  if (!turn.tensors.empty()) finish();
 }
 
 }  // namespace

@@ -289,6 +289,8 @@ def _refuse_lengths(row: Operation, columns: Sequence[Column], number: int) -> N
     raise AssertionError("the columns are as long as they should be")
 
 
+#: The address of CUDA's own stream of each thread.
+_OF_EACH_THREAD = 2
 #: How many counts are cleared at once: a launch for it takes as long as a kernel on a small tensor.
 _CLEARED = 1 << 14
 #: What is left of them, by device and stream.
@@ -298,7 +300,8 @@ _leaving = threading.Lock()
 
 def _counts_from_zero(number: int, device: int, stream: int) -> Tensor:
     """Return so many counts that are 0 for what is queued on a stream; no other call gets them."""
-    if torch.cuda.is_current_stream_capturing():  # the graph clears its own, whenever it is replayed
+    # A graph clears its own, whenever it is replayed; and one address stands for another stream in every thread.
+    if torch.cuda.is_current_stream_capturing() or stream == _OF_EACH_THREAD:
         return torch.zeros(number, dtype=torch.int64, device=f"cuda:{device}")
     with _leaving:
         left = _left.get((device, stream))

@@ -58,9 +58,10 @@ def test_counts_on_a_device_are_cleared_many_at_a_time(monkeypatch: pytest.Monke
     assert cleared[4:] == [(8, "cuda:0"), (8, "cuda:1")]
     for value, counts in enumerate(given, 1):
         assert not counts.any()
-        counts += value
+        counts.add_(value)
     assert [len(counts) for counts in given] == [3, 5, 1, 8, 9, 2, 2, 2]
     assert all(bool((counts == value).all()) for value, counts in enumerate(given, 1))
+    dispatch._counts_from_zero(3, 0, 2)  # the stream that every thread has of its own
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     dispatch._counts_from_zero(2, 0, 8)
-    assert cleared[6:] == [(2, "cuda:0")]
+    assert cleared[6:] == [(3, "cuda:0"), (2, "cuda:0")]
