@@ -983,6 +983,27 @@ def numbers_of(counts: Any) -> list[int]:
     return counts.tolist() if isinstance(counts, Tensor) else list(counts)
 
 
+def sparse_step(grads: list[Tensor], residuals: list[Tensor]) -> list[Tensor]:
+    """Choose a hundredth of tensors, write it into sections and read these; return all that was written.
+
+    Sections are read where they begin if all that is chosen is there, as it is.
+    """
+    where, sizes = grads[0].device, [grad.numel() for grad in grads]
+    ks = [-(-size // 100) for size in sizes]
+    parameters = [ops.golomb_parameter(k, size) for k, size in zip(ks, sizes, strict=True)]
+    positions = [torch.zeros(k, dtype=torch.int32, device=where) for k in ks]
+    values = [torch.zeros(k, device=where) for k in ks]
+    numbers = [torch.zeros(3, dtype=torch.int64, device=where) for _ in ks]
+    bounds = [ops.values_bound(*shape, 4) for shape in zip(ks, sizes, parameters, strict=True)]
+    out = torch.zeros(sum(bounds), dtype=torch.uint8, device=where)
+    ends = torch.zeros(len(ks) + 1, dtype=torch.int64, device=where)
+    ops.top_select_all(grads, residuals, ks, positions, values, numbers)
+    ops.values_encode_all(positions, ks, values, parameters, sizes, ends, out)
+    first = out.split([bounds[0], sum(bounds[1:])])[0]
+    wrong = ops.values_decode_all([[first]], 0, parameters[:1], grads[:1], residuals[:1], 1.0)
+    return [*positions, *values, *numbers, ends, out, *grads, *residuals, as_tensor(wrong)]
+
+
 def there(value: Any, device: str) -> Any:
     """Return a copy of an argument, on a device."""
     if not isinstance(value, list):
@@ -1071,6 +1092,35 @@ class TestStreams:
                     found.append(ops.dense_offer_all(bad * 4, None, [torch.empty_like(part) for part in bad * 4])[-3:])
             torch.cuda.synchronize()
             assert [counts.tolist() for counts in found] == [[1, 0, 2]] * 24
+
+    def test_counts_of_a_graph_begin_at_zero_in_every_replay(self) -> None:
+        bad = [torch.tensor(some, device="cuda") for some in ([math.nan, 1.0], [1.0, 2.0], [math.inf, math.nan])]
+        into = [torch.empty_like(part) for part in bad]
+        ops.dense_offer_all(bad, None, into)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            counts = ops.dense_offer_all(bad, None, into)
+        for _ in range(3):
+            graph.replay()
+            assert as_tensor(counts).tolist() == [1, 0, 2]
+
+    def test_selections_and_sections_in_a_graph(self) -> None:
+        """Nothing that they count, find or write is left over from one replay to the next."""
+        sizes = (100_003, 7, 2_000)
+        grads, residuals = ([tame(n, torch.float32, seed + n) for n in sizes] for seed in (1, 2))
+        expected = sparse_step([g.clone() for g in grads], [r.clone() for r in residuals])
+        there = [part.cuda() for part in grads], [part.cuda() for part in residuals]
+        sparse_step(*([part.clone() for part in parts] for parts in there))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = sparse_step(*there)
+        for _ in range(2):
+            for part, value in zip((*there[0], *there[1]), (*grads, *residuals), strict=True):
+                part.copy_(value)
+            graph.replay()
+            assert not any(differences(a, b.cpu()) for a, b in zip(expected, captured, strict=True))
 
     def test_parts_of_many_ranks_are_refused_in_a_graph(self) -> None:
         parts = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in range(65)]
