@@ -58,9 +58,10 @@ template <class V> struct Sample {
   __device__ V value(int64_t i) const { return values[i]; }
 };
 
+// The position is as wide as the value: what a warp reads has no gaps that nobody has written.
 template <class V> struct Candidate {
   V value;
-  int32_t position;
+  std::conditional_t<sizeof(V) == 8, int64_t, int32_t> position;
 };
 
 // The elements that may be kept, in index order. More may have been found than there is room for.
@@ -72,7 +73,7 @@ template <class V> struct Few {
   int64_t room;
   __device__ int64_t size() const { return min(*found, room); }
   __device__ W value(int64_t i) const { return list[i].value; }
-  __device__ int32_t position(int64_t i) const { return list[i].position; }
+  __device__ int32_t position(int64_t i) const { return int32_t(list[i].position); }
 };
 
 // ---- what a table holds -------------------------------------------------------------------------------------

@@ -148,8 +148,7 @@ __device__ inline float largest_norm(const PartList<uint8_t>& parts, int64_t par
   return largest;
 }
 
-// The sums of the records at `at` of all parts. A lane finds the unit of a part for all others; the codes of the next
-// part are on their way while those of one are added.
+// The sums of the records at `at` of all parts. A lane finds the unit of a part for all others.
 __device__ inline Kept<float> sums_of(const PartList<uint8_t>& parts, int64_t part_count, int64_t at,
                                       const QsgdShape& shape, float power, int first, KeptCodes& codes) {
   const int block = int(shape.block);

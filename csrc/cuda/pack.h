@@ -11,9 +11,13 @@ namespace {
 struct Packing {
   int bits;
   uint32_t codes, pairs;  // those of neighbours that stay where they are
+  uint32_t inverse;       // of `bits`, times 2^16, for numbers below 2^8
 
   __device__ explicit Packing(int width)
-      : bits(width), codes(((1u << width) - 1u) * 0x00010001u), pairs((1u << 2 * width) - 1u) {}
+      : bits(width),
+        codes(((1u << width) - 1u) * 0x00010001u),
+        pairs((1u << 2 * width) - 1u),
+        inverse(0xffffu / uint32_t(width) + 1u) {}
 
   __device__ uint64_t pack(uint64_t bytes) const {
     return pack_four(uint32_t(bytes)) | uint64_t(pack_four(uint32_t(bytes >> 32))) << (4 * bits);
@@ -54,25 +58,41 @@ __device__ inline uint64_t bytes_before_end(uint64_t bytes, int64_t left) {
   return left >= kPacked ? bytes : left <= 0 ? 0 : bytes & ~(~uint64_t(0) << (8 * left));
 }
 
+// Four bytes of what kWarp groups of eight codes are packed into, from byte i on: of a group and the next one.
+__device__ inline uint32_t word_of_groups(const uint64_t* groups, const Packing& packing, int i) {
+  if (packing.bits == 8) return uint32_t(groups[i / 8] >> (8 * (i % 8)));
+  const int group = int(uint32_t(i) * packing.inverse >> 16), behind = i - group * packing.bits;
+  return uint32_t(groups[group] >> (8 * behind)) |
+         uint32_t(groups[min(group + 1, kWarp - 1)] << (8 * (packing.bits - behind)));
+}
+
 // Packs the codes of kWarp groups of eight, a byte each in the block's shared memory, and writes the first `used` bytes
-// of what they become: all lanes together, words where those are aligned.
+// of what they become: all lanes together, words where those are aligned. Groups of four or eight bits are whole words.
 __device__ inline void put_packed(uint64_t* codes, const Packing& packing, uint8_t* into, int used) {
-  auto* bytes = reinterpret_cast<uint8_t*>(codes);
   __syncwarp();
-  if (packing.bits != 8) {
-    const uint64_t packed = packing.pack(codes[lane_index()]);
+  const bool aligned = reinterpret_cast<uintptr_t>(into) % 4 == 0;
+  auto* to = reinterpret_cast<uint32_t*>(into);
+  if (packing.bits % 4 == 0 && aligned && used % 4 == 0) {
+    const auto* from = reinterpret_cast<const uint32_t*>(codes);
+    const int i = lane_index(), words = used / 4;
+    if (packing.bits == 4) {
+      if (i < words) to[i] = uint32_t(Packing(4).pack(codes[i]));
+    } else {
+      if (i < words) to[i] = from[i];
+      if (i + kWarp < words) to[i + kWarp] = from[i + kWarp];
+    }
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 7; ++i)
-      if (i < packing.bits) bytes[lane_index() * packing.bits + i] = uint8_t(packed >> (8 * i));
+    return;
+  }
+  if (packing.bits != 8) {
+    codes[lane_index()] = packing.pack(codes[lane_index()]);
     __syncwarp();
   }
-  const int words = reinterpret_cast<uintptr_t>(into) % 4 == 0 ? used / 4 : 0;
+  const int words = aligned ? used / 4 : 0;
 #pragma unroll 1  // at most two, and registers are scarce
-  for (int i = lane_index(); i < words; i += kWarp)
-    reinterpret_cast<uint32_t*>(into)[i] = reinterpret_cast<const uint32_t*>(codes)[i];
+  for (int i = lane_index(); i < words; i += kWarp) to[i] = word_of_groups(codes, packing, 4 * i);
 #pragma unroll 1
-  for (int i = 4 * words + lane_index(); i < used; i += kWarp) into[i] = bytes[i];
+  for (int i = 4 * words + lane_index(); i < used; i += kWarp) into[i] = uint8_t(word_of_groups(codes, packing, i));
   __syncwarp();
 }
 
