@@ -186,7 +186,7 @@ def binary_decode_all(
         The number of malformed ranges of all sections of each tensor. If one is not 0, its gradient and residual hold
         anything.
     """
-    return run.binary_decode(parameters, grads, residuals, _of_ranks(sections), own, scale)
+    return run.binary_decode(parameters, grads, residuals, _of_ranks(sections, len(grads)), own, scale)
 
 
 def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
@@ -197,10 +197,13 @@ def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
     return run.binary_clear(section, tensor, b)
 
 
-def _of_ranks(sections: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the sections of tensors in one list, if there are as many of each."""
-    if len({len(of_tensor) for of_tensor in sections}) > 1:
-        raise ValueError("sections must be of as many ranks for every tensor")
+def _of_ranks(sections: Sequence[Sequence[Tensor]], number: int) -> list[Tensor]:
+    """Return the sections of so many tensors in one list, if there are as many of each."""
+    if len(sections) != number:  # in one list, those of fewer tensors could pass for those of fewer ranks
+        raise ValueError(f"sections must hold one list for each of {number} tensors, got {len(sections)}")
+    ranks = {len(of_tensor) for of_tensor in sections}
+    if len(ranks) > 1:
+        raise ValueError(f"sections must be of as many ranks for every tensor, got {sorted(ranks)}")
     return [section for of_tensor in sections for section in of_tensor]
 
 
@@ -304,7 +307,7 @@ def values_decode_all(
         (codes, parameters, grads, residuals, momentums),
         (own, scale, factor, masking, decay, by_senders),
     )
-    return run.values_decode(*columns, _of_ranks(sections), *options)
+    return run.values_decode(*columns, _of_ranks(sections, len(grads)), *options)
 
 
 # ---- samples ------------------------------------------------------------------------------------

@@ -186,6 +186,23 @@ def decode_values(forms: list[str], options: dict[str, Any], *given: Any) -> Any
     return ops.values_decode_all(*given, forms=forms, **options)
 
 
+@pytest.mark.parametrize("name", ["values_decode_all", "binary_decode_all"])
+def test_sections_of_another_number_of_tensors_or_ranks_are_refused(name: str) -> None:
+    """Those of two tensors from two ranks would do for four tensors from one."""
+    counts = (33, 33, 33, 33)
+    sent = received(name, counts, torch.float32, 2)
+    for given, told in (
+        (sent[:2], r"one list for each of 4 tensors, got 2"),
+        ([*sent, sent[0]], r"one list for each of 4 tensors, got 5"),
+        ([*sent[:3], sent[3][:1]], r"as many ranks for every tensor, got \[1, 2\]"),
+    ):
+        grads = inputs(counts, torch.float32)
+        before = [grad.clone() for grad in grads]
+        with pytest.raises(ValueError, match=told):
+            getattr(ops, name)(given, 0, [parameter_of(i) for i in range(4)], grads, None, 0.5)
+        assert all(torch.equal(grad.nan_to_num(), was.nan_to_num()) for grad, was in zip(grads, before, strict=True))
+
+
 #: In several ways; the last ones in several rounds, as the lists of all sections have no room.
 DECODED = [(COUNTS, 1), (COUNTS, 3), (MANY, 2), (COUNTS, 40)]
 
