@@ -103,11 +103,9 @@ def checked_each(name: str, tensors: Sequence[Tensor], dtype: torch.dtype, count
 
 def ranks_of(sections: Sequence[Tensor], number: int) -> int:
     """Return of how many ranks there are sections of each of so many tensors."""
-    ranks, rest = divmod(len(sections), number)
-    if rest or not 1 <= ranks <= MAX_PARTS:
-        raise ValueError(
-            f"sections must hold 1 to {MAX_PARTS} tensors for each of {number}, as many for each, got {len(sections)}"
-        )
+    ranks = len(sections) // number
+    if not 1 <= ranks <= MAX_PARTS:
+        raise ValueError(f"sections must hold those of 1 to {MAX_PARTS} ranks, got those of {ranks}")
     return ranks
 
 
@@ -130,9 +128,10 @@ def begin_of(place: Tensor) -> int:
     return int(place[0]) if place.is_cpu and place.numel() else 0
 
 
-def with_room(room: Tensor, before: int, more: int) -> int:
-    """Return how many bytes may be written in all; refuse what cannot hold them."""
-    check_room("out", room, before + more)
+def with_room(room: Tensor, before: int, more: int, last: bool) -> int:
+    """Return how many bytes may be written so far; when it is all of them, refuse what cannot hold them."""
+    if last:
+        check_room("out", room, before + more)
     return before + more
 
 

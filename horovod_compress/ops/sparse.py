@@ -208,10 +208,15 @@ def _of_ranks(sections: Sequence[Sequence[Tensor]], number: int) -> list[Tensor]
 
 
 def _ascended(ends: Tensor, elements: Sequence[int]) -> None:
-    """Refuse positions that could not be coded, where the host knows."""
-    if ends.is_cpu and len(ends) == len(elements) + 1 and ends[-1] < 0:
-        first = int((ends < 0).nonzero()[0])
-        raise ValueError(f"positions must ascend and be below {elements[first - 1]}, the number of elements")
+    """Refuse sections that could not be written, where the host knows."""
+    if not (ends.is_cpu and len(ends) == len(elements) + 1 and ends[-1] < 0):
+        return
+    if ends[0] < 0:
+        raise ValueError(f"ends[0] must say where in out the first section begins, got {int(ends[0])}")
+    wrong = int((ends < 0).nonzero()[0]) - 1
+    raise ValueError(
+        f"positions must ascend and be below {elements[wrong]}, the number of elements, but positions[{wrong}] do not"
+    )
 
 
 # ---- positions with values ----------------------------------------------------------------------
