@@ -259,10 +259,13 @@ def values_encode_all(
             :func:`codebook_fit` writes them; each value becomes the nearest one, the lower of two that are as near.
     """
     forms = forms or ["full"] * len(positions)
-    for form, head in zip(forms, heads or [None] * len(forms), strict=True):
+    for i, (form, head) in enumerate(zip(forms, heads or [None] * len(forms), strict=True)):
         check_one_of("form", form, FORMS)
         if (form == "signs" or form in CODE_BITS) != (head is not None):
             raise ValueError(f'head must be given for "signs" and codes, and for no other form, got {form!r}')
+        kind = values[0].dtype if form == "signs" and values else torch.float32
+        if head is not None and head.dtype is not kind:  # the kernels see bytes
+            raise ValueError(f"heads[{i}] must be {kind} for {form!r}, got {head.dtype}")
     raw = heads and [head.view(torch.uint8) if head is not None and head.is_contiguous() else head for head in heads]
     run.values_encode(positions, kept, values, raw, [FORMS[form] for form in forms], elements, parameters, ends, out)
     _ascended(ends, elements)
