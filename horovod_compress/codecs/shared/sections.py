@@ -260,7 +260,7 @@ class Sections(Codec):
     def _put_back(self, work: Work, position: int) -> None:
         """Return to the residual what a clamp or rounding took, where decoding leaves nothing of what was sent."""
         rest, residual = work.memo["rest"].get(position), work.residual_of(position)
-        if rest is not None and residual is not None and "momentums" in self.keeps(work, [position]):
+        if rest is not None and residual is not None and "momentums" in self.keeps(work, []):
             own = work.memo["places"][position]
             residual.index_add_(0, work.local["positions"][own][: rest.numel()].long(), rest)
 
