@@ -23,7 +23,7 @@ from .. import ops
 from ..schedule.plan import Bucket, TensorSpec
 from .base import Law, Properties
 from .registry import register
-from .shared.sections import Sections, share
+from .shared.sections import NUMBERS, Sections, share
 from .work import Regions, Work, work_dtype
 
 
@@ -69,9 +69,7 @@ class Stc(Sections):
         ops.norm_offer_all(
             [self.values(work, position) for position in of], each, [number for number in kept if number], power=1
         )
-        counts = [1] * sums.numel()
-        for position, number in zip(positions, kept, strict=True):
-            counts[position] = max(number, 1)
-        means.copy_(sums / torch.tensor(counts, dtype=sums.dtype).to(sums.device, non_blocking=True))
+        # Of how many values each is, the selection has written there; a sum of none is 0 whatever it is divided by.
+        means.copy_(sums / work.local["numbers"][::NUMBERS].clamp(min=1))
         means.clamp_(max=work.limit())  # the residual keeps the rest
         return [means[position : position + 1] for position in positions]

@@ -75,6 +75,11 @@ def backend(tensor: Tensor) -> tuple[ModuleType, int, int]:
 # ---- arrays -------------------------------------------------------------------------------------
 
 
+def lies_on(tensor: Tensor, device: int) -> bool:
+    """Return whether a tensor is on a device, -1 for the CPU."""
+    return tensor.is_cpu if device < 0 else tensor.is_cuda and tensor.get_device() == device
+
+
 def checked(name: str, tensor: Tensor, dtype: torch.dtype, count: int, device: int) -> int:
     """Check one tensor and return its address."""
     if tensor.dtype is not dtype or tensor.numel() != count or not tensor.is_contiguous():
@@ -82,7 +87,7 @@ def checked(name: str, tensor: Tensor, dtype: torch.dtype, count: int, device: i
             f"{name} must be a contiguous {dtype} tensor of {count} elements, "
             f"got {tensor.dtype} with shape {tuple(tensor.shape)} and stride {tensor.stride()}"
         )
-    if not (tensor.is_cpu if device < 0 else tensor.is_cuda and tensor.get_device() == device):
+    if not lies_on(tensor, device):
         expected = "the CPU" if device < 0 else f"cuda:{device}"
         raise ValueError(f"{name} must be on {expected}, got a tensor on {tensor.device}")
     return tensor.data_ptr()
@@ -90,26 +95,24 @@ def checked(name: str, tensor: Tensor, dtype: torch.dtype, count: int, device: i
 
 def checked_each(name: str, tensors: Sequence[Tensor], dtype: torch.dtype, count: int, device: int) -> list[int]:
     """Check some tensors of one length and return their addresses."""
-    for i, x in enumerate(tensors):  # as in the text of :mod:`.dispatch`: their names are made where they are needed
-        if device >= 0 or x.dtype is not dtype or x.numel() != count or not x.is_contiguous() or not x.is_cpu:
+    for i, x in enumerate(tensors):  # their names are made where they are needed: there are hundreds
+        if x.dtype is not dtype or x.numel() != count or not x.is_contiguous() or not lies_on(x, device):
             checked(f"{name}[{i}]", x, dtype, count, device)
     return [tensor.data_ptr() for tensor in tensors]
 
 
 def ranks_of(sections: Sequence[Tensor], number: int) -> int:
     """Return of how many ranks there are sections of each of so many tensors."""
-    ranks, rest = divmod(len(sections), number)
-    if rest or not 1 <= ranks <= MAX_PARTS:
-        raise ValueError(
-            f"sections must hold 1 to {MAX_PARTS} tensors for each of {number}, as many for each, got {len(sections)}"
-        )
+    ranks = len(sections) // number
+    if not 1 <= ranks <= MAX_PARTS:
+        raise ValueError(f"sections must hold those of 1 to {MAX_PARTS} ranks, got those of {ranks}")
     return ranks
 
 
 def checked_sections(sections: Sequence[Tensor], device: int) -> list[tuple[int, int]]:
     """Check sections and return their addresses and lengths."""
     for i, x in enumerate(sections):
-        if device >= 0 or x.dtype is not torch.uint8 or not x.is_contiguous() or not x.is_cpu:
+        if x.dtype is not torch.uint8 or not x.is_contiguous() or not lies_on(x, device):
             checked(f"sections[{i}]", x, torch.uint8, x.numel(), device)
     return [(section.data_ptr(), section.numel()) for section in sections]
 
@@ -125,9 +128,10 @@ def begin_of(place: Tensor) -> int:
     return int(place[0]) if place.is_cpu and place.numel() else 0
 
 
-def with_room(room: Tensor, before: int, more: int) -> int:
-    """Return how many bytes may be written in all; refuse what cannot hold them."""
-    check_room("out", room, before + more)
+def with_room(room: Tensor, before: int, more: int, last: bool) -> int:
+    """Return how many bytes may be written so far; when it is all of them, refuse what cannot hold them."""
+    if last:
+        check_room("out", room, before + more)
     return before + more
 
 

@@ -186,7 +186,7 @@ def binary_decode_all(
         The number of malformed ranges of all sections of each tensor. If one is not 0, its gradient and residual hold
         anything.
     """
-    return run.binary_decode(parameters, grads, residuals, _of_ranks(sections), own, scale)
+    return run.binary_decode(parameters, grads, residuals, _of_ranks(sections, len(grads)), own, scale)
 
 
 def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
@@ -197,18 +197,26 @@ def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
     return run.binary_clear(section, tensor, b)
 
 
-def _of_ranks(sections: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the sections of tensors in one list, if there are as many of each."""
-    if len({len(of_tensor) for of_tensor in sections}) > 1:
-        raise ValueError("sections must be of as many ranks for every tensor")
+def _of_ranks(sections: Sequence[Sequence[Tensor]], number: int) -> list[Tensor]:
+    """Return the sections of so many tensors in one list, if there are as many of each."""
+    if len(sections) != number:  # in one list, those of fewer tensors could pass for those of fewer ranks
+        raise ValueError(f"sections must hold one list for each of {number} tensors, got {len(sections)}")
+    ranks = {len(of_tensor) for of_tensor in sections}
+    if len(ranks) > 1:
+        raise ValueError(f"sections must be of as many ranks for every tensor, got {sorted(ranks)}")
     return [section for of_tensor in sections for section in of_tensor]
 
 
 def _ascended(ends: Tensor, elements: Sequence[int]) -> None:
-    """Refuse positions that could not be coded, where the host knows."""
-    if ends.is_cpu and len(ends) == len(elements) + 1 and ends[-1] < 0:
-        first = int((ends < 0).nonzero()[0])
-        raise ValueError(f"positions must ascend and be below {elements[first - 1]}, the number of elements")
+    """Refuse sections that could not be written, where the host knows."""
+    if not (ends.is_cpu and len(ends) == len(elements) + 1 and ends[-1] < 0):
+        return
+    if ends[0] < 0:
+        raise ValueError(f"ends[0] must say where in out the first section begins, got {int(ends[0])}")
+    wrong = int((ends < 0).nonzero()[0]) - 1
+    raise ValueError(
+        f"positions must ascend and be below {elements[wrong]}, the number of elements, but positions[{wrong}] do not"
+    )
 
 
 # ---- positions with values ----------------------------------------------------------------------
@@ -251,10 +259,13 @@ def values_encode_all(
             :func:`codebook_fit` writes them; each value becomes the nearest one, the lower of two that are as near.
     """
     forms = forms or ["full"] * len(positions)
-    for form, head in zip(forms, heads or [None] * len(forms), strict=True):
+    for i, (form, head) in enumerate(zip(forms, heads or [None] * len(forms), strict=True)):
         check_one_of("form", form, FORMS)
         if (form == "signs" or form in CODE_BITS) != (head is not None):
             raise ValueError(f'head must be given for "signs" and codes, and for no other form, got {form!r}')
+        kind = values[0].dtype if form == "signs" and values else torch.float32
+        if head is not None and head.dtype is not kind:  # the kernels see bytes
+            raise ValueError(f"heads[{i}] must be {kind} for {form!r}, got {head.dtype}")
     raw = heads and [head.view(torch.uint8) if head is not None and head.is_contiguous() else head for head in heads]
     run.values_encode(positions, kept, values, raw, [FORMS[form] for form in forms], elements, parameters, ends, out)
     _ascended(ends, elements)
@@ -304,7 +315,7 @@ def values_decode_all(
         (codes, parameters, grads, residuals, momentums),
         (own, scale, factor, masking, decay, by_senders),
     )
-    return run.values_decode(*columns, _of_ranks(sections), *options)
+    return run.values_decode(*columns, _of_ranks(sections, len(grads)), *options)
 
 
 # ---- samples ------------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ TABLE = (
         members=(Array("positions", I32, disjoint="out"), Number("kept"), Array("mean", WIDE, "1", disjoint="out"),
                  Number("elements"), Number("parameter", "check_kept(n, kept, parameter, elements); "
                  "check_stream(kept, parameter); "
-                 "least = with_room(out, least, golomb_bound(kept, elements, parameter, width))")),
+                 "least = with_room(out, least, golomb_bound(kept, elements, parameter, width), i + 1 == number)")),
         arrays=(ENDS, new("out", U8, ANY_LENGTH)), first=("width, least = mean_kind.itemsize, begin_of(ends)",)),
     Operation("binary_decode", "rows, grad_code, sections_at, ranks, own, float(scale)",
         (CODED_BY, COUNT, new("grad", ANY, disjoint="sections"),
@@ -327,7 +327,7 @@ TABLE = (
         members=(Array("positions", I32, disjoint="out"), Number("kept"), Array("values", WIDE, disjoint="out"),
                  maybe("head", U8, "head_bytes(form, width)", disjoint="out"), Number("form"), Number("elements"),
                  Number("parameter", "check_kept(n, kept, parameter, elements); least = with_room(out, least, "
-                 "values_bound(kept, elements, parameter, width, form=FORM_NAMES[form]))")),
+                 "values_bound(kept, elements, parameter, width, form=FORM_NAMES[form]), i + 1 == number)")),
         arrays=(ENDS, new("out", U8, ANY_LENGTH)), first=("width, least = values_kind.itemsize, begin_of(ends)",)),
     Operation("values_decode",
         "rows, grad_code, sections_at, ranks, own, float(scale), float(factor), bool(masking), float(decay), "

@@ -92,6 +92,10 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     ),
     "no parts": ("parts must hold", lambda: ops.majority_fold([], _w(1), 64)),
     "too many parts": ("parts must hold", lambda: ops.majority_fold([_w(1)] * 65536, _w(1), 64)),
+    "no sections": (
+        "sections must hold those of 1 to 65535 ranks, got those of 0",
+        lambda: ops.elias_decode([], _f(4), bits=4, block=64, scale=1.0),
+    ),
     "a part too short": (r"parts\[1\]", lambda: ops.majority_fold([_w(2), _w(1)], _w(2), 128)),
     "offer over gradient": ("overlap", lambda: single.dense_offer(SHARED[:64], None, SHARED[:64])),
     "offer over residual": ("overlap", lambda: single.dense_offer(_f(64), SHARED[:64], SHARED[63:127])),

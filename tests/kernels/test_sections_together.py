@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -141,10 +142,28 @@ def test_sections_behind_one_that_cannot_be_written_are_not(name: str) -> None:
     for target in ("cpu", "emulated")[: 1 + bool(emulator.compiler())]:
         before = ends.clone()
         with EMULATED.chosen() if target == "emulated" else nullcontext():
-            with pytest.raises(ValueError, match="positions must ascend and be below 257"):
+            with pytest.raises(ValueError, match=r"positions must ascend and be below 257, .* positions\[6\] do not"):
                 encode(*given)
         assert (ends[:7] >= 3).all() and (ends[7:] == -1).all()
         ends.copy_(before)
+
+
+@pytest.mark.parametrize("name", ["values_encode_all", "binary_encode_all"])
+def test_what_sections_need_of_memory_is_told(name: str) -> None:
+    """Where the first one begins, and room for all of them."""
+    encode, *given = sections(COUNTS, torch.float32)[name]
+    *_, ends, out = given
+    ends[0] = -1
+    with pytest.raises(ValueError, match=r"ends\[0\] must say where in out the first section begins, got -1"):
+        encode(*given)
+    ends[0] = 3
+    told = r"out must hold at least (\d+) bytes, got 100"
+    with pytest.raises(ValueError, match=told) as caught:
+        encode(*given[:-1], out[:100])
+    (needed,) = re.findall(told, str(caught.value))
+    with pytest.raises(ValueError, match=f"out must hold at least {needed} bytes"):
+        encode(*given[:-1], out[: int(needed) - 1])
+    encode(*given[:-1], out[: int(needed)])
 
 
 @no_compiler
@@ -184,6 +203,23 @@ def parameter_of(i: int) -> int:
 
 def decode_values(forms: list[str], options: dict[str, Any], *given: Any) -> Any:
     return ops.values_decode_all(*given, forms=forms, **options)
+
+
+@pytest.mark.parametrize("name", ["values_decode_all", "binary_decode_all"])
+def test_sections_of_another_number_of_tensors_or_ranks_are_refused(name: str) -> None:
+    """Those of two tensors from two ranks would do for four tensors from one."""
+    counts = (33, 33, 33, 33)
+    sent = received(name, counts, torch.float32, 2)
+    for given, told in (
+        (sent[:2], r"one list for each of 4 tensors, got 2"),
+        ([*sent, sent[0]], r"one list for each of 4 tensors, got 5"),
+        ([*sent[:3], sent[3][:1]], r"as many ranks for every tensor, got \[1, 2\]"),
+    ):
+        grads = inputs(counts, torch.float32)
+        before = [grad.clone() for grad in grads]
+        with pytest.raises(ValueError, match=told):
+            getattr(ops, name)(given, 0, [parameter_of(i) for i in range(4)], grads, None, 0.5)
+        assert all(torch.equal(grad.nan_to_num(), was.nan_to_num()) for grad, was in zip(grads, before, strict=True))
 
 
 #: In several ways; the last ones in several rounds, as the lists of all sections have no room.

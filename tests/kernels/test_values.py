@@ -264,6 +264,12 @@ REFUSED: dict[str, Callable[[], object]] = {
     'head must be given for "signs" and codes': lambda: _encode([1], 1, 1, 10, 99, form="codes4"),
     "and for no other form": lambda: _encode([1], 1, 1, 10, 99, head=torch.ones(1)),
     "head must be": lambda: _encode([1], 1, 1, 10, 999, form="codes4", head=torch.ones(7)),
+    r"heads\[0\] must be torch.float32 for 'codes2', got torch.int32": lambda: _encode(
+        [1], 1, 1, 10, 999, form="codes2", head=torch.ones(2, dtype=I32)
+    ),
+    r"heads\[0\] must be torch.float32 for 'signs', got torch.float64": lambda: _encode(
+        [1], 1, 1, 10, 999, form="signs", head=torch.ones(1).double()
+    ),
     r"own must be in \[0, 1\)": lambda: _decode(NOTHING, own=1),
     r"sections\[0\] must be a contiguous torch.uint8": lambda: _decode(torch.ones(9)),
     "residual must be": lambda: _decode(NOTHING, residual=torch.ones(3)),

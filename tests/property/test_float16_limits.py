@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.local import Fleet, all_same, spec
+from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 
 WORLD, COUNT, STEPS, LIMIT = 2, 640, 100, 65504.0
 KEEPS_ALL: list[tuple[str, dict[str, Any]]] = [
@@ -87,3 +87,21 @@ def test_sums_over_ranks_saturate(method: str, options: dict[str, Any]) -> None:
         for step in range(STEPS):
             results = fleet.step(_grads(step))
             assert all_same(results) and bool(results[0]["w"].isfinite().all())
+
+
+def test_what_is_left_in_scratch_changes_nothing() -> None:
+    """Values are clamped in one tensor, and the other one fills only some of its room."""
+    tensors, found = [spec("large", 400), spec("few", 240)], []
+    for left in (0.0, torch.inf, torch.nan):
+        with Fleet(WORLD, tensors, "topk", density=0.05) as fleet:
+            for step in range(3):
+                grads = random_grads(WORLD, tensors, seed=step, scale=4e37)
+                for reducer, mine in zip(fleet.reducers, grads, strict=True):
+                    mine["few"][3:] = 0
+                    work = reducer.buckets[0].round(0).work
+                    work.local["values"].fill_(left)
+                results = fleet.step(grads)
+            assert work.memo["rest"][0] is not None and work.memo["kept"][1] == 3
+            found.append(results + fleet.residuals())
+    for others in found[1:]:
+        assert all(same_bits(mine[n], one[n]) for mine, one in zip(found[0], others, strict=True) for n in mine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from horovod_compress.codecs.shared import sections
 from horovod_compress.codecs.shared.sections import Sections
 from horovod_compress.codecs.stc import Stc
 from horovod_compress.codecs.topk import TopK
+from horovod_compress.codecs.work import Part, Work
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
@@ -200,25 +202,39 @@ def test_options_that_are_refused(kind: type, options: dict[str, object]) -> Non
         kind(**options)
 
 
-def test_a_malformed_payload_is_an_error_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank claims more values than it has; nobody takes it for a result."""
+@pytest.mark.parametrize("method", ["topk", "stc", "dgc", "sparse_binary"])
+def test_malformed_sections_are_an_error_on_every_rank(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank claims more than it has, of the last tensor, and the first one is absent: the right one is named."""
     encode = Sections.encode
 
-    def broken(self: Sections, work: object, key: Key) -> None:
-        encode(self, work, key)
+    def broken(self: Sections, work: Work, parts: Sequence[Part], key: Key) -> None:
+        encode(self, work, parts, key)
         if key.rank == 1:
-            work.regions["payload"][8:12] = 255  # the number of the first range's values
+            payload, number = work.regions["payload"], len(tensors)
+            begin = 4 * number + int(payload[: 4 * number].view(torch.int32)[:-1].sum())
+            payload[begin : begin + 8] = 255  # the first numbers of a section: of bytes, and of values
 
-    tensors = [spec("a", 100)]
+    tensors = [spec("absent", 100), spec("whole", 120), spec("torn", 80)]
     grads = random_grads(2, tensors)
-    with Fleet(2, tensors, "topk", density=0.1) as fleet:
-        assert all_same(fleet.step(grads))  # the control
-        monkeypatch.setattr(Sections, "encode", broken)
-        step = fleet.offer(grads)
-        for reducer in fleet.reducers:
-            with pytest.raises(HorovodCompressError) as caught:
-                reducer.result(0, step)
-            assert isinstance(caught.value, CorruptFrameError) or "malformed" in str(caught.value)
+    with Fleet(2, tensors, method, density=0.1) as fleet:
+        assert all_same(fleet.step(grads))
+        for breaks in (False, True):  # the control first
+            found = []
+            if breaks:
+                monkeypatch.setattr(Sections, "encode", broken)
+            for reducer in fleet.reducers:
+                reducer.skip(0)
+            step = fleet.offer([{name: mine[name].clone() for name in ("whole", "torn")} for mine in grads])
+            for reducer in fleet.reducers:
+                if not breaks:
+                    assert bool(reducer.result(2, step).any())
+                    continue
+                # A rank may hear of it from the other one before it sees it itself.
+                told = r"malformed range\(s\) of positions.* for torn \(step 2"
+                with pytest.raises(HorovodCompressError, match=told) as caught:
+                    reducer.result(2, step)
+                found.append(type(caught.value))
+            assert not breaks or CorruptFrameError in found
 
 
 def test_dgc_clips_each_rank_before_anything_waits() -> None:

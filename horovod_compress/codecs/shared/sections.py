@@ -164,7 +164,8 @@ class Sections(Codec):
         """Learn how much was chosen of tensors, and let a sum over ranks of it not overflow."""
         self.learn(work, positions)
         work.memo["rest"].update(dict.fromkeys(positions))
-        # Most often nothing is to be clamped: one look at all of them, and at what an earlier round has left.
+        # Most often nothing is to be clamped: one look at all of them. Behind the values is what other rounds have left
+        # in this scratch; where that is large or NaN, each tensor is looked at, which costs time and changes nothing.
         if len(positions) > 1 and largest_of(work.local["values"]) <= work.limit():
             return
         rests = clamped_all([self.values(work, position) for position in positions], [work.limit()] * len(positions))
@@ -259,7 +260,7 @@ class Sections(Codec):
     def _put_back(self, work: Work, position: int) -> None:
         """Return to the residual what a clamp or rounding took, where decoding leaves nothing of what was sent."""
         rest, residual = work.memo["rest"].get(position), work.residual_of(position)
-        if rest is not None and residual is not None and "momentums" in self.keeps(work, [position]):
+        if rest is not None and residual is not None and "momentums" in self.keeps(work, []):
             own = work.memo["places"][position]
             residual.index_add_(0, work.local["positions"][own][: rest.numel()].long(), rest)
 
