@@ -42,9 +42,8 @@ __device__ void each_magnitude(const W* values, int64_t first, int64_t count, co
 template <class W> __device__ void find_ends(const W* values, int64_t count, Ends& ends) {
   unsigned high = 0, complement = 0;
   for (int64_t first = blockIdx.x * int64_t(kOfBlock); first < count; first += gridDim.x * int64_t(kOfBlock))
-    each_magnitude(values, first, count, [&](uint32_t magnitude) {
-      high = max(high, magnitude), complement = max(complement, ~magnitude);
-    });
+    each_magnitude(values, first, count,
+                   [&](uint32_t magnitude) { high = max(high, magnitude), complement = max(complement, ~magnitude); });
   atomicMax(&ends.high, high);
   atomicMax(&ends.complement_of_low, complement);
   __syncthreads();

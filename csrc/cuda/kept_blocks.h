@@ -126,8 +126,8 @@ __device__ inline PackedCodes load_packed(const uint8_t* codes, int bits, int fi
   for (int g = 0; g < kGoes; ++g) {
     const int group = (first + g * int(kOfWarp)) / kPacked + lane_index();
     if (group >= end / kPacked) continue;
-    packed.of_go[g] = words ? load_group(codes, bits, group, end / kPacked)
-                            : load_bytes_of_group(codes + group * bits, bits);
+    packed.of_go[g] =
+        words ? load_group(codes, bits, group, end / kPacked) : load_bytes_of_group(codes + group * bits, bits);
   }
   return packed;
 }

@@ -69,11 +69,9 @@ template <class W> struct Nearest {
 // Writes what is left of the `count` values of a block, and their record, which may be where they came from: piece by
 // piece, when all lanes have read it. `kept` are those of a block that a warp keeps, or what has to be fetched again;
 // `norm` is of the codes, and written(norm) is what a record says.
-template <class W, class Fetch, class Written> __device__ void put_both(const Rule& rule, const Errors<W>& errors,
-                                                                        int count, float norm, uint8_t* record,
-                                                                        uint8_t* left, KeptCodes& codes,
-                                                                        const Fetch& fetch, const Written& written,
-                                                                        Kept<W>& kept) {
+template <class W, class Fetch, class Written>
+__device__ void put_both(const Rule& rule, const Errors<W>& errors, int count, float norm, uint8_t* record,
+                         uint8_t* left, KeptCodes& codes, const Fetch& fetch, const Written& written, Kept<W>& kept) {
   const int block = int(rule.shape.block);
   const Nearest<W> nearest(rule.shape.bits, norm);
   const W unit = W(rule.unit);
@@ -111,8 +109,7 @@ template <class W, class Fetch, class Written> __device__ void put_both(const Ru
 
 // Writes records i of a tensor, and counts elements that are not finite.
 template <class T>
-__device__ void encode_record(const LocoEncoded& e, const Rule& rule, int64_t i, Rooms& rooms,
-                              int64_t* nonfinite) {
+__device__ void encode_record(const LocoEncoded& e, const Rule& rule, int64_t i, Rooms& rooms, int64_t* nonfinite) {
   using W = Work<T>;
   const int64_t block = rule.shape.block, of_kept = record_bytes(block, rule.errors.bits);
   const int count = int(min(block, e.count - i * block));
@@ -123,15 +120,15 @@ __device__ void encode_record(const LocoEncoded& e, const Rule& rule, int64_t i,
   const Measured found = measured(rule.shape.norm, count, fetch, kept);
   add_count(nonfinite, found.nonfinite);
   uint8_t* record = e.records + i * record_bytes(block, rule.shape.bits);
-  put_both(rule, errors, count, found.norm, record, e.left + i * of_kept, rooms.codes, fetch,
-           [](float norm) { return norm; }, kept);
+  put_both(
+      rule, errors, count, found.norm, record, e.left + i * of_kept, rooms.codes, fetch,
+      [](float norm) { return norm; }, kept);
 }
 
 // The blocks that a multiprocessor has registers for.
 template <class T> constexpr int blocks_at_once(bool several) { return sizeof(T) == 8 ? 1 : several ? 3 : 4; }
 
-template <class T, class Table>
-__global__ void __launch_bounds__(kThreads, blocks_at_once<T>(Table::room > 1))
+template <class T, class Table> __global__ void __launch_bounds__(kThreads, blocks_at_once<T>(Table::room > 1))
     encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule, int64_t* nonfinite) {
   __shared__ Rooms rooms[kThreads / kWarp];
   constexpr int64_t kMost = records_at_once(Table::room > 1);
@@ -163,8 +160,9 @@ __global__ void __launch_bounds__(kThreads, 2) fold_kernel(LocoFold f) {
     };
     Kept<float> kept;
     const Measured found = measured(shape.norm, block, fetch, kept);
-    put_both(f.rule, errors, block, bounded_sum_norm(found.norm, power, f.part_count), f.out + at, f.left + i * of_kept,
-             rooms.codes, fetch, [&](float norm) { return mean_norm(norm, power, f.part_count); }, kept);
+    put_both(
+        f.rule, errors, block, bounded_sum_norm(found.norm, power, f.part_count), f.out + at, f.left + i * of_kept,
+        rooms.codes, fetch, [&](float norm) { return mean_norm(norm, power, f.part_count); }, kept);
   }
 }
 

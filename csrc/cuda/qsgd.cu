@@ -158,8 +158,7 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
                int64_t offset, uint8_t* out, Launch launch) {
   if (blocks == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
-  start(fold_kernel, blocks * kWarp, launch,
-        QsgdFold{listed.list(), part_count, blocks, {shape, *key}, offset, out});
+  start(fold_kernel, blocks * kWarp, launch, QsgdFold{listed.list(), part_count, blocks, {shape, *key}, offset, out});
 }
 
 void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,

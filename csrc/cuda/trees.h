@@ -1,7 +1,7 @@
-// Sums of rows in the order of rules/tree.h, or the largest. Those of rows of up to eight blocks are made in one launch.
-// Of longer rows it makes those of the blocks, and a second one, for all tensors, those of the superblocks; where a row
-// has more than eight of these, the last block of threads adds them up. To wait for others in the first launch costs
-// more: every warp would wait for what it has written, a third of the time that its block takes.
+// Sums of rows in the order of rules/tree.h, or the largest. Those of rows of up to eight blocks are made in one
+// launch. Of longer rows it makes those of the blocks, and a second one, for all tensors, those of the superblocks;
+// where a row has more than eight of these, the last block of threads adds them up. To wait for others in the first
+// launch costs more: every warp would wait for what it has written, a third of the time that its block takes.
 #pragma once
 #include <vector>
 
