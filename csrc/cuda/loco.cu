@@ -45,9 +45,14 @@ template <class W> struct Errors {
         weight(counts),
         codes(room) {}
 
-  // Adds those to the values of a block that a warp keeps from `first` on; behind the last one there are codes 0.
-  __device__ Kept<W> with(Kept<W> kept, int block, int first) const {
+  // Adds those to the `count` values of a block, of which a warp keeps some from `first` on.
+  __device__ Kept<W> with(Kept<W> kept, int block, int count, int first) const {
     put_kept(record ? load_packed(record + kNormBytes, packing.bits, first, block) : PackedCodes{}, packing, codes);
+    if (count < block) {  // what fills up the last block of a tensor says nothing
+      each_kept_apart([&](int g, int k) {
+        if (first + lane_index() + kept_at(g, k) >= count) codes.put(g, k, 0);
+      });
+    }
     each_kept_apart([&](int g, int k) { kept.x[g][k] += (*this)(g, k); });
     return kept;
   }
@@ -115,7 +120,7 @@ __device__ void encode_record(const LocoEncoded& e, const Rule& rule, int64_t i,
   const int count = int(min(block, e.count - i * block));
   const T* x = static_cast<const T*>(e.grad) + i * block;
   const Errors<W> errors(rule, e.kept ? e.kept + i * of_kept : nullptr, W(1), rooms.errors);
-  const auto fetch = [&](int first) { return errors.with(values_of(x, count, first), int(block), first); };
+  const auto fetch = [&](int first) { return errors.with(values_of(x, count, first), int(block), count, first); };
   Kept<W> kept;
   const Measured found = measured(rule.shape.norm, count, fetch, kept);
   add_count(nonfinite, found.nonfinite);
@@ -156,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, 2) fold_kernel(LocoFold f) {
     const float power = power_for(before && norm_at(before) > largest ? norm_at(before) : largest);
     const Errors<float> errors(f.rule, before, weight_of_kept(power, f.part_count), rooms.errors);
     const auto fetch = [&](int first) {
-      return errors.with(sums_of(f.parts, f.part_count, at, shape, power, first, rooms.codes), block, first);
+      return errors.with(sums_of(f.parts, f.part_count, at, shape, power, first, rooms.codes), block, block, first);
     };
     Kept<float> kept;
     const Measured found = measured(shape.norm, block, fetch, kept);
