@@ -66,7 +66,6 @@ __device__ void each_drawn(const Stream& s, int64_t offset, const AGo& go, const
 
 // Codes that are numbers of their own.
 template <class Number> struct Whole {
-  static __device__ Number get(const void* codes, int64_t i) { return static_cast<const Number*>(codes)[i]; }
   static __device__ void put(void* codes, const Place& place, uint32_t code) {
     static_cast<Number*>(codes)[place.i] = Number(code);
   }

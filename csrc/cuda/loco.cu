@@ -112,7 +112,7 @@ __device__ void put_both(const Rule& rule, const Errors<W>& errors, int count, f
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-// Writes records i of a tensor, and counts elements that are not finite.
+// Writes record i of a tensor, and counts elements that are not finite.
 template <class T>
 __device__ void encode_record(const LocoEncoded& e, const Rule& rule, int64_t i, Rooms& rooms, int64_t* nonfinite) {
   using W = Work<T>;

@@ -30,6 +30,12 @@ struct Cut {
 struct Form {
   int64_t head, bits, values, parameter;
 };
+inline int64_t room_by_bytes(const Section& section, const Form& form) {
+  return 8 * (section.bytes - form.head) / form.bits;
+}
+inline int64_t room_of(const Section& section, int64_t count, const Form& form) {
+  return std::min(room_by_bytes(section, form), count);
+}
 
 // A tensor: what its sections look like, and where their sums go. `sums` and `senders` are only in memory where the
 // sections are taken in several rounds; `residual` is only in one of these: that of the own section.
@@ -60,10 +66,6 @@ struct Part {
   int64_t lists;
   bool by_bytes;
 };
-inline int64_t room_by_bytes(const Section& section, int64_t bits) { return 8 * section.bytes / bits; }
-inline int64_t room_of(const Section& section, int64_t count, int64_t bits) {
-  return std::min(room_by_bytes(section, bits), count);
-}
 
 // What is found of the parts of all tensors, in the device's memory.
 template <class W> struct Lists {

@@ -27,11 +27,11 @@ template <class T> struct Turn {
   // Adds a section of the last tensor.
   void add(const Section& section) {
     Summed<T>& t = tensors.back();
-    const bool by_bytes = room_by_bytes(section, t.form.bits) < t.cut.count;
+    const bool by_bytes = room_by_bytes(section, t.form) < t.cut.count;
     parts.push_back({{section, entries, by_bytes}, t.cut.number, ranges, t.form});
     ++t.parts;
     ranges += t.cut.number;
-    entries += room_of(section, t.cut.count, t.form.bits);
+    entries += room_of(section, t.cut.count, t.form);
   }
 };
 
@@ -75,7 +75,7 @@ template <class T> struct Rest {
   size_t end(int64_t& entries) const {
     size_t end = next;
     for (entries = 0; end < readable.size(); ++end) {
-      const int64_t more = room_of(*readable[end], tensor.cut.count, tensor.form.bits);
+      const int64_t more = room_of(*readable[end], tensor.cut.count, tensor.form);
       if (end > next && entries + more > std::min(tensor.cut.count, kMostEntries)) break;
       entries += more;
     }
@@ -132,17 +132,18 @@ void add_sections(const std::vector<Summed<T>>& tensors, const Section* sections
     });
     turn = {};
   };
-  for (Rest<T>& rest : rests) {
-    while (!rest.done) {
+  for (bool more = !rests.empty(); more;) {
+    more = false;
+    for (Rest<T>& rest : rests) {
+      if (rest.done) continue;
       int64_t entries;
       const size_t end = rest.end(entries);
       if (!turn.tensors.empty() && turn.entries + entries > kMostEntries) finish();
       rest.take(end, settle.by_senders, turn, launch);
-      if (rest.sums) finish();  // which are those of one tensor at a time
+      more = more || !rest.done;
     }
-    rest.sums.reset(), rest.senders.reset();
+    if (!turn.tensors.empty()) finish();
   }
-  if (!turn.tensors.empty()) finish();
 }
 
 }  // namespace

@@ -131,7 +131,7 @@ def _batch_text(row: Operation) -> list[str]:
         f"            rows.append(({members}))",
         *[f"        if checked_before: checked_before.keep({row.of}_, fixed, rows)"] * (not row.arrays),
         "    if legality.REFERENCE:",
-        f"        return by_reference(ROW, ({', '.join(columns)},), number, {_named(more)})",
+        f"        return by_reference(ROW, ({', '.join(columns)},), number, {_named(more)}, {_shares(row)})",
         *[f"    {line}" for line in _call(row, "number", "counts")],
     ]
 
@@ -171,6 +171,12 @@ def _text(row: Operation) -> list[str]:
 
 def _named(names: Sequence[str]) -> str:
     return f"dict({', '.join(f'{name}={name}' for name in names)})"
+
+
+def _shares(row: Operation) -> str:
+    """Return what gives tensor i its own of the arrays that all share, by their names."""
+    shared = [array for array in row.arrays if array.shared_out]
+    return f"{{{', '.join(f'{array.name!r}: lambda i: {array.name}[{array.shared_out}]' for array in shared)}}}"
 
 
 def _call(row: Operation, number: str, counts: str) -> list[str]:
@@ -311,7 +317,13 @@ def _counts_from_zero(number: int, device: int, stream: int) -> Tensor:
         return left[:number]
 
 
-def _by_reference(row: Operation, columns: Sequence[Column], number: int, options: Mapping[str, Any]) -> Any:
+def _by_reference(
+    row: Operation,
+    columns: Sequence[Column],
+    number: int,
+    options: Mapping[str, Any],
+    shares: Mapping[str, Callable[[int], Any]],
+) -> Any:
     """Run the reference tensor by tensor: it takes the members by their names."""
     rule: Callable[..., Any] = getattr(legality.REFERENCE, row.name)
     named = [
@@ -319,18 +331,10 @@ def _by_reference(row: Operation, columns: Sequence[Column], number: int, option
         for member, column in zip(row.given, columns, strict=True)
         if column is not None or isinstance(member, Array)
     ]
-
-    def run_one(i: int) -> Any:
-        mine = dict(options)
-        for array in row.arrays:
-            if array.shared_out:
-                ranks = len(mine[array.name]) // number
-                mine[array.name] = eval(
-                    f"given[{array.shared_out}]", {"given": mine[array.name], "i": i, "ranks": ranks}
-                )
-        return rule(**{name: column[i] for name, column in named}, **mine)
-
-    found = [run_one(i) for i in range(number)]
+    found = []
+    for i in range(number):
+        mine = {**options, **{name: share(i) for name, share in shares.items()}}
+        found.append(rule(**{name: column[i] for name, column in named}, **mine))
     return found if row.counts else None
 
 
