@@ -222,12 +222,12 @@ QUANTISED = [
 #: digits, tallies and what is kept; writing two; reading one for places, for lists and for results. Sides of
 #: sparse_binary take three more, and the norms of stc one or two.
 POSITIONS = [
-    (TopK(), 10, 4),
-    (TopK(chunk=64, density=0.1), 7, 3),
-    (TopK(value_bits=16), 10, 4),
-    (Dgc(density=0.01), 10, 4),
-    (Dgc(density=0.01, momentum=0.0), 10, 4),
-    (SparseBinary(), 13, 5),
+    (TopK(), 10, 3),
+    (TopK(chunk=64, density=0.1), 7, 2),
+    (TopK(value_bits=16), 10, 3),
+    (Dgc(density=0.01), 10, 3),
+    (Dgc(density=0.01, momentum=0.0), 10, 3),
+    (SparseBinary(), 13, 4),
 ]
 
 
