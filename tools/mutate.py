@@ -120,7 +120,7 @@ FAULTS = (
     Fault(
         "codec: an error feedback keeps its residual",
         "horovod_compress/codecs/shared/sections.py",
-        "            work.residual_of(position),\n            scale,",
+        "            residuals_of(work, positions),\n            scale,",
         "            None,\n            scale,",
         "tests/property/test_sparse_methods_laws.py",
     ),

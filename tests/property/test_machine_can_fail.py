@@ -35,15 +35,15 @@ def residual_is_not_updated(patch: pytest.MonkeyPatch) -> None:
 
 
 def payload_is_stale(patch: pytest.MonkeyPatch) -> None:
-    written: dict[int, Any] = {}
+    written: dict[tuple[int, int], Any] = {}
 
     def encode(whole: Any, *given: Any, **named: Any) -> None:
         ends, out = given[-2:]
-        if out.data_ptr() not in written:
-            written.clear()  # memory of another run
+        place = out.data_ptr(), len(ends)
+        if place not in written:
             whole(*given, **named)
-            written[out.data_ptr()] = ends.clone()
-        ends.copy_(written[out.data_ptr()])
+            written[place] = ends.clone(), out  # kept, so that no other payload lies there
+        ends.copy_(written[place][0])
 
     _around(patch, ops, "values_encode_all", encode)
 
