@@ -45,19 +45,29 @@ template <class W> struct Held {
 
   __device__ bool reaches(int i, Key<W> key) const { return fabs(x[i]) >= bit_cast<W>(key); }
 };
+
+// Loads a chunk; returns the largest magnitude of the thread's.
 template <class T>
-__device__ void load_chunk(const Input<T>& in, int64_t begin, int64_t size, Held<Work<T>>& held, int64_t* nonfinite) {
-  using K = Key<Work<T>>;
-  int bad = 0;
+__device__ Work<T> load_chunk(const Input<T>& in, int64_t begin, int size, Held<Work<T>>& held, int64_t* nonfinite) {
+  using W = Work<T>;
+  const int thread = int(threadIdx.x);
+  Bits<W> largest = 0;
 #pragma unroll
   for (int i = 0; i < kOfThread; ++i) {
-    const int64_t at = i * kThreads + int64_t(threadIdx.x);
-    const bool inside = at < size;
-    const Work<T> x = inside ? offered(in.grad, in.residual, begin + at) : Work<T>(0);
-    bad += !is_finite(x);
-    held.x[i] = key_of(x) > K(kInfinityBits<Work<T>>) ? Work<T>(0) : x;
+    held.x[i] = i * kThreads < size - thread ? offered(in.grad, in.residual, begin + thread + i * kThreads) : W(0);
+    largest = max(largest, magnitude_bits(held.x[i]));
+  }
+  if (largest < kInfinityBits<W>) return bit_cast<W>(largest);
+  int bad = 0;
+  W most = 0;
+#pragma unroll
+  for (int i = 0; i < kOfThread; ++i) {
+    bad += !is_finite(held.x[i]);
+    if (held.x[i] != held.x[i]) held.x[i] = 0;
+    most = max(most, fabs(held.x[i]));
   }
   add_count(nonfinite, bad);
+  return most;
 }
 
 // The keys of a chunk that the cut may still be among: bounds rise once k keys have reached one. When those are few, a
@@ -72,7 +82,7 @@ template <class W> struct Among {
   K mine = 0;
 
   __device__ int64_t operator()(K bound) {
-    if (are_few) return sum_of_block(mine >= bound, of_warps);
+    if (are_few) return __syncthreads_count(mine >= bound);
     int own = 0;
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) own += held.reaches(i, bound);
@@ -168,11 +178,8 @@ __global__ void select_kernel(const __grid_constant__ Table table, int64_t chunk
     const ChunkShape s = tensor.shape(chunk, k);
     const int64_t index = unit - table.begins[item], begin = index * chunk, wanted = kept_of_chunk(s, index);
     Held<W> held;
-    load_chunk(tensor.in, begin, chunk_size(s, index), held, tensor.numbers + 1);
-    W largest = 0;
-#pragma unroll
-    for (int i = 0; i < kOfThread; ++i) largest = max(largest, fabs(held.x[i]));
-    largest = largest_of_block(largest, largest_of_warps);
+    const W mine = load_chunk(tensor.in, begin, int(chunk_size(s, index)), held, tensor.numbers + 1);
+    const W largest = largest_of_block(mine, largest_of_warps);
     const Cut<K> cut = cut_of_chunk(key_of(largest), wanted, Among<W>{held, wanted, room, of_warps});
     const int64_t number = keep_of_chunk(held, cut, begin, tallies, out.positions + unit * k, out.values + unit * k);
     if (threadIdx.x == 0) out.kept[unit] = number;

@@ -47,7 +47,7 @@ template <class W> struct Errors {
 
   // Adds those to the `count` values of a block, of which a warp keeps some from `first` on.
   __device__ Kept<W> with(Kept<W> kept, int block, int count, int first) const {
-    put_kept(record ? load_packed(record + kNormBytes, packing.bits, first, block) : PackedCodes{}, packing, codes);
+    put_kept(record ? load_kept(record + kNormBytes, packing.bits, first, block) : PackedCodes{}, packing, codes);
     if (count < block) {  // what fills up the last block of a tensor says nothing
       each_kept_apart([&](int g, int k) {
         if (first + lane_index() + kept_at(g, k) >= count) codes.put(g, k, 0);
@@ -150,7 +150,9 @@ template <class T, class Table> __global__ void __launch_bounds__(kThreads, bloc
 
 __global__ void __launch_bounds__(kThreads, 2) fold_kernel(LocoFold f) {
   __shared__ Rooms all[kThreads / kWarp];
-  Rooms& rooms = all[int(threadIdx.x) / kWarp];
+  __shared__ SumsOfGo sums[kThreads / kWarp];
+  const int warp = int(threadIdx.x) / kWarp;
+  Rooms& rooms = all[warp];
   const QsgdShape& shape = f.rule.shape;
   const int block = int(shape.block);
   const int64_t bytes = record_bytes(block, shape.bits), of_kept = record_bytes(block, f.rule.errors.bits);
@@ -161,7 +163,8 @@ __global__ void __launch_bounds__(kThreads, 2) fold_kernel(LocoFold f) {
     const float power = power_for(before && norm_at(before) > largest ? norm_at(before) : largest);
     const Errors<float> errors(f.rule, before, weight_of_kept(power, f.part_count), rooms.errors);
     const auto fetch = [&](int first) {
-      return errors.with(sums_of(f.parts, f.part_count, at, shape, power, first, rooms.codes), block, block, first);
+      return errors.with(sums_of<false>(f.parts, f.part_count, at, shape, power, first, sums[warp]), block, block,
+                         first);
     };
     Kept<float> kept;
     const Measured found = measured(shape.norm, block, fetch, kept);

@@ -107,6 +107,12 @@ __device__ void put_packed(const uint32_t (&mine)[kCodes], const Packing& packin
   put_packed(codes, packing, into, used);
 }
 
+// Whether all parts begin at a multiple of four bytes.
+inline bool are_words(const uint8_t* const* parts, int64_t part_count) {
+  return std::all_of(parts, parts + part_count,
+                     [](const uint8_t* part) { return reinterpret_cast<uintptr_t>(part) % 4 == 0; });
+}
+
 // The packed codes of group i of `count` groups of eight, a multiple of eight, that begin at a multiple of four bytes.
 __device__ inline uint64_t load_group(const uint8_t* groups, int bits, int i, int count) {
   const auto* words = reinterpret_cast<const uint32_t*>(groups);

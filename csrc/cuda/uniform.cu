@@ -171,10 +171,8 @@ void uniform_fold(const uint8_t* const* parts, int64_t part_count, int64_t count
                   Launch launch) {
   if (count == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
-  const bool words = std::all_of(parts, parts + part_count,
-                                 [](const uint8_t* part) { return reinterpret_cast<uintptr_t>(part) % 4 == 0; });
-  start(fold_kernel, units_of_goes(count) * kWarp, launch, listed.list(), part_count, words, count, bits, sum_bits,
-        out);
+  start(fold_kernel, units_of_goes(count) * kWarp, launch, listed.list(), part_count, are_words(parts, part_count),
+        count, bits, sum_bits, out);
 }
 
 void uniform_decode(const UniformDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,

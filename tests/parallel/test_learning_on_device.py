@@ -1,4 +1,4 @@
-"""Training on a device comes to the losses of the CPU: the text task, Adam, with a second moment that is held."""
+"""Training on a device comes to the losses of the CPU: the text task, AdamW, with a second moment that is held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text task with Adam, held-out losses on the way, on a device: one run for each method."""
+"""The text task with AdamW, held-out losses on the way, on a device: one run for each method."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(method: str) -> dict[str, Any]:
     # A fixed plan: one that is chosen by times would differ from device to device.
     options = {"schedule": "size:25MB", "seed": ASKED["seed"], "transport": "gloo"}
     compression = hvc.Compression.create(method, model.named_parameters(), **options)
-    adam = torch.optim.Adam(model.parameters(), lr=RATE)
+    adam = torch.optim.AdamW(model.parameters(), lr=RATE)
     called, optimizer = trained(model, adam, compression, {"warmup_steps": ASKED["exact_steps"]})
     curve = [[0, *held_out(model)]]
     for step in range(ASKED["steps"]):

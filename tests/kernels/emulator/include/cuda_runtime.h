@@ -96,6 +96,15 @@ template <class V> V fetch_lane(Place place, V value, unsigned from) {
 }  // namespace emulator
 
 inline void __syncthreads(int line = __builtin_LINE()) { emulator::meet_block({"__syncthreads", line}); }
+inline int __syncthreads_count(bool vote, int line = __builtin_LINE()) {
+  static int votes;
+  votes += vote;
+  emulator::meet_block({"__syncthreads_count", line});
+  const int found = votes;
+  emulator::meet_block({"__syncthreads_count, the second time", line});
+  votes -= vote;
+  return found;
+}
 inline void __syncwarp(int line = __builtin_LINE()) { emulator::meet_warp({"__syncwarp", line}, 0); }
 inline unsigned __ballot_sync(unsigned, bool vote, int line = __builtin_LINE()) {
   const uint64_t* all = emulator::meet_warp({"__ballot_sync", line}, vote);
