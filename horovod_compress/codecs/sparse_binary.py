@@ -96,20 +96,20 @@ class SparseBinary(Sections):
 
     # ---- one round ----
 
-    def given(self, work: Work, position: int) -> tuple[Any, ...]:
-        own, mean = work.memo["places"][position], work.local["means"][position : position + 1]
-        room = work.local["positions"][own], mean
-        return work.grad(position), work.residual_of(position), own.stop - own.start, *room
+    def _room_of(self, work: Work, position: int) -> tuple[Tensor, Tensor]:
+        """Return where the positions go that are chosen of a tensor, and their mean."""
+        return work.local["positions"][work.memo["places"][position]], work.local["means"][position : position + 1]
 
     def settle(self, work: Work, positions: Sequence[int]) -> None:
         self.learn(work, positions)
         work.local["means"].clamp_(-work.limit(), work.limit())  # the residual keeps the rest
 
     def write(self, work: Work, positions: Sequence[int], ends: Tensor) -> None:
+        rooms = [work.memo["rooms"][position] for position in positions]
         ops.binary_encode_all(
-            [work.local["positions"][work.memo["places"][position]] for position in positions],
+            [places for places, _ in rooms],
             [work.memo["kept"][position] for position in positions],
-            [work.local["means"][position : position + 1] for position in positions],
+            [mean for _, mean in rooms],
             [work.memo["parameters"][position] for position in positions],
             [work.bucket.tensors[position].count for position in positions],
             ends,

@@ -190,6 +190,7 @@ class Work:
     momenta: dict[int, list[Tensor]] = field(default_factory=dict)
     divisors: dict[int, Tensor] = field(default_factory=dict)
     withheld: dict[int, Tensor] = field(default_factory=dict)
+    _pieces: dict[tuple[str, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     def present(self) -> list[int]:
         """Return the positions of the tensors that were submitted: sparse gradients are not."""
@@ -243,7 +244,13 @@ class Work:
     def state_of(self, name: str, position: int) -> Tensor | None:
         """Return what is kept under a name for the elements of one tensor, or None."""
         kept = self.state.get(name)
-        return None if kept is None else kept[self.span(position)]
+        if kept is None:
+            return None
+        whole, piece = self._pieces.get((name, position), (None, None))
+        if whole is not kept or piece is None:  # cut once: there are hundreds of tensors in every step
+            piece = kept[self.span(position)]
+            self._pieces[name, position] = kept, piece
+        return piece
 
     def states_of(self, name: str, spans: Sequence[slice]) -> list[Tensor] | None:
         """Return what is kept under a name for some elements of the bucket, or None."""

@@ -253,8 +253,8 @@ def _checked(array: Array, given: str, row: Operation, compared: Collection[str]
     differs = "" if array.size == ANY_LENGTH or (name == row.of and size == "n") else f" or {x}.numel() != {size}"
     lines = [
         *[f"{x} = {given}" for _ in given[:1]],
-        # Where it is as it should be on the CPU, it need not be asked how.
-        f"if device >= 0 or {x}.dtype is not {name}_kind{differs} or not {x}.is_contiguous() or not {x}.is_cpu:",
+        # Where it is as it should be, it need not be asked how.
+        f"if {x}.dtype is not {name}_kind{differs} or not {x}.is_contiguous() or {_elsewhere(x)}:",
         f"    checked({name!r}, {x}, {name}_kind, {size}, device)",
         f"{name}_at = {x}.data_ptr()",
         *[f"{name}_end = {name}_at + {x}.nbytes" for _ in {name}.intersection(compared)],
@@ -264,6 +264,11 @@ def _checked(array: Array, given: str, row: Operation, compared: Collection[str]
     column = f"{name}_ is not None and " * bool(given)  # of which some may lack it
     is_given = f"if {column}{given or name} is not None:"
     return [f"{name}_at = {name}_end = 0", is_given, *[f"    {line}" for line in lines]]
+
+
+def _elsewhere(x: str) -> str:
+    """Return the condition that an array is not where the kernel is; -1 is the device of the CPU."""
+    return f"{x}.get_device() != device or not ({x}.is_cpu or {x}.is_cuda)"
 
 
 def _compared(arrays: Sequence[Array]) -> set[str]:

@@ -27,7 +27,7 @@ CONSENSUS = {"regions", "results", "shared", "gathered", "used"}
 #: From rank 0's plan, or made of it and of the options, which are compared at the start.
 PLANNED = {"bucket", "world", "memo"}
 #: A rank's own: it enters what the rank sends, and nothing that it decodes.
-OWN = {"grads", "state", "carry", "momenta", "local"}
+OWN = {"grads", "state", "carry", "momenta", "local", "_pieces"}
 #: Shown to the other ranks before each step: see Operands.
 COMPARED = {"divisors", "withheld", "tables"}
 #: What else ``decode`` is given: the place of what is ready, what random bits depend on, and what results are

@@ -8,7 +8,7 @@ is written and read, if it is of another kind.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -125,6 +125,9 @@ class Sections(Codec):
     def prepare(self, work: Work) -> None:
         tensors = work.bucket.tensors
         work.memo["places"] = slices([self.most(tensor) for tensor in tensors])
+        positions = range(len(tensors))
+        work.memo["rooms"] = [self._room_of(work, position) for position in positions]
+        work.memo["numbers"] = [numbers_at(work, position) for position in positions]
         work.memo["parameters"] = [parameter(self.most(tensor), tensor.count) for tensor in tensors]
         work.memo["given"] = {}  # by position: what the selection of this step was given, until it is read
         work.memo["kept"] = {}
@@ -141,7 +144,7 @@ class Sections(Codec):
         """
         given = [self.given(work, position) for position in positions]
         work.memo["given"].update(zip(positions, given, strict=True))
-        numbers = [numbers_at(work, position) for position in positions]
+        numbers = [work.memo["numbers"][position] for position in positions]
         choose(self.select, given, numbers)
         nonfinite = nonfinite_of(numbers)
         if work.bucket.dtype != "float64" or {"full", "signs"}.issuperset(work.memo["forms"]):
@@ -156,9 +159,13 @@ class Sections(Codec):
 
     def given(self, work: Work, position: int) -> tuple[Any, ...]:
         """Return what :attr:`select` takes of a tensor, but for the numbers that it finds."""
+        room = work.memo["rooms"][position]
+        return work.grad(position), self.waiting(work, position), room[0].numel(), *room
+
+    def _room_of(self, work: Work, position: int) -> tuple[Tensor, Tensor]:
+        """Return where the positions go that are chosen of a tensor, and the values."""
         own = work.memo["places"][position]
-        room = work.local["positions"][own], work.local["values"][own]
-        return work.grad(position), self.waiting(work, position), own.stop - own.start, *room
+        return work.local["positions"][own], work.local["values"][own]
 
     def settle(self, work: Work, positions: Sequence[int]) -> None:
         """Learn how much was chosen of tensors, and let a sum over ranks of it not overflow."""
@@ -174,13 +181,13 @@ class Sections(Codec):
     def learn(self, work: Work, positions: Sequence[int]) -> None:
         """Learn how much was chosen of tensors, and do again where a sample has misled."""
         given = [work.memo["given"].pop(position) for position in positions]
-        found = chosen(self.select, given, [numbers_at(work, position) for position in positions])
+        found = chosen(self.select, given, [work.memo["numbers"][position] for position in positions])
         work.memo["kept"].update(zip(positions, found, strict=True))
 
     def values(self, work: Work, position: int) -> Tensor:
         """Return the values that were chosen of a tensor."""
-        own: slice = work.memo["places"][position]
-        return work.local["values"][own][: work.memo["kept"][position]]
+        found: Tensor = work.memo["rooms"][position][1]
+        return found[: work.memo["kept"][position]]
 
     def waiting(self, work: Work, position: int) -> Tensor | None:
         """Return what is added to the gradient of a tensor before anything is chosen."""
@@ -204,11 +211,11 @@ class Sections(Codec):
 
     def write(self, work: Work, positions: Sequence[int], ends: Tensor) -> None:
         """Write the sections of tensors into the payload; where is said as for :func:`ops.binary_encode_all`."""
-        places = [work.memo["places"][position] for position in positions]
+        rooms = [work.memo["rooms"][position] for position in positions]
         ops.values_encode_all(
-            [work.local["positions"][own] for own in places],
+            [places for places, _ in rooms],
             [work.memo["kept"][position] for position in positions],
-            [work.local["values"][own] for own in places],
+            [values for _, values in rooms],
             [work.memo["parameters"][position] for position in positions],
             [work.bucket.tensors[position].count for position in positions],
             ends,
@@ -259,10 +266,11 @@ class Sections(Codec):
 
     def _put_back(self, work: Work, position: int) -> None:
         """Return to the residual what a clamp or rounding took, where decoding leaves nothing of what was sent."""
-        rest, residual = work.memo["rest"].get(position), work.residual_of(position)
-        if rest is not None and residual is not None and "momentums" in self.keeps(work, []):
-            own = work.memo["places"][position]
-            residual.index_add_(0, work.local["positions"][own][: rest.numel()].long(), rest)
+        rest = work.memo["rest"].get(position)
+        if rest is None or "momentums" not in self.keeps(work, []):
+            return
+        if (residual := work.residual_of(position)) is not None:
+            residual.index_add_(0, work.memo["rooms"][position][0][: rest.numel()].long(), rest)
 
     def _clear(self, work: Work, position: int, momenta: list[Tensor], section: Tensor) -> None:
         """Empty an optimizer's momentum where this rank sent a value.
@@ -270,8 +278,7 @@ class Sections(Codec):
         Args:
             section: this rank's own.
         """
-        own = work.memo["places"][position]
-        sent = work.local["positions"][own][: work.memo["kept"][position]].long()
+        sent = work.memo["rooms"][position][0][: work.memo["kept"][position]].long()
         for momentum in momenta:
             momentum.index_fill_(0, sent, 0)
 
@@ -297,7 +304,8 @@ def largest_of(values: Tensor) -> float:
 
 def residuals_of(work: Work, positions: Sequence[int]) -> list[Tensor] | None:
     """Return the residuals of tensors, if there are any."""
-    return work.states_of("residual", [work.span(position) for position in positions])
+    found = [work.residual_of(position) for position in positions]
+    return [residual for residual in found if residual is not None] if None not in found else None
 
 
 def choose(select: Callable[..., None], given: Sequence[tuple[Any, ...]], numbers: Sequence[Tensor]) -> None:
@@ -320,10 +328,12 @@ def _columns(given: Sequence[tuple[Any, ...]]) -> list[Any]:
     return [None if column[0] is None else column for column in columns]
 
 
-def nonfinite_of(numbers: Iterable[Tensor]) -> Counts:
-    """Return how many elements selections found that are not finite. Slices are copied without a wait on CUDA."""
-    found = [one[1:2] for one in numbers]
-    return [int(count) for count in found] if not found or found[0].is_cpu else torch.cat(found)
+def nonfinite_of(numbers: Sequence[Tensor]) -> Counts:
+    """Return how many elements selections found that are not finite. They are copied without a wait on CUDA."""
+    if not numbers:
+        return []
+    found = torch.cat([*numbers])[1::NUMBERS]
+    return found.tolist() if found.is_cpu else found
 
 
 def write_sections(work: Work, positions: Sequence[int], write: Callable[[Work, Sequence[int], Tensor], None]) -> None:
