@@ -104,8 +104,7 @@ __device__ Of take_block(const T* block, int count, int& bad) {
 }
 
 // Fewer blocks on a multiprocessor: else the compiler saves registers, and waits for every few of the loads.
-template <Power kPower, bool kLargest, class Of, class T, class Table>
-__global__ void __launch_bounds__(kThreads, kPower != kMaximum && kLargest ? 3 : 4)
+template <Power kPower, bool kLargest, class Of, class T, class Table> __global__ void __launch_bounds__(kThreads, 4)
     norms_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
   each_stretch(table, nonfinite, [](const Offered<Of, T>& o, int64_t begin, int count, int& bad) {
     return take_block<kPower, kLargest, Of>(o.grad + begin, count, bad);

@@ -75,39 +75,38 @@ inline int64_t row_within(int64_t count, int64_t row_length) {
 }
 
 // A group of warps, a block of threads, takes as many blocks of elements. Rows of no more than these are added up by
-// the group, and need no second launch: it takes as many of them as are whole, in turns, so that few warps are idle
-// where a row's blocks are not as many as the warps, and so that a tensor is searched for once for all of them.
+// the group, which takes as many of them as are whole, and need no second launch.
 constexpr int kWarpsOfGroup = kThreads / kWarp;
-constexpr int kStretches = 2 * kWarpsOfGroup;
 
 __host__ __device__ inline bool is_short(int64_t blocks_per_row) { return blocks_per_row <= kWarpsOfGroup; }
-__host__ __device__ inline int rows_of_group(int64_t blocks_per_row) { return kStretches / int(blocks_per_row); }
 
 // How many groups a tensor gives work to.
 inline int64_t groups_in(int64_t count, int64_t row_length) {
   const int64_t row = row_within(count, row_length), per_row = ceil_div(row, kBlock);
-  if (is_short(per_row)) return ceil_div(ceil_div(count, row), rows_of_group(per_row));
+  if (is_short(per_row)) return ceil_div(ceil_div(count, row), kWarpsOfGroup / per_row);
   return ceil_div(count / row * per_row + ceil_div(count % row, kBlock), kWarpsOfGroup);
 }
 
-// The work of a warp: the elements of a block, none behind the end of a row.
+// The work of a warp: a block of a row, where there is one.
 struct Stretch {
-  int64_t begin;
+  int64_t row, begin, block;  // `block`: its number in the row
   int count;
 };
-template <class V> __device__ Stretch stretch_of(const Tree<V>& tree, int64_t group, int number) {
+template <class V> __device__ Stretch stretch_of(const Tree<V>& tree, int64_t group) {
+  const int warp = int(threadIdx.x) / kWarp;
   int64_t row, block;
   if (is_short(tree.blocks_per_row)) {
-    const int per_row = int(tree.blocks_per_row);
-    row = group * rows_of_group(per_row) + number / per_row, block = number % per_row;
+    const int per_row = int(tree.blocks_per_row), rows = kWarpsOfGroup / per_row;
+    if (warp >= rows * per_row) return {};
+    row = group * rows + warp / per_row, block = warp % per_row;
   } else {
-    const int64_t all = group * kWarpsOfGroup + number;
-    row = all < tree.blocks_per_row ? 0 : all / tree.blocks_per_row;
-    block = all - row * tree.blocks_per_row;
+    const int64_t number = group * kWarpsOfGroup + warp;
+    row = number < tree.blocks_per_row ? 0 : number / tree.blocks_per_row;
+    block = number - row * tree.blocks_per_row;
   }
   const int64_t first = row * tree.row_length, begin = first + block * kBlock;
   const int64_t left = min(first + tree.row_length, tree.count) - begin;
-  return {begin, int(max(min(left, int64_t(kBlock)), int64_t(0)))};
+  return {row, begin, block, int(max(min(left, int64_t(kBlock)), int64_t(0)))};
 }
 
 // A tree, and put(row, found) for what comes out, called by one lane.
@@ -116,76 +115,54 @@ template <class V, class Put> struct Adding {
   Put put;
 };
 
-// What a group finds of its stretches.
-template <class V> struct OfStretches {
-  double found[kStretches][kNumbers<V>];
-
-  __device__ void put(int stretch, V value) {
+// What this warp of a group and those behind it have found, `warps` in all, for its first lane. All of the group come.
+template <class V> __device__ V sum_of_warps(V found, int warps) {
+  __shared__ double all[kWarpsOfGroup * kNumbers<V>];
+  double* const mine = all + threadIdx.x / kWarp * kNumbers<V>;
+  if (lane_index() == 0) {
 #pragma unroll
-    for (int i = 0; i < kNumbers<V>; ++i) found[stretch][i] = number(value, i);
+    for (int i = 0; i < kNumbers<V>; ++i) mine[i] = number(found, i);
   }
-  __device__ V operator[](int stretch) const {
-    V value;
+  __syncthreads();
+  V total{};
+  for (int warp = 0; warp < warps; ++warp) {
 #pragma unroll
-    for (int i = 0; i < kNumbers<V>; ++i) number(value, i) = found[stretch][i];
-    return value;
+    for (int i = 0; i < kNumbers<V>; ++i) number(found, i) = mine[warp * kNumbers<V> + i];
+    total.take(found);
   }
-  // Those of `count` of them, in their order.
-  __device__ V sum(int first, int count) const {
-    V total{};
-    for (int i = 0; i < count; ++i) total.take((*this)[first + i]);
-    return total;
-  }
-};
-
-// A thread adds up each of the rows of a group; all of them come.
-template <class V, class Put>
-__device__ void put_rows(const Adding<V, Put>& adding, int64_t group, const OfStretches<V>& all) {
-  const Tree<V>& tree = adding.tree;
-  const int per_row = int(tree.blocks_per_row), rows = rows_of_group(per_row), mine = int(threadIdx.x);
-  const int64_t row = group * rows + mine;
   __syncthreads();
-  if (mine < rows && row < tree.rows())
-    adding.put(row, per_row == 1 ? all[mine] : all.sum(mine * per_row, int(tree.blocks_of(row))));
-  __syncthreads();
+  return total;
 }
 
-// Keeps what was found of a block of a long row for the second launch.
-template <class V> __device__ void note_block(const Tree<V>& tree, int64_t number, const V& found) {
-  tree.of_blocks[number] = found;
-  const int64_t row = number < tree.blocks_per_row ? 0 : number / tree.blocks_per_row;
-  if (row * tree.blocks_per_row == number) *tree.arrived(row) = 0;
+// A warp brings what it has found of its stretch; all warps of a group come.
+template <class V, class Put>
+__device__ void note_stretch(const Adding<V, Put>& adding, const Stretch& stretch, const V& found) {
+  const Tree<V>& tree = adding.tree;
+  if (is_short(tree.blocks_per_row)) {
+    const bool begins = stretch.count > 0 && stretch.block == 0;
+    const V total =
+        tree.blocks_per_row == 1 ? found : sum_of_warps(found, begins ? int(tree.blocks_of(stretch.row)) : 0);
+    if (lane_index() == 0 && begins) adding.put(stretch.row, total);
+    return;
+  }
+  if (lane_index() != 0 || stretch.count == 0) return;
+  tree.of_blocks[stretch.row * tree.blocks_per_row + stretch.block] = found;
+  if (stretch.block == 0) *tree.arrived(stretch.row) = 0;  // for the second launch
 }
 
 // Calls take(item, first element, how many, counter of what is not finite) for the blocks of all items of a table; its
 // results are added up.
 template <class Table, class Take>
 __device__ void each_stretch(const Table& table, int64_t* nonfinite, const Take& take) {
-  int nothing = 0;
-  using V = decltype(take(table.items[0], 0, 0, nothing));
-  __shared__ OfStretches<V> all;
-  for (int64_t unit = blockIdx.x; unit < table.units(); unit += gridDim.x) {
-    const int number = table.item_of(unit);
+  for (int64_t group = blockIdx.x; group < table.units(); group += gridDim.x) {
+    const int number = table.item_of(group);
     const auto& item = table.items[number];
-    const Tree<V>& tree = item.adding.tree;
-    const int64_t group = unit - table.begins[number], per_row = tree.blocks_per_row;
-    const bool rows_are_short = is_short(per_row);
-    const int stretches = rows_are_short ? rows_of_group(per_row) * int(per_row) : kWarpsOfGroup;
+    const Stretch stretch = stretch_of(item.adding.tree, group - table.begins[number]);
     int bad = 0;
-#pragma unroll 1
-    for (int mine = int(threadIdx.x) / kWarp; mine < stretches; mine += kWarpsOfGroup) {
-      const Stretch stretch = stretch_of(tree, group, mine);
-      if (stretch.count == 0) continue;
-      const V found = take(item, stretch.begin, stretch.count, bad);
-      if (!tree.of_blocks || lane_index() != 0) continue;
-      if (rows_are_short) {
-        all.put(mine, found);
-      } else {
-        note_block(tree, group * kWarpsOfGroup + mine, found);
-      }
-    }
+    decltype(take(item, stretch.begin, stretch.count, bad)) found{};
+    if (stretch.count > 0) found = take(item, stretch.begin, stretch.count, bad);
     add_count(nonfinite + number, bad);
-    if (rows_are_short && tree.of_blocks) put_rows(item.adding, group, all);
+    if (item.adding.tree.of_blocks) note_stretch(item.adding, stretch, found);
   }
 }
 
@@ -235,11 +212,8 @@ template <class V, class Put> __device__ void add_part_of_row(const Adding<V, Pu
     of_warp = in_order(values, int(min(kBlocksOfUnit, blocks - first)));
   }
   if (units <= kUnitsAtOnce) {  // this group has them all
-    __shared__ OfStretches<V> all;
-    if (lane_index() == 0) all.put(int(mine), of_warp);
-    __syncthreads();
-    if (threadIdx.x == 0) adding.put(row, all.sum(0, int(units)));
-    __syncthreads();
+    const V total = sum_of_warps(of_warp, mine == 0 ? int(units) : 0);
+    if (threadIdx.x == 0) adding.put(row, total);
     return;
   }
   V* const found = tree.units_of_row(row);
