@@ -170,40 +170,46 @@ __device__ inline void add_eight(float (&sums)[kPacked], uint64_t bytes, float h
 }
 
 // The sums of group `group` of the records at `at` of all parts, a lane's; a lane finds the unit of a part for all
-// others. The codes of the next part are under way meanwhile. `kBytes`: they have 8 bits, in words.
-template <bool kBytes> __device__ void add_parts(const PartList<uint8_t>& parts, int64_t part_count, int64_t at,
-                                                 const QsgdShape& shape, float power, int group,
-                                                 float (&sums)[kPacked]) {
-  const Packing packing(shape.bits);
+// others. The codes of several parts are under way at once. `kBits`: where parts begin at
+// words, of which codes of 4 and 8 bits are made; else 0.
+template <int kBits> __device__ void add_parts(const PartList<uint8_t>& parts, int64_t part_count, int64_t at,
+                                               const QsgdShape& shape, float power, int group, float (&sums)[kPacked]) {
+  constexpr int kAtOnce = 4;
+  const Packing packing(kBits > 0 ? kBits : shape.bits);
   const int half = 1 << (shape.bits - 1), groups = int(shape.block) / kPacked;
   const auto codes_of = [&](int64_t part) {
     const uint8_t* codes = parts[part] + at + kNormBytes;
-    if constexpr (!kBytes) return load_packed(codes, shape.bits, group, groups);
-    return group < groups ? load_group(codes, 8, group, groups) : 0;
+    if constexpr (kBits == 0) return load_packed(codes, shape.bits, group, groups);
+    return group < groups ? load_group(codes, kBits, group, groups) : 0;
   };
-  uint64_t next = codes_of(0);
   for (int64_t begin = 0; begin < part_count; begin += kWarp) {
     const int number = int(min(part_count - begin, int64_t(kWarp)));
     const float units = lane_index() < number
                             ? fold_unit(norm_at(parts[begin + lane_index()] + at), power, levels_of(shape.bits))
                             : 0.0f;
 #pragma unroll 1
-    for (int part = 0; part < number; ++part) {
-      const uint64_t codes = (kBytes ? next : packing.unpack(next)) ^ every(8, 1) * uint64_t(half);
-      next = codes_of(min(begin + part + 1, part_count - 1));
-      add_eight(sums, codes, float(half), __shfl_sync(kAllLanes, units, part));
+    for (int part = 0; part < number; part += kAtOnce) {
+      uint64_t codes[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) codes[i] = codes_of(begin + min(part + i, number - 1));
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (part + i >= number) break;
+        const uint64_t bytes = kBits == 8 ? codes[i] : packing.unpack(codes[i]);
+        add_eight(sums, bytes ^ every(8, 1) * uint64_t(half), float(half), __shfl_sync(kAllLanes, units, part + i));
+      }
     }
   }
 }
 
 // The sums of the records at `at` of all parts that a warp keeps from `first` on.
-template <bool kBytes> __device__ Kept<float> sums_of(const PartList<uint8_t>& parts, int64_t part_count, int64_t at,
-                                                      const QsgdShape& shape, float power, int first, SumsOfGo& room) {
+template <int kBits> __device__ Kept<float> sums_of(const PartList<uint8_t>& parts, int64_t part_count, int64_t at,
+                                                    const QsgdShape& shape, float power, int first, SumsOfGo& room) {
   Kept<float> kept;
 #pragma unroll
   for (int g = 0; g < kGoes; ++g) {
     float sums[kPacked] = {};
-    add_parts<kBytes>(parts, part_count, at, shape, power, (first + g * int(kOfWarp)) / kPacked + lane_index(), sums);
+    add_parts<kBits>(parts, part_count, at, shape, power, (first + g * int(kOfWarp)) / kPacked + lane_index(), sums);
     __syncwarp();  // all lanes have read what was there
     FourSums* mine = room.of_lanes[lane_index()];
     mine[0] = {sums[0], sums[1], sums[2], sums[3]}, mine[1] = {sums[4], sums[5], sums[6], sums[7]};
@@ -213,6 +219,16 @@ template <bool kBytes> __device__ Kept<float> sums_of(const PartList<uint8_t>& p
     for (int k = 0; k < kOfLane; ++k) kept.x[g][k] = all[k * kWarp];
   }
   return kept;
+}
+
+// Calls run(a constant, see add_parts()).
+template <class Run> void with_bits_of(const uint8_t* const* parts, int64_t part_count, int bits, const Run& run) {
+  if (bits % 4 != 0 || !are_words(parts, part_count))
+    run(std::integral_constant<int, 0>());
+  else if (bits == 4)
+    run(std::integral_constant<int, 4>());
+  else
+    run(std::integral_constant<int, 8>());
 }
 
 }  // namespace

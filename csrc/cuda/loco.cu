@@ -148,7 +148,7 @@ template <class T, class Table> __global__ void __launch_bounds__(kThreads, bloc
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 2) fold_kernel(LocoFold f) {
+template <int kBits> __global__ void __launch_bounds__(kThreads, kBits > 0 ? 3 : 2) fold_kernel(LocoFold f) {
   __shared__ Rooms all[kThreads / kWarp];
   __shared__ SumsOfGo sums[kThreads / kWarp];
   const int warp = int(threadIdx.x) / kWarp;
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 2) fold_kernel(LocoFold f) {
     const float power = power_for(before && norm_at(before) > largest ? norm_at(before) : largest);
     const Errors<float> errors(f.rule, before, weight_of_kept(power, f.part_count), rooms.errors);
     const auto fetch = [&](int first) {
-      return errors.with(sums_of<false>(f.parts, f.part_count, at, shape, power, first, sums[warp]), block, block,
+      return errors.with(sums_of<kBits>(f.parts, f.part_count, at, shape, power, first, sums[warp]), block, block,
                          first);
     };
     Kept<float> kept;
@@ -196,8 +196,10 @@ void loco_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
                double beta, const uint8_t* kept, uint8_t* out, uint8_t* left, Launch launch) {
   if (blocks == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
-  start(fold_kernel, blocks * kWarp, launch,
-        LocoFold{listed.list(), part_count, blocks, rule_of(shape, kept_bits, beta), kept, out, left});
+  with_bits_of(parts, part_count, shape.bits, [&](auto words) {
+    start(fold_kernel<decltype(words)::value>, blocks * kWarp, launch,
+          LocoFold{listed.list(), part_count, blocks, rule_of(shape, kept_bits, beta), kept, out, left});
+  });
 }
 
 }  // namespace hvc

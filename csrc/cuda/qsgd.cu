@@ -96,7 +96,7 @@ template <class T, class Table> __global__ void __launch_bounds__(kThreads, kBlo
 }
 
 // Where a block is too long to be kept, its sums are found twice, for the norm and for the codes.
-template <bool kBytes> __global__ void __launch_bounds__(kThreads, kBytes ? 3 : 2) fold_kernel(QsgdFold f) {
+template <int kBits> __global__ void __launch_bounds__(kThreads, kBits > 0 ? 3 : 2) fold_kernel(QsgdFold f) {
   __shared__ SumsOfGo all[kThreads / kWarp];
   SumsOfGo& room = all[int(threadIdx.x) / kWarp];
   const QsgdShape& shape = f.rule.shape;
@@ -105,7 +105,7 @@ template <bool kBytes> __global__ void __launch_bounds__(kThreads, kBytes ? 3 : 
   for (int64_t i = first_warp(); i < f.blocks; i += warp_stride()) {
     const int64_t at = i * bytes;
     const float power = power_for(largest_norm(f.parts, f.part_count, at));
-    const auto fetch = [&](int first) { return sums_of<kBytes>(f.parts, f.part_count, at, shape, power, first, room); };
+    const auto fetch = [&](int first) { return sums_of<kBits>(f.parts, f.part_count, at, shape, power, first, room); };
     Kept<float> kept;
     const Measured found = measured(shape.norm, block, fetch, kept);
     const float norm = bounded_sum_norm(found.norm, power, f.part_count);
@@ -158,9 +158,10 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
                int64_t offset, uint8_t* out, Launch launch) {
   if (blocks == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
-  const bool bytes = shape.bits == 8 && are_words(parts, part_count);
-  start(bytes ? fold_kernel<true> : fold_kernel<false>, blocks * kWarp, launch,
-        QsgdFold{listed.list(), part_count, blocks, {shape, *key}, offset, out});
+  with_bits_of(parts, part_count, shape.bits, [&](auto words) {
+    start(fold_kernel<decltype(words)::value>, blocks * kWarp, launch,
+          QsgdFold{listed.list(), part_count, blocks, {shape, *key}, offset, out});
+  });
 }
 
 void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,

@@ -304,8 +304,7 @@ def largest_of(values: Tensor) -> float:
 
 def residuals_of(work: Work, positions: Sequence[int]) -> list[Tensor] | None:
     """Return the residuals of tensors, if there are any."""
-    found = [work.residual_of(position) for position in positions]
-    return [residual for residual in found if residual is not None] if None not in found else None
+    return [kept for position in positions if (kept := work.residual_of(position)) is not None] or None
 
 
 def choose(select: Callable[..., None], given: Sequence[tuple[Any, ...]], numbers: Sequence[Tensor]) -> None:
