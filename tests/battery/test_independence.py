@@ -25,7 +25,7 @@ def _cut(codec: Codec) -> bool:
     return any(count // lay.records.get(n, 1) > 3 for lay in layouts for n, (_, count) in lay.regions.items())
 
 
-@each_case(_cut)
+@each_case(_cut, dear=True)
 def test_segments(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """Preludes are folded here, as where they are large: those that go everywhere are one segment."""
     monkeypatch.setattr(memory, "for_prelude", lambda nbytes, world: fold)

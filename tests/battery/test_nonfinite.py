@@ -69,7 +69,7 @@ def _only_bucket(fleet: Fleet, index: int, grads: Grads) -> None:
             tensor.copy_(old[name])
 
 
-@each_case()
+@each_case(dear=True)
 def test_a_bucket_is_nan_everywhere_and_leaves_no_trace(case: Sample) -> None:
     """The next steps equal those of a run that never saw it, in every bit of results and of all that is kept."""
     for exchange in case.exchanges():
@@ -123,7 +123,7 @@ def test_odd_but_finite_numbers_are_not_counted(case: Sample) -> None:
 
 
 @each_value
-@each_case(lambda codec: type(codec) in REGISTERED)  # the toys would only need more lines
+@each_case(lambda codec: type(codec) in REGISTERED, dear=True)  # the toys would only need more lines
 @pytest.mark.parametrize(
     ("dtype", "huge"), [(torch.float32, 2e38), (torch.float64, 2e39), (torch.float64, 1e308)], ids=str
 )

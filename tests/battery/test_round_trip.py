@@ -23,7 +23,7 @@ def _run(case: Sample, world: int, grads: int = 0, **common: Any) -> tuple[list[
         return results, kept(fleet)
 
 
-@each_case()
+@each_case(dear=True)
 def test_ranks_agree_and_runs_repeat(case: Sample) -> None:
     """For 1 to 4 ranks and every exchange that fits; other gradients give other bits, as a control."""
     assert case.worlds(2), "every method serves two ranks with its samples"

@@ -21,7 +21,7 @@ GAPS = [spec("long", 700), spec("empty", 0), spec("rows", 5, 33), spec("scalar")
 WORLD = 3
 
 
-@each_case()
+@each_case(dear=True)
 def test_lengths(case: Sample) -> None:
     """Every edge length in a bucket of its own, and all in one bucket with gaps between them."""
     for world in case.worlds(1, 2, 3):

@@ -67,20 +67,20 @@ def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
 
 
 @each_value
-@each_case()
+@each_case(dear=True)
 @pytest.mark.parametrize("world", [3, *slow(1, 2, 4)])
 def test_staged_payloads_give_the_same_bits(case: Sample, world: int) -> None:
     for exchange in case.exchanges() if world in case.worlds(world) else []:
         _check(case, world, TENSORS, exchange=exchange)
 
 
-@each_case()
+@each_case(dear=True)
 def test_staged_payloads_of_several_buckets_and_dtypes(case: Sample) -> None:
     _check(case, 3, MIXED, schedule="layerwise")
 
 
 @each_value
-@each_case()
+@each_case(dear=True)
 @pytest.mark.parametrize("world", [3, *slow(2)])
 def test_chunks_are_staged_in_time(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoding and decoding in parts, with preludes that are folded too."""

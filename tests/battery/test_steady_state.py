@@ -40,7 +40,7 @@ def _addresses(fleet: Fleet) -> list[int]:
     return found
 
 
-@each_case()
+@each_case(dear=True)
 def test_buffers_stay_and_memory_is_flat(case: Sample) -> None:
     codec = case.codec()
     assert {codec.for_step(step) for step in range(WARM)} == set(variants_of(codec)), "every kind of round comes soon"

@@ -28,7 +28,6 @@ from horovod_compress import ops
 from horovod_compress.ops import dispatch, legality, loader
 from horovod_compress.ops.dispatch import as_tensor, by_reference
 from horovod_compress.ops.sizes import FORMS, ternary_states
-from tests.support.marks import slow
 from tests.support.sections import (
     begins,
     binary_encode,
@@ -42,7 +41,19 @@ from tests.support.sections import (
 
 from . import emulator
 from .parity import Target
-from .support import DTYPES, KEY, LENGTHS as EVERY_LENGTH, bits, differences, numbers, poison, tame, words, work
+from .support import (
+    DTYPES,
+    EACH_DTYPE,
+    KEY,
+    LENGTHS as EVERY_LENGTH,
+    bits,
+    differences,
+    numbers,
+    poison,
+    tame,
+    words,
+    work,
+)
 
 Same = Callable[..., Any]
 
@@ -101,7 +112,7 @@ def every_length(target: Target) -> tuple[int, ...]:
     return (*range(0, 258, 9), *SHORT[5:]) if short else EVERY_LENGTH
 
 
-@pytest.mark.parametrize("dtype", [DTYPES[0], DTYPES[-1], *slow(*DTYPES[1:-1])])
+@pytest.mark.parametrize("dtype", EACH_DTYPE)
 class TestNumbers:
     def test_sign(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:

@@ -235,7 +235,7 @@ POSITIONS = [
 def test_a_step_of_positions(codec: Codec, kernels: int, memsets: int) -> None:
     """As many launches for a bucket whatever the number of its tensors, and as many of torch's operations."""
     seen = set()
-    for bucket in buckets(shrink=12):
+    for bucket in buckets(shrink=24):
         expected, _ = two_steps(codec, bucket, Device())
         found, started = on_a_device(codec, bucket)
         assert all(map(same_bits, expected, found))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -76,8 +77,15 @@ def test_selections(counts: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 @no_compiler
-@pytest.mark.parametrize("dtype", [DTYPES[0], DTYPES[1], *slow(*DTYPES[2:])])
-@pytest.mark.parametrize("counts", [COUNTS, MANY], ids=["lengths", "many"])
+@pytest.mark.parametrize(
+    ("counts", "dtype"),
+    [
+        (COUNTS, DTYPES[0]),
+        (COUNTS, DTYPES[1]),
+        (MANY, DTYPES[0]),
+        *slow((MANY, DTYPES[1]), *product((COUNTS, MANY), DTYPES[2:])),
+    ],
+)
 def test_selections_on_cuda(counts: tuple[int, ...], dtype: torch.dtype) -> None:
     for residuals in (None, residuals_of(counts, dtype)):
         for name, given in selections(counts, dtype, residuals):
@@ -223,13 +231,21 @@ def test_sections_of_another_number_of_tensors_or_ranks_are_refused(name: str) -
 
 
 #: In several ways; the last ones in several rounds, as the lists of all sections have no room.
-DECODED = [(COUNTS, 1), (COUNTS, 3), (MANY, 2), (COUNTS, 40)]
+DECODED = {"one": (COUNTS, 1), "three": (COUNTS, 3), "many": (MANY, 2), "rounds": (COUNTS, 40)}
+DECODERS = ("values_decode_all", "binary_decode_all")
+#: One of the two where it takes long.
+QUICK = [(way, name) for way in ("one", "three") for name in DECODERS] + [
+    ("rounds", DECODERS[0]),
+    ("many", DECODERS[1]),
+]
 
 
 @pytest.mark.parametrize("dtype", [DTYPES[0], *slow(*DTYPES[1:])])
-@pytest.mark.parametrize("name", ["values_decode_all", "binary_decode_all"])
-@pytest.mark.parametrize(("counts", "ranks"), DECODED, ids=["one", "three", "many", "rounds"])
-def test_results(counts: tuple[int, ...], ranks: int, name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("way", "name"), [*QUICK, *slow(*(one for one in product(DECODED, DECODERS) if one not in QUICK))]
+)
+def test_results(way: str, name: str, dtype: torch.dtype) -> None:
+    counts, ranks = DECODED[way]
     kind, forms = work(dtype), [list(FORMS)[i % len(FORMS)] for i in range(len(counts))]
     sent = received(name, counts, kind, ranks)
     parameters = [parameter_of(i) for i in range(len(counts))]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.jobs import ROOT
+from tests.support.marks import slow
 
 WORLD = 2
 SCRIPT = """
@@ -38,7 +39,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-@pytest.mark.parametrize("init", ["file://{folder}/store", "tcp://localhost:{port}"], ids=["file", "tcp"])
+@pytest.mark.parametrize("init", [*slow("file://{folder}/store"), "tcp://localhost:{port}"])
 def test_ranks_of_one_host_find_each_other_and_may_end_after_a_save(init: str, tmp_path: Path) -> None:
     method, saved = init.format(folder=tmp_path, port=free_port()), tmp_path / "saved"
     environment = {name: value for name, value in os.environ.items() if name not in TOLD_BY_LAUNCHERS}

@@ -14,7 +14,8 @@ WAYS = (
     "for some time", "kept whole after the forward pass", "bfloat16 weights", "accumulation by no_sync",
     "accumulation of whole gradients", "frozen", "checkpoints", "offload", "a scaler, and an infinity in one shard",
 )  # fmt: skip
-FEW = ("as it is", "accumulation by no_sync", WAYS[8])
+#: Each has all that a model goes through as it is, and more.
+FEW = ("accumulation by no_sync", WAYS[8])
 CONSERVE = (("topk", {"density": 0.1}), ("ef_signsgd", {}), ("none", {}))
 GRIDS = [(2, 3), (1, 4), (3, 2)]
 

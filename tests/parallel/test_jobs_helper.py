@@ -13,8 +13,6 @@ import pytest
 from tests.support.jobs import RunningJob, run_ranks
 from tests.support.yields import sleeping_yields
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.mark.parametrize("launched", [True, False])
 def test_every_rank_reports_and_gets_the_arguments(launched: bool) -> None:
@@ -32,6 +30,7 @@ def test_a_rank_that_fails_is_seen() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_job_that_hangs_is_ended_with_all_its_processes() -> None:
     seen: list[psutil.Process] = []
 
@@ -48,6 +47,7 @@ def test_a_job_that_hangs_is_ended_with_all_its_processes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
 def test_busy_waits_sleep_where_ranks_leave_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})

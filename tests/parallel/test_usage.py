@@ -2,159 +2,151 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 pytest.importorskip("horovod.torch")
 
-from tests.support.jobs import run_ranks
+from tests.support.jobs import in_two
+from tests.support.marks import slow
 
 WORLD = 3
 COMPARED = [
     "groups",
-    "num_groups",
     "two passes",
-    "predivide",
     "sum",
     "unused on some ranks",
     "other hook order",
     "clipping",
     "frozen",
-    "two optimizers",
     "sparse",
-    "sparse_as_dense",
+    *slow("num_groups", "predivide", "two optimizers", "sparse_as_dense"),
 ]
 
 
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    job = run_ranks(WORLD, "usage.py", timeout=240, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
-    return job.reports
-
-
-def value(found: list[dict[str, Any]], name: str) -> list[Any]:
-    """Return every rank's value of one check of the job."""
-    errors = [report[name].get("traceback") for report in found]
-    assert not any(errors), next(filter(None, errors))
-    return [report[name]["value"] for report in found]
+#: For `make test-all`: each has a sibling with the same way through the code.
+LATER = (
+    "num_groups", "predivide", "two optimizers", "sparse_as_dense", "float64", "repeated none",
+    "as if dense, to and fro", "flip, to and fro",
+)  # fmt: skip
+value = in_two("usage.py", LATER, WORLD, timeout=240, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_works_as_with_horovod_alone(found, name: str) -> None:
-    for mine in value(found, name):
+def test_works_as_with_horovod_alone(name: str) -> None:
+    for mine in value(name):
         assert mine["same paths"] and mine["same ranks"]
         assert mine["none"] < 2e-6
         assert mine["marsit"] > 1e-5  # the control: one bit per element is not the mean
         assert mine["moved"] is None or mine["moved"] > 1e-4
 
 
-@pytest.mark.parametrize(("name", "limit"), [("float64", 1e-14), ("bfloat16", 0.0)])
-def test_dtypes(found, name: str, limit: float) -> None:
-    for mine in value(found, name):
+@pytest.mark.parametrize(("name", "limit"), [*slow(("float64", 1e-14)), ("bfloat16", 0.0)])
+def test_dtypes(name: str, limit: float) -> None:
+    for mine in value(name):
         assert mine["same paths"] and mine["same ranks"] and mine["none"] <= limit
 
 
-@pytest.mark.parametrize("method", ["none", "marsit"])
-def test_a_second_synchronize_changes_nothing(found, method: str) -> None:
-    for stock, attached, usual in value(found, f"repeated {method}"):
+@pytest.mark.parametrize("method", [*slow("none"), "marsit"])
+def test_a_second_synchronize_changes_nothing(method: str) -> None:
+    for stock, attached, usual in value(f"repeated {method}"):
         assert stock["wrong"] == attached["wrong"] == 0
         assert stock["weights"] == attached["weights"] == usual
         assert len(set(stock["ranks"])) == 1
 
 
-def test_sparse_as_dense_compresses_what_a_dense_embedding_would(found) -> None:
-    for mine in value(found, "as if dense"):
-        for attach in (False, True):
-            assert mine[f"none {attach} True"] < 1e-6 and mine[f"ef_signsgd {attach} True"] < 1e-6
-            assert mine[f"ef_signsgd {attach} False"] > 1e-4  # the control: what Horovod reduces is not compressed
+@pytest.mark.parametrize("name", ["as if dense", *slow("as if dense, to and fro")])
+def test_sparse_as_dense_compresses_what_a_dense_embedding_would(name: str) -> None:
+    for mine in value(name):
+        assert mine["none True"] < 1e-6 and mine["ef_signsgd True"] < 1e-6
+        assert mine["ef_signsgd False"] > 1e-4  # the control: what Horovod reduces is not compressed
 
 
-def test_zero_grad_with_and_without_none(found) -> None:
-    assert all(len(set(mine)) == 1 for mine in value(found, "zero_grad"))
+def test_zero_grad_with_and_without_none() -> None:
+    assert all(len(set(mine)) == 1 for mine in value("zero_grad"))
 
 
-def test_refusals_name_the_remedy(found) -> None:
-    for text in value(found, "adasum") + value(found, "adasum attach"):
+def test_refusals_name_the_remedy() -> None:
+    for text in value("adasum") + value("adasum attach"):
         assert text.startswith("ConfigError") and "Adasum" in text and "Average" in text
-    for texts in value(found, "uncalled"):
+    for texts in value("uncalled"):
         assert all(
             text.startswith("ConfigError: ") and "write compression = hvc.Compression." in text for text in texts
         )
-    for texts in value(found, "no parameters"):
+    for texts in value("no parameters"):
         for text, came in zip(texts, ("None", "the name 0, which is not a string"), strict=True):
             assert text.startswith("ConfigError: rank 1 cannot start: named_parameters should be") and came in text
-    for text in value(found, "foreign attach"):
+    for text in value("foreign attach"):
         assert text.startswith("ConfigError") and "compression=compression" in text
-    for text, hooks, wrapped_once in value(found, "attach again"):
+    for text, hooks, wrapped_once in value("attach again"):
         assert text.startswith("ConfigError") and "second_moment" in text
         assert hooks[0] == hooks[1] > 0 and wrapped_once
-    for texts in value(found, "forgotten"):
+    for texts in value("forgotten"):
         for text in texts:
             assert text.startswith("ConfigError") and "named_parameters" in text
-    for text in value(found, "made twice"):
+    for text in value("made twice"):
         assert text.startswith("ConfigError") and "offered twice in step 0" in text
         assert "two distributed optimizers share this model or compression" in text
 
 
-def test_attach_on_some_ranks_is_refused_on_all(found) -> None:
-    for texts in value(found, "attach on some"):
+def test_attach_on_some_ranks_is_refused_on_all() -> None:
+    for texts in value("attach on some"):
         for text, attached, tokens in zip(texts, ("1", "0, 2"), ("0, 2", "1"), strict=True):
             assert text.startswith(
                 f"MismatchError: attach() was called on rank(s) {attached}, and not on rank(s) {tokens};"
             )
 
 
-def test_attach_comes_before_the_first_backward_pass(found) -> None:
-    for text, again in value(found, "attach late"):
+def test_attach_comes_before_the_first_backward_pass() -> None:
+    for text, again in value("attach late"):
         assert text.startswith("ConfigError: call attach() before the first backward pass") and again == "accepted"
 
 
-def test_the_lines_against_uneven_batches_stop_all_ranks_together(found) -> None:
-    assert value(found, "in step") == [2] * WORLD
+def test_the_lines_against_uneven_batches_stop_all_ranks_together() -> None:
+    assert value("in step") == [2] * WORLD
 
 
-def test_weights_that_differ_are_said_once_on_rank_0(found) -> None:
-    assert value(found, "weights alike") == [[[], [], []]] * WORLD
+def test_weights_that_differ_are_said_once_on_rank_0() -> None:
+    assert value("weights alike") == [[[], [], []]] * WORLD
     for name, step, count in [("at first", 0, 1), ("clipped", 3, 6), ("loaded on one rank", 3, 1)]:
-        first, *others = value(found, f"weights {name}")
+        first, *others = value(f"weights {name}")
         assert all(texts == [] for runs in others for texts in runs)
         for texts in first:
             assert len(texts) == 1, texts
             assert f"at the beginning of step {step}, in {count} of 6 parameters, the first of them" in texts[0], texts
 
 
-def test_weights_are_compared_in_the_process_set(found) -> None:
-    texts, *others = value(found, "weights of a process set")
+def test_weights_are_compared_in_the_process_set() -> None:
+    texts, *others = value("weights of a process set")
     assert others == [[]] * (WORLD - 1) and len(texts) == 1
     assert "the first of them 3.bias, by its hash: rank 0 = " in texts[0] and ", rank 1 = " in texts[0]
 
 
-def test_a_flipped_bit_is_caught_in_the_same_step(found) -> None:
-    for texts in value(found, "flip"):
-        for text, rank in zip(texts, (1, 1, WORLD - 1, WORLD - 1), strict=True):
+@pytest.mark.parametrize("name", ["flip", *slow("flip, to and fro")])
+def test_a_flipped_bit_is_caught_in_the_same_step(name: str) -> None:
+    for texts in value(name):
+        for text, rank in zip(texts, (1, WORLD - 1), strict=True):
             assert text.startswith("MismatchError") and "after step 2" in text
             assert "bucket 3" in text and f"rank(s) {rank} differs" in text
 
 
-def test_without_a_flip_nothing_is_caught(found) -> None:
-    assert value(found, "no flip") == ["accepted"] * WORLD
+def test_without_a_flip_nothing_is_caught() -> None:
+    assert value("no flip") == ["accepted"] * WORLD
 
 
-def test_what_nobody_refers_to_is_closed(found) -> None:
-    for mine in value(found, "dropped"):
+def test_what_nobody_refers_to_is_closed() -> None:
+    for mine in value("dropped"):
         assert mine == [[True, []], [True, []]]
 
 
-def test_a_compression_that_no_optimizer_was_given_is_mentioned_once(found) -> None:
-    first, *others = value(found, "unused")
+def test_a_compression_that_no_optimizer_was_given_is_mentioned_once() -> None:
+    first, *others = value("unused")
     assert len(first) == 1 and "write hvd.DistributedOptimizer(..., compression=compression)" in first[0]
-    assert others == [[]] * (WORLD - 1) and value(found, "not unused") == [[]] * WORLD
+    assert others == [[]] * (WORLD - 1) and value("not unused") == [[]] * WORLD
 
 
-def test_process_set(found) -> None:
+def test_process_set() -> None:
     """Members agree among each other; the rank outside trains alone."""
-    first = value(found, "process set")[0]
+    first = value("process set")[0]
     inside = [first["digests"][rank] for rank in first["members"]]
     outside = [d for rank, d in enumerate(first["digests"]) if rank not in first["members"]]
     assert inside[0] == inside[1]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+from tests.support.marks import slow
 
 WORLD, COUNT, STEPS, LIMIT = 2, 640, 100, 65504.0
 KEEPS_ALL: list[tuple[str, dict[str, Any]]] = [
@@ -21,13 +22,15 @@ KEEPS_ALL: list[tuple[str, dict[str, Any]]] = [
     ("spardl", {"density": 0.004, "value_bits": 16}),
     ("sketch_fusion", {"density": 0.004, "cells": 2.0}),
 ]
-OTHERS: list[tuple[str, dict[str, Any]]] = [
+OTHERS: list[Any] = [
     ("dgc", {"density": 0.004, "momentum": 0.9}),
-    ("dgc", {"density": 0.004, "momentum": 0.9, "masking": False}),
     ("randomk", {"density": 0.004, "scaled": True}),
-    ("sketch_fusion", {"density": 0.004, "cells": 2.0, "momentum": 0.9}),
-    ("sketch_fusion", {"density": 0.004, "cells": 2.0, "error_feedback": "sketch"}),
     ("sketch_fusion", {"density": 0.004, "cells": 2.0, "error_feedback": "sketch", "momentum": 0.9}),
+    *slow(
+        ("dgc", {"density": 0.004, "momentum": 0.9, "masking": False}),
+        ("sketch_fusion", {"density": 0.004, "cells": 2.0, "momentum": 0.9}),
+        ("sketch_fusion", {"density": 0.004, "cells": 2.0, "error_feedback": "sketch"}),
+    ),
 ]
 
 

@@ -23,7 +23,7 @@ from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError, NonFiniteError
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, spec
-from tests.support.marks import slow
+from tests.support.marks import each_value, slow
 from tests.support.samples import Sample, samples
 
 TENSORS = [spec("weight", 12, 40), spec("bias", 30), spec("cube", 4, 3, 5)]
@@ -446,6 +446,7 @@ def test_without_a_second_beta_there_is_nothing_to_hold() -> None:
         Team(betas=(0.9, 0.0))
 
 
+@each_value
 @pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize("exchanges", [1, 2, 3])
 def test_v_moves_by_steps_whose_exchanges_were_all_exact(exchanges: int, skips: bool) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
-from tests.support.marks import each_value
+from tests.support.marks import each_value, slow
 
 _PLAIN = {"merge": "sampled", "full_precision_every": 0, "compensation": "none", "step_size": 1.0, "zeros": "random"}
 _FALSE_ALARM = 1e-6  # of a whole test; the seeds are fixed, so it either always passes or never
@@ -67,7 +67,7 @@ def test_the_bound_on_the_bias_is_tight_enough() -> None:
     assert abs(wrong - right) / math.sqrt(right * (1 - right) / number) > _z(250)
 
 
-@pytest.mark.parametrize(("world", "other"), [(3, "fold"), (4, "fold"), (4, "torus"), (6, "torus")])
+@pytest.mark.parametrize(("world", "other"), [(3, "fold"), (4, "torus"), *slow((4, "fold"), (6, "torus"))])
 def test_collectives_have_the_same_distribution(world: int, other: str) -> None:
     """Chi-square over all sign patterns: the fraction of ones is (ranks with bit 1) / M in both."""
     coordinates = max(256, 16 << world)  # so that every pattern is there

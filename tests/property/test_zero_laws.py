@@ -19,6 +19,7 @@ from horovod_compress.schedule.plan import Plan
 from tests.property.test_held_laws import Team
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+from tests.support.marks import slow
 from tests.support.samples import Sample, samples
 
 #: Rows that have a step of their own, and short ones that share it; a padding row in both kinds.
@@ -66,7 +67,8 @@ def _slow(sample: Sample) -> list[Any]:
 
 
 CASES = [pytest.param(s, id=s.name, marks=_slow(s)) for s in samples()]
-PROMISED = [case for case in CASES if promises(case.values[0])]
+#: Of what takes seconds, a method of each kind.
+PROMISED = [pytest.param(s, id=s.name, marks=[] if s.quick else [pytest.mark.slow]) for s in samples() if promises(s)]
 
 
 @pytest.mark.parametrize("sample", PROMISED)
@@ -142,7 +144,9 @@ def column(results: dict[str, Tensor]) -> Tensor:
     return results["weight"][:, 5].double()
 
 
-@pytest.mark.parametrize("method", ["marsit", "signsgd", "onebit_adam", "powersgd", "ef_signsgd", "onebit", "signum"])
+@pytest.mark.parametrize(
+    "method", ["marsit", "onebit_adam", "powersgd", "ef_signsgd", *slow("signsgd", "onebit", "signum")]
+)
 def test_a_rare_feature_is_delivered_within_one_interval(method: str) -> None:
     with Team(method, WORLD, 4, 20, tensors=TENSORS) as team:
         wanted, got = torch.zeros(24, dtype=torch.float64), torch.zeros(24, dtype=torch.float64)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -136,6 +136,26 @@ def run_ranks(
         silent = [rank for rank, report in enumerate(job.reports) if report is None]
         assert not silent, f"{path.name}: no report from ranks {silent}\n{job.tail()}"
     return job
+
+
+def in_two(script: str, later: Collection[str], world: int = 2, **options: Any) -> Callable[[str], list[Any]]:
+    """Return what looks up every rank's value of one check of a job, which takes place when it is first asked.
+
+    Args:
+        later: checks that `make test` does without: they are done by a second job, when a test asks for one of them.
+        options: of :func:`run_ranks`.
+    """
+
+    @cache
+    def reports(part: bool) -> list[Any]:
+        return run_ranks(world, script, arguments={"in two": (sorted(later), part)}, **options).reports
+
+    def values(name: str) -> list[Any]:
+        errors = [report[name].get("traceback") for report in reports(name in later)]
+        assert not any(errors), next(filter(None, errors))
+        return [report[name]["value"] for report in reports(name in later)]
+
+    return values
 
 
 def _fork(

@@ -64,8 +64,12 @@ def _write(name: str, text: str) -> None:
 def check(name: str, case: Callable[[], Any]) -> None:
     """Run one check of a job that does many, and report what it returned or raised.
 
-    Ranks wait for each other between checks, so that an error says which check it belongs to.
+    Ranks wait for each other between checks, so that an error says which check it belongs to. Of a job in two parts
+    (see :func:`.jobs.in_two`) only checks of the part that was asked for run.
     """
+    later, part = arguments().get("in two", ((), False))
+    if (name in later) != part:
+        return
     began = time.monotonic()
     try:
         value = case()

@@ -17,6 +17,7 @@ from torch import nn
 from horovod_compress.engine.optimizer.fragments import fragments_of
 from horovod_compress.engine.optimizer.updates import UpdateExchange
 from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError, StateError
+from tests.support.marks import each_value
 from tests.support.samples import Sample, samples
 from tests.unit.test_update import adamw, train
 
@@ -134,7 +135,10 @@ def test_the_rule_is_that_of_the_oracle(case: str) -> None:
     assert len(set(commons[0])) > 4  # else it would say nothing
 
 
-@pytest.mark.parametrize("sample", list(samples()), ids=lambda sample: sample.name)
+@pytest.mark.parametrize(
+    "sample",
+    [pytest.param(one, id=one.name, marks=[] if one.number == 0 else [pytest.mark.slow]) for one in samples()],
+)
 def test_an_outer_sgd_of_rate_one_changes_no_bit(sample: Sample) -> None:
     ends = []
     for outer in (None, partial(torch.optim.SGD, lr=1.0)):
@@ -193,6 +197,7 @@ def resumed(case: str, at: int, change: Callable[[int, Any], None] = lambda rank
     return ends
 
 
+@each_value
 @pytest.mark.parametrize("case", RESUMED)
 @pytest.mark.parametrize("at", [1, 3, 4, 5, 7, 9, 10, 12, 14])
 def test_resuming_at_any_step_gives_the_same_bits(case: str, at: int) -> None:

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import horovod_compress.ddp as hvc
 from horovod_compress.fronts.scale import Scale
 from horovod_compress.fronts.torch_dist import job
+from tests.support.marks import slow
 
 LONG = 30.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -271,7 +272,7 @@ called(torch.ones(1, 2)).sum().backward()
 """
 
 
-@pytest.mark.parametrize("registers", [False, True])
+@pytest.mark.parametrize("registers", [*slow(False), True])
 def test_so_does_one_that_nobody_closes(registers: bool, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", AT_EXIT, str(tmp_path / "store"), *["register"] * registers]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT)

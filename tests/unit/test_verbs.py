@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from horovod_compress.cli import bench, command as cli, headroom
+from tests.support.marks import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,7 +86,7 @@ def test_wrong_arguments_are_refused_before_horovod_starts(
 
 
 @pytest.mark.parametrize(
-    ("launcher", "start"), [("horovodrun", "horovodrun -np 4"), ("torchrun", "torchrun --nnodes 4")]
+    ("launcher", "start"), [("horovodrun", "horovodrun -np 4"), *slow(("torchrun", "torchrun --nnodes 4"))]
 )
 def test_one_rank_has_nobody_to_exchange_with(launcher: str, start: str) -> None:
     if launcher == "horovodrun":
