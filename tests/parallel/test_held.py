@@ -57,9 +57,8 @@ def test_each_way_of_horovod_s_is_one_step(found) -> None:
             one, *others = [case[f"{path}, {front}"] for path in ("step", "synchronize", "synchronize twice")]
             assert one[1] and others == [one, one]
         counts = {name: number for name, number in case.items() if name.endswith("counts")}
-        assert (
-            all(number == [36.0 if "stock" in name else 12.0] for name, number in counts.items()) and len(counts) == 6
-        )
+        assert len(counts) == 6
+        assert all(number == [36.0 if "stock" in name else 12.0] for name, number in counts.items())
         assert not any(number for name, number in case.items() if name.endswith("pays"))
 
 
