@@ -170,8 +170,8 @@ __device__ inline void add_eight(float (&sums)[kPacked], uint64_t bytes, float h
 }
 
 // The sums of group `group` of the records at `at` of all parts, a lane's; a lane finds the unit of a part for all
-// others. The codes of several parts are under way at once. `kBits`: where parts begin at
-// words, of which codes of 4 and 8 bits are made; else 0.
+// others. The codes of several parts are under way at once. `kBits`: 4 or 8 where all parts begin at a multiple of four
+// bytes and have codes of so many bits; else 0, for any.
 template <int kBits> __device__ void add_parts(const PartList<uint8_t>& parts, int64_t part_count, int64_t at,
                                                const QsgdShape& shape, float power, int group, float (&sums)[kPacked]) {
   constexpr int kAtOnce = 4;
@@ -179,8 +179,10 @@ template <int kBits> __device__ void add_parts(const PartList<uint8_t>& parts, i
   const int half = 1 << (shape.bits - 1), groups = int(shape.block) / kPacked;
   const auto codes_of = [&](int64_t part) {
     const uint8_t* codes = parts[part] + at + kNormBytes;
-    if constexpr (kBits == 0) return load_packed(codes, shape.bits, group, groups);
-    return group < groups ? load_group(codes, kBits, group, groups) : 0;
+    if constexpr (kBits == 0)
+      return load_packed(codes, shape.bits, group, groups);
+    else
+      return group < groups ? load_group(codes, kBits, group, groups) : 0;
   };
   for (int64_t begin = 0; begin < part_count; begin += kWarp) {
     const int number = int(min(part_count - begin, int64_t(kWarp)));
@@ -221,7 +223,7 @@ template <int kBits> __device__ Kept<float> sums_of(const PartList<uint8_t>& par
   return kept;
 }
 
-// Calls run(a constant, see add_parts()).
+// Calls run(a constant, see add_parts()); codes have 2 to 8 bits.
 template <class Run> void with_bits_of(const uint8_t* const* parts, int64_t part_count, int bits, const Run& run) {
   if (bits % 4 != 0 || !are_words(parts, part_count))
     run(std::integral_constant<int, 0>());

@@ -96,9 +96,9 @@ class SparseBinary(Sections):
 
     # ---- one round ----
 
-    def _room_of(self, work: Work, position: int) -> tuple[Tensor, Tensor]:
+    def _room_of(self, work: Work, position: int, own: slice) -> tuple[Tensor, Tensor]:
         """Return where the positions go that are chosen of a tensor, and their mean."""
-        return work.local["positions"][work.memo["places"][position]], work.local["means"][position : position + 1]
+        return work.local["positions"][own], work.local["means"][position : position + 1]
 
     def settle(self, work: Work, positions: Sequence[int]) -> None:
         self.learn(work, positions)
@@ -107,7 +107,7 @@ class SparseBinary(Sections):
     def write(self, work: Work, positions: Sequence[int], ends: Tensor) -> None:
         rooms = [work.memo["rooms"][position] for position in positions]
         ops.binary_encode_all(
-            [places for places, _ in rooms],
+            [chosen_at for chosen_at, _ in rooms],
             [work.memo["kept"][position] for position in positions],
             [mean for _, mean in rooms],
             [work.memo["parameters"][position] for position in positions],

@@ -190,7 +190,7 @@ class Work:
     momenta: dict[int, list[Tensor]] = field(default_factory=dict)
     divisors: dict[int, Tensor] = field(default_factory=dict)
     withheld: dict[int, Tensor] = field(default_factory=dict)
-    _pieces: dict[tuple[str, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _pieces: dict[tuple[str, int], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def present(self) -> list[int]:
         """Return the positions of the tensors that were submitted: sparse gradients are not."""

@@ -24,7 +24,8 @@ from tests.support.samples import Sample
 
 #: Equal on every rank after the exchange.
 CONSENSUS = {"regions", "results", "shared", "gathered", "used"}
-#: From rank 0's plan, or made of it and of the options, which are compared at the start.
+#: From rank 0's plan, or made of it and of the options, which are compared at the start. A memo may also hold pieces of
+#: what is a rank's own, such as room for positions, to cut them once.
 PLANNED = {"bucket", "world", "memo"}
 #: A rank's own: it enters what the rank sends, and nothing that it decodes.
 OWN = {"grads", "state", "carry", "momenta", "local", "_pieces"}
@@ -96,7 +97,7 @@ def _has_tables(codec: Codec) -> bool:
 def test_tables_are_compared(case: Sample) -> None:
     def change(reducer: Reducer) -> None:
         for table in reducer.kept.tables().values():
-            table.add_(1.0)
+            table.add_(1)
 
     if case.options.get("error_feedback") == "sketch":  # the control: the others' tables enter what a rank sends only
         assert not _equal_after(case, change)

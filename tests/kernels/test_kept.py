@@ -15,7 +15,7 @@ from tests.support.marks import each_value
 
 from . import emulator
 from .parity import Target
-from .support import EACH_DTYPE, KEY, LENGTHS, bits, compare, numbers, poison, tame, work
+from .support import FEW_DTYPES, KEY, LENGTHS, bits, compare, numbers, poison, tame, work
 
 ROUNDING = KEY.at(purpose=KEPT)
 LONG = (65_537, 150_001)
@@ -60,7 +60,7 @@ def plain(same: Any, count: int, dtype: torch.dtype, **options: Any) -> None:
         same("dense_decode", numbers(count, out, 3), grad, scale=0.3, residual=residual, **options)
 
 
-@pytest.mark.parametrize("dtype", EACH_DTYPE)
+@pytest.mark.parametrize("dtype", FEW_DTYPES)
 def test_kernels_give_the_bits_of_their_references(dtype: torch.dtype) -> None:
     feedbacks = ("global", "own", "momentum")
     for count in (*LENGTHS[::6], *LONG):
@@ -74,7 +74,7 @@ def test_kernels_give_the_bits_of_their_references(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(not emulator.compiler(), reason="needs a C++ compiler")
-@pytest.mark.parametrize("dtype", EACH_DTYPE)
+@pytest.mark.parametrize("dtype", FEW_DTYPES)
 def test_cuda_gives_the_bits_of_the_cpu(dtype: torch.dtype) -> None:
     same = Target("emulated", "cpu").same
     for count in (0, 1, 33, 64, 257, 1025, 4097, 70_001):

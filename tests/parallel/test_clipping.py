@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from tests.support.jobs import in_two
+from tests.support.jobs import checks_of
 from tests.support.marks import slow
 
 #: The ratio is held for five steps, and measured within 4 %.
@@ -19,7 +19,7 @@ LATER = {
     "horovod": ("norms topk", "without clipping SGD"),
     "torch": ("norms signsgd", "norms topk", "without clipping AdamW", "without clipping SGD", "resumed", "warned"),
 }
-VALUES = {front: in_two("clipping.py", LATER[front], timeout=280.0, front=front) for front in FRONTS}
+VALUES = {front: checks_of("clipping.py", LATER[front], timeout=280.0, front=front) for front in FRONTS}
 
 
 def each(*names: str) -> pytest.MarkDecorator:

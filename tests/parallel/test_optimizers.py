@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.jobs import in_two, needs_front
+from tests.support.jobs import checks_of, needs_front
 from tests.support.marks import slow
 
 FRONTS = ("torch", "horovod")
@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("front", FRONTS)
 #: For `make test-all`: a late parameter of this kind of optimizer, which `make test` has under the other front.
 LATER = {"torch": "SGD", "horovod": "AdamW"}
 VALUES = {
-    front: in_two("optimizers.py", [f"late {kind} {way}" for way in (*WAYS, "alone")], timeout=200.0, front=front)
+    front: checks_of("optimizers.py", [f"late {kind} {way}" for way in (*WAYS, "alone")], timeout=200.0, front=front)
     for front, kind in LATER.items()
 }
 

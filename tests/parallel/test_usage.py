@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from tests.support.jobs import in_two
+from tests.support.jobs import checks_of
 from tests.support.marks import slow
 
 WORLD = 3
@@ -28,7 +28,7 @@ LATER = (
     "num_groups", "predivide", "two optimizers", "sparse_as_dense", "float64", "repeated none",
     "as if dense, to and fro", "flip, to and fro",
 )  # fmt: skip
-value = in_two("usage.py", LATER, WORLD, timeout=240, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+value = checks_of("usage.py", LATER, WORLD, timeout=240, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 
 
 @pytest.mark.parametrize("name", COMPARED)

@@ -138,7 +138,7 @@ def run_ranks(
     return job
 
 
-def in_two(script: str, later: Collection[str], world: int = 2, **options: Any) -> Callable[[str], list[Any]]:
+def checks_of(script: str, later: Collection[str], world: int = 2, **options: Any) -> Callable[[str], list[Any]]:
     """Return what looks up every rank's value of one check of a job, which takes place when it is first asked.
 
     Args:
@@ -147,13 +147,19 @@ def in_two(script: str, later: Collection[str], world: int = 2, **options: Any) 
     """
 
     @cache
-    def reports(part: bool) -> list[Any]:
-        return run_ranks(world, script, arguments={"in two": (sorted(later), part)}, **options).reports
+    def job(part: bool) -> Job | BaseException:
+        try:
+            return run_ranks(world, script, arguments={"in two": (sorted(later), part)}, **options)
+        except BaseException as error:  # for all who ask: a job that hangs would hang once for each of them
+            return error
 
     def values(name: str) -> list[Any]:
-        errors = [report[name].get("traceback") for report in reports(name in later)]
+        done = job(name in later)
+        if isinstance(done, BaseException):
+            raise done
+        errors = [report[name].get("traceback") for report in done.reports]
         assert not any(errors), next(filter(None, errors))
-        return [report[name]["value"] for report in reports(name in later)]
+        return [report[name]["value"] for report in done.reports]
 
     return values
 

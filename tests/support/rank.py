@@ -65,7 +65,7 @@ def check(name: str, case: Callable[[], Any]) -> None:
     """Run one check of a job that does many, and report what it returned or raised.
 
     Ranks wait for each other between checks, so that an error says which check it belongs to. Of a job in two parts
-    (see :func:`.jobs.in_two`) only checks of the part that was asked for run.
+    (see :func:`.jobs.checks_of`) only checks of the part that was asked for run.
     """
     later, part = arguments().get("in two", ((), False))
     if (name in later) != part:

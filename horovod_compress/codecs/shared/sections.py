@@ -124,10 +124,9 @@ class Sections(Codec):
 
     def prepare(self, work: Work) -> None:
         tensors = work.bucket.tensors
-        work.memo["places"] = slices([self.most(tensor) for tensor in tensors])
-        positions = range(len(tensors))
-        work.memo["rooms"] = [self._room_of(work, position) for position in positions]
-        work.memo["numbers"] = [numbers_at(work, position) for position in positions]
+        places = slices([self.most(tensor) for tensor in tensors])
+        work.memo["rooms"] = [self._room_of(work, position, own) for position, own in enumerate(places)]
+        work.memo["numbers"] = [numbers_at(work, position) for position in range(len(tensors))]
         work.memo["parameters"] = [parameter(self.most(tensor), tensor.count) for tensor in tensors]
         work.memo["given"] = {}  # by position: what the selection of this step was given, until it is read
         work.memo["kept"] = {}
@@ -162,9 +161,12 @@ class Sections(Codec):
         room = work.memo["rooms"][position]
         return work.grad(position), self.waiting(work, position), room[0].numel(), *room
 
-    def _room_of(self, work: Work, position: int) -> tuple[Tensor, Tensor]:
-        """Return where the positions go that are chosen of a tensor, and the values."""
-        own = work.memo["places"][position]
+    def _room_of(self, work: Work, position: int, own: slice) -> tuple[Tensor, Tensor]:
+        """Return where the positions go that are chosen of a tensor, and the values.
+
+        Args:
+            own: which of the bucket's.
+        """
         return work.local["positions"][own], work.local["values"][own]
 
     def settle(self, work: Work, positions: Sequence[int]) -> None:
@@ -213,7 +215,7 @@ class Sections(Codec):
         """Write the sections of tensors into the payload; where is said as for :func:`ops.binary_encode_all`."""
         rooms = [work.memo["rooms"][position] for position in positions]
         ops.values_encode_all(
-            [places for places, _ in rooms],
+            [chosen_at for chosen_at, _ in rooms],
             [work.memo["kept"][position] for position in positions],
             [values for _, values in rooms],
             [work.memo["parameters"][position] for position in positions],
@@ -331,8 +333,8 @@ def nonfinite_of(numbers: Sequence[Tensor]) -> Counts:
     """Return how many elements selections found that are not finite. They are copied without a wait on CUDA."""
     if not numbers:
         return []
-    found = torch.cat([*numbers])[1::NUMBERS]
-    return found.tolist() if found.is_cpu else found
+    found = torch.stack([*numbers])[:, 1]
+    return found.tolist() if found.is_cpu else found.contiguous()
 
 
 def write_sections(work: Work, positions: Sequence[int], write: Callable[[Work, Sequence[int], Tensor], None]) -> None:

@@ -351,7 +351,7 @@ def waiting(compression: Any) -> list[float]:
 def resumed(method: str) -> dict[str, Any]:
     """Return the weights after 12 steps in one go, and in two; and what waits when it was divided anew.
 
-    The fourth, the eighth and the last step are exact.
+    The first four, the eighth and the last step are exact.
     """
     straight, _ = of_a_rank(method, range(12), method)
     _, saved = of_a_rank(method, range(6), method, save="both")
