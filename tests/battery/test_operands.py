@@ -88,12 +88,14 @@ def test_divisors_have_to_be_compared(case: Sample) -> None:
     assert not _equal_after(case, lambda reducer: reducer.buckets.divide_by(divisors))
 
 
-def _has_tables(codec: Codec) -> bool:
+def _shares_tables(codec: Codec) -> bool:
+    """Errors that LoCo keeps are a rank's own."""
     with Fleet(2, TENSORS, codec) as fleet:
-        return bool(fleet.reducers[0].kept.tables())
+        reducer = fleet.reducers[0]
+        return bool(reducer.kept.tables()) and not any(state.rounds.own_tables for state in reducer.buckets)
 
 
-@each_case(_has_tables, cheap=True)
+@each_case(_shares_tables, cheap=True)
 def test_tables_are_compared(case: Sample) -> None:
     def change(reducer: Reducer) -> None:
         for table in reducer.kept.tables().values():
