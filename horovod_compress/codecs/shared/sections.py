@@ -330,11 +330,9 @@ def _columns(given: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 
 def nonfinite_of(numbers: Sequence[Tensor]) -> Counts:
-    """Return how many elements selections found that are not finite. They are copied without a wait on CUDA."""
-    if not numbers:
-        return []
-    found = torch.stack([*numbers])[:, 1]
-    return found.tolist() if found.is_cpu else found.contiguous()
+    """Return how many elements selections found that are not finite. Slices are copied without a wait on CUDA."""
+    found = [one[1:2] for one in numbers]
+    return [int(count) for count in found] if not found or found[0].is_cpu else torch.cat(found)
 
 
 def write_sections(work: Work, positions: Sequence[int], write: Callable[[Work, Sequence[int], Tensor], None]) -> None:
