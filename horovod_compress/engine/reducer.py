@@ -115,6 +115,7 @@ class Reducer:
                 self.sparse.refuse_dense(self.plan.names()[index])
         self._refuse_shared(index, grad)
         position, turn = self.buckets.where(index)[1], self._claim(index)
+        self.buckets.addresses[1][grad.data_ptr()] = index  # of what is claimed: what was refused may be freed now
         if index in self.buckets.frozen:
             with torch.no_grad():
                 turn.leave_out(position, grad)
@@ -135,7 +136,7 @@ class Reducer:
         step = self.buckets.where(index)[0].finished + 1
         if step != self.buckets.addresses[0]:
             self.buckets.addresses = step, {}
-        other = self.buckets.addresses[1].setdefault(grad.data_ptr(), index)
+        other = self.buckets.addresses[1].get(grad.data_ptr(), index)
         if other != index and grad.numel():
             names = self.plan.names()
             raise ConfigError(

@@ -84,11 +84,12 @@ def test_offers_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ConfigError, match="float64"):
             reducer.offer(0, torch.ones(3, dtype=torch.float64))
         step = reducer.offer(0, torch.ones(3))
+        again = torch.ones(3)
         with pytest.raises(ConfigError, match=r"a was offered twice in step 0.*a notebook cell ran twice"):
-            reducer.offer(0, torch.ones(3))
+            reducer.offer(0, again)
         with pytest.raises(ConfigError, match=r"no gradient was offered in step 0 for 1 parameter\(s\): b"):
             reducer.result(0, step)
-        reducer.offer(1, torch.ones(2))
+        reducer.offer(1, again[:2])  # what was refused may be freed, and its memory another gradient's
         assert torch.equal(reducer.result(0, step), torch.ones(3))
 
 
