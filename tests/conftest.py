@@ -18,6 +18,13 @@ from tests import gpu  # noqa: E402  once `tests` can be imported
 from tests.share import Share  # noqa: E402
 from tests.support.marks import long_files_first, mark_combinations  # noqa: E402
 
+try:
+    from tests.support.dynamo import leave_out
+except ImportError:  # without torch
+    pass
+else:
+    leave_out()
+
 FAULTS = Path(__file__).parent / "faults"
 
 try:

@@ -44,7 +44,7 @@ def _load(fleet: Fleet, states: list[dict[str, Any]], residuals: str = "restore"
 
 
 @each_value
-@each_case(cheap=True)
+@each_case()
 @pytest.mark.parametrize("at", [1, 2])
 def test_resume_is_exact(case: Sample, at: int) -> None:
     """Five steps equal some steps, a file, new reducers and the other steps."""
@@ -60,7 +60,7 @@ def test_resume_is_exact(case: Sample, at: int) -> None:
         assert all(same(a, b) for a, b in zip(whole, again, strict=True)) and same(left, kept(fleet))
 
 
-@each_case(keeps_anything, cheap=True)
+@each_case(keeps_anything)
 def test_without_what_was_kept_the_run_goes_elsewhere(case: Sample) -> None:
     """The control; and "reset" empties every kind of state and every table."""
     with _fleet(case) as fleet:
@@ -76,7 +76,7 @@ def test_without_what_was_kept_the_run_goes_elsewhere(case: Sample) -> None:
         assert not same(first, fleet.step(GRADS[2]))
 
 
-@each_case(cheap=True)
+@each_case()
 def test_the_state_of_another_method_or_sample_is_refused(case: Sample) -> None:
     with _fleet(case) as fleet:
         fleet.step(GRADS[0])
@@ -94,7 +94,7 @@ def test_the_state_of_another_method_or_sample_is_refused(case: Sample) -> None:
         _load(fleet, states)  # the control
 
 
-@each_case(keeps_anything, cheap=True)
+@each_case(keeps_anything)
 def test_state_that_lacks_a_part_is_refused(case: Sample) -> None:
     """Every kind of state and every table has to be there, and no other."""
     with _fleet(case) as fleet:
@@ -113,7 +113,7 @@ def test_state_that_lacks_a_part_is_refused(case: Sample) -> None:
             checkpoint.load(reducer, fleet.methods, more, "restore")
 
 
-@each_case(keeps_anything, cheap=True)
+@each_case(keeps_anything)
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e38])
 def test_state_that_would_spoil_every_step_is_refused(case: Sample, value: float) -> None:
     with _fleet(case) as fleet:

@@ -82,6 +82,7 @@ def test_one_bit_learns() -> None:
     assert first == before and first - last >= LEAST * (before - after)
 
 
+@pytest.mark.slow
 def test_the_problem_needs_all_ranks() -> None:
     """The control: with the gradients of one rank alone there is less progress than is asked for."""
     with Fleet(WORLD, TENSORS, "none") as fleet:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.battery.cases import each_case
+from tests.battery.cases import EVERY, each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support.local import random_grads, spec
 from tests.support.samples import Sample
@@ -55,25 +55,25 @@ def _check(case: Sample, world: int, tensors: list, spoilt: int = -1, **options:
     assert all(same(a, b) for a, b in zip(results, there, strict=True)) and same(left, left_there)
 
 
-@each_case(cheap=True)
+@each_case(quick=EVERY)
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_steps(case: Sample, world: int) -> None:
     for exchange in case.exchanges() if world in case.worlds(world) else []:
         _check(case, world, TENSORS, exchange=exchange)
 
 
-@each_case(cheap=True)
+@each_case(quick=EVERY)
 def test_steps_in_parts(case: Sample) -> None:
     """Buckets large enough to be encoded and decoded in parts."""
     _check(case, 2, LARGE)
 
 
-@each_case(cheap=True)
+@each_case(quick=EVERY)
 def test_values_that_are_not_finite(case: Sample) -> None:
     _check(case, 2, TENSORS, spoilt=1, timeout=20.0)
 
 
-@each_case(cheap=True)
+@each_case(quick=EVERY)
 @pytest.mark.parametrize("nonfinite", ["zero"])
 def test_values_that_count_as_zero(case: Sample, nonfinite: str) -> None:
     _check(case, 2, TENSORS, spoilt=1, nonfinite=nonfinite)

@@ -15,7 +15,7 @@ WORLD = 3
 NAMES = {"a", "b", "c"}
 
 
-@each_case(lambda codec: codec.properties().divides == "before", cheap=True)
+@each_case(lambda codec: codec.properties().divides == "before")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("held", [NAMES, {"a", "c"}], ids=["all", "some"])
 def test_results_are_those_of_gradients_that_were_divided(case: Sample, dtype: torch.dtype, held: set[str]) -> None:

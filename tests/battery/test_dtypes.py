@@ -25,7 +25,7 @@ def _odd(grad: Tensor) -> Tensor:
 
 
 @each_value
-@each_case(cheap=True)
+@each_case()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_type_and_layout_in_memory(case: Sample, dtype: torch.dtype) -> None:
     """Results overwrite the gradients, in their type and shape; memory with gaps changes no bit."""
@@ -49,7 +49,7 @@ def test_type_and_layout_in_memory(case: Sample, dtype: torch.dtype) -> None:
     assert same(found[False], found[True])
 
 
-@each_case(cheap=True)
+@each_case()
 def test_types_side_by_side(case: Sample) -> None:
     """A model of several types: each has buckets of its own."""
     tensors = [spec(str(dtype), 300, dtype=dtype) for dtype in DTYPES]

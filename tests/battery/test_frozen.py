@@ -30,7 +30,7 @@ def _kept_for(fleet: Fleet, names: set[str]) -> list[dict[str, torch.Tensor]]:
 
 
 @each_value
-@each_case(cheap=True)
+@each_case()
 @pytest.mark.parametrize("schedule", ["single", "layerwise"])
 @pytest.mark.parametrize("frozen", [{"b"}, {"a", "b", "c"}], ids=["one", "all"])
 def test_a_frozen_tensor_rests(case: Sample, schedule: str, frozen: set[str]) -> None:
@@ -53,7 +53,7 @@ def _moved(fleet: Fleet, numbers: range, frozen: set[str]) -> set[str]:
     return moved
 
 
-@each_case(lambda codec: codec.name == "topk" and codec.properties().law.conserves, cheap=True)
+@each_case(lambda codec: codec.name == "topk" and codec.properties().law.conserves)
 def test_nothing_is_lost_meanwhile(case: Sample) -> None:
     """What was sent and what waits add up to what was offered while the tensor was not frozen."""
     with case.fleet(WORLD, TENSORS) as fleet:

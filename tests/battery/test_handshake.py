@@ -13,7 +13,7 @@ from horovod_compress.engine.agreement.handshake import Document
 from horovod_compress.engine.methods import single
 from horovod_compress.errors import MismatchError
 from horovod_compress.options import Options
-from tests.battery.cases import each_case
+from tests.battery.cases import EVERY, each_case
 from tests.support.local import spec
 from tests.support.samples import Sample, samples_of
 
@@ -23,7 +23,7 @@ def _document(case: Sample) -> Document:
     return Document(json.loads(json.dumps(fields)))  # plain data: it travels as text
 
 
-@each_case(cheap=True)
+@each_case(quick=EVERY)
 def test_any_two_samples_refuse_each_other(case: Sample) -> None:
     handshake.check([_document(case), _document(case)])  # the control
     others = [other for other in samples_of(case.kind) if other != case]
@@ -32,7 +32,7 @@ def test_any_two_samples_refuse_each_other(case: Sample) -> None:
             handshake.check([_document(case), _document(other)])
 
 
-@each_case(cheap=True)
+@each_case(quick=EVERY)
 def test_options_are_all_shown_and_all_can_be_given(case: Sample) -> None:
     """No option is left out of the handshake or hides one that all methods share."""
     config = config_of(case.codec())

@@ -38,7 +38,7 @@ def part(tensor: TensorSpec, place: int, values: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("one_key")
-@each_case(cheap=True)
+@each_case()
 def test_a_method_makes_of_the_means_of_hosts_what_it_makes_of_gradients(case: Sample) -> None:
     if HOSTS not in case.worlds(HOSTS):
         return

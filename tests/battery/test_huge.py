@@ -14,7 +14,7 @@ from tests.battery.kept import kept
 from tests.battery.test_nonfinite import REGISTERED
 from tests.support.local import Fleet, all_same, random_grads, spec
 from tests.support.marks import each_value, slow
-from tests.support.samples import Sample
+from tests.support.samples import FEW, Sample
 
 WORLD, BEFORE, AFTER = 3, 4, 40
 HUGE = [
@@ -90,7 +90,7 @@ def _run(case: Sample, dtype: torch.dtype, huge: float, ranks: range) -> None:
 
 
 @each_value
-@each_case(_registered, dear=True)
+@each_case(_registered, quick=FEW)
 @pytest.mark.parametrize(("dtype", "huge"), HUGE, ids=str)
 def test_one_huge_value_does_no_lasting_harm(case: Sample, dtype: torch.dtype, huge: float) -> None:
     """Later steps are not refused, and what comes of them has the usual size, within some tens of steps."""
@@ -98,7 +98,7 @@ def test_one_huge_value_does_no_lasting_harm(case: Sample, dtype: torch.dtype, h
 
 
 @each_value
-@each_case(_registered, dear=True)
+@each_case(_registered, quick=FEW)
 @pytest.mark.parametrize(("dtype", "huge"), HUGE[:1], ids=str)
 def test_one_huge_value_on_every_rank_does_no_lasting_harm(case: Sample, dtype: torch.dtype, huge: float) -> None:
     _run(case, dtype, huge, range(WORLD))

@@ -14,7 +14,7 @@ from horovod_compress.schedule.plan import Bucket
 from tests.battery.cases import each_case
 from tests.battery.kept import kept, same
 from tests.support.local import all_same, one_tensor, random_grads, spec
-from tests.support.samples import Sample
+from tests.support.samples import FEW, Sample
 
 TENSORS = [spec("a", 5000), spec("b", 301, 7), spec("c", 1)]
 
@@ -25,7 +25,7 @@ def _cut(codec: Codec) -> bool:
     return any(count // lay.records.get(n, 1) > 3 for lay in layouts for n, (_, count) in lay.regions.items())
 
 
-@each_case(_cut, dear=True)
+@each_case(_cut, quick=FEW)
 def test_segments(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """Preludes are folded here, as where they are large: those that go everywhere are one segment."""
     monkeypatch.setattr(memory, "for_prelude", lambda nbytes, world: fold)

@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
 @each_value
-@each_case(lambda codec: codec.properties().law.conserves, cheap=True)
+@each_case(lambda codec: codec.properties().law.conserves)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_is_not_sent_is_kept(case: Sample, dtype: torch.dtype) -> None:
     """result + mean residual' = mean (gradient + residual), but for one rounding for each operation."""
@@ -44,7 +44,7 @@ def test_what_is_not_sent_is_kept(case: Sample, dtype: torch.dtype) -> None:
                     assert bool((wrong <= (world + 3) * unit * size).all()), float((wrong / size).max() / unit)
 
 
-@each_case(lambda codec: codec.properties().law.conserves and bool(codec.layout(ANY_BUCKET, 1).state), cheap=True)
+@each_case(lambda codec: codec.properties().law.conserves and bool(codec.layout(ANY_BUCKET, 1).state))
 def test_the_residual_is_what_keeps_it(case: Sample) -> None:
     """The control: the sum does not come out without the residuals, neither those before nor those after."""
     tensors = [spec("a", 9, 40)]

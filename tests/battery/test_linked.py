@@ -16,7 +16,7 @@ from tests.battery.kept import Kept, kept, same
 from tests.support import nccl
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.marks import each_value, slow
-from tests.support.samples import Sample
+from tests.support.samples import FEW, Sample
 from tests.support.turns import decode_in_parts
 
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
@@ -78,7 +78,7 @@ def _same_payloads(case: Sample, mine: Any, theirs: Any) -> None:
 
 
 @each_value
-@each_case(dear=True)
+@each_case(quick=FEW)
 @pytest.mark.parametrize("world", [3, *slow(1, 2, 4)])
 def test_payloads_on_a_device_give_the_same_bits(case: Sample, world: int) -> None:
     for exchange in over_links(case) if world in case.worlds(world) else []:
@@ -91,7 +91,7 @@ def test_several_buckets_and_dtypes(case: Sample) -> None:
 
 
 @each_value
-@each_case(dear=True)
+@each_case(quick=FEW)
 @pytest.mark.parametrize("world", [3, *slow(2)])
 def test_many_segments_parts_and_folded_preludes(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     decode_in_parts(monkeypatch)

@@ -15,7 +15,7 @@ from tests.battery.cases import each_case
 from tests.battery.kept import anything, kept, kept_by, same
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 from tests.support.marks import each_value
-from tests.support.samples import ANY_BUCKET, Sample, keeps_anything
+from tests.support.samples import ANY_BUCKET, FEW, Sample, keeps_anything
 
 WORLD = 3
 TENSORS = [spec("b", 70), spec("a", 5, 40)]
@@ -69,7 +69,7 @@ def _only_bucket(fleet: Fleet, index: int, grads: Grads) -> None:
             tensor.copy_(old[name])
 
 
-@each_case(dear=True)
+@each_case(quick=FEW)
 def test_a_bucket_is_nan_everywhere_and_leaves_no_trace(case: Sample) -> None:
     """The next steps equal those of a run that never saw it, in every bit of results and of all that is kept."""
     for exchange in case.exchanges():
@@ -82,7 +82,7 @@ def test_a_bucket_is_nan_everywhere_and_leaves_no_trace(case: Sample) -> None:
                 assert anything(kept(hurt))  # or equality would say nothing
 
 
-@each_case(cheap=True)
+@each_case()
 def test_raise(case: Sample) -> None:
     """On every rank, for the bucket that is not finite; what is kept stays, and the next step works."""
     with case.fleet(WORLD, TENSORS, schedule="layerwise", nonfinite="raise") as fleet:
@@ -112,7 +112,7 @@ def test_zero(case: Sample) -> None:
         assert counts == [[6] * WORLD, [0] * WORLD]
 
 
-@each_case(cheap=True)
+@each_case()
 def test_odd_but_finite_numbers_are_not_counted(case: Sample) -> None:
     odd = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1e-39, 3e4, -3e4, 1.0] * 8)
     with case.fleet(2, [spec("a", 64)]) as fleet:
@@ -123,7 +123,7 @@ def test_odd_but_finite_numbers_are_not_counted(case: Sample) -> None:
 
 
 @each_value
-@each_case(lambda codec: type(codec) in REGISTERED, dear=True)  # the toys would only need more lines
+@each_case(lambda codec: type(codec) in REGISTERED, quick=FEW)  # the toys would only need more lines
 @pytest.mark.parametrize(
     ("dtype", "huge"), [(torch.float32, 2e38), (torch.float64, 2e39), (torch.float64, 1e308)], ids=str
 )
@@ -142,7 +142,7 @@ def test_huge_numbers_do_no_lasting_harm(case: Sample, dtype: torch.dtype, huge:
                 assert all(bool(tensor.isfinite().all()) for mine in kept(fleet) for tensor in mine.values())
 
 
-@each_case(lambda codec: type(codec) in REGISTERED and bool(codec.layout(ANY_BUCKET, 1).state), cheap=True)
+@each_case(lambda codec: type(codec) in REGISTERED and bool(codec.layout(ANY_BUCKET, 1).state))
 @pytest.mark.parametrize("value", [math.nan, 3e38], ids=str)
 def test_what_waits_and_is_not_finite_does_not_stay(
     case: Sample, value: float, caplog: pytest.LogCaptureFixture

@@ -18,7 +18,7 @@ from horovod_compress.codecs.work import Work
 from horovod_compress.engine.agreement.differences import TABLES
 from horovod_compress.engine.reducer import Next, Reducer
 from horovod_compress.errors import MismatchError
-from tests.battery.cases import each_case
+from tests.battery.cases import EVERY, each_case
 from tests.support.local import Fleet, all_same, random_grads, spec
 from tests.support.samples import Sample
 
@@ -76,12 +76,12 @@ def _no_carry(reducer: Reducer) -> None:
         carry.zero_()
 
 
-@each_case(cheap=True)
+@each_case(quick=EVERY)
 def test_what_is_a_rank_s_own_changes_all_results_alike(case: Sample) -> None:
     assert _equal_after(case, lambda reducer: (_other_state(reducer), _no_carry(reducer)))
 
 
-@each_case(lambda codec: codec.properties().divides == "before", cheap=True)
+@each_case(lambda codec: codec.properties().divides == "before", quick=EVERY)
 def test_divisors_have_to_be_compared(case: Sample) -> None:
     """The control: a rank that divides by something else has other results."""
     divisors = {tensor.name: torch.full((tensor.count,), 2.0) for tensor in TENSORS}
@@ -95,7 +95,7 @@ def _shares_tables(codec: Codec) -> bool:
         return bool(reducer.kept.tables()) and not any(state.rounds.own_tables for state in reducer.buckets)
 
 
-@each_case(_shares_tables, cheap=True)
+@each_case(_shares_tables, quick=EVERY)
 def test_tables_are_compared(case: Sample) -> None:
     def change(reducer: Reducer) -> None:
         for table in reducer.kept.tables().values():

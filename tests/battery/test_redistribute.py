@@ -43,7 +43,7 @@ def _owes(codec: Codec) -> bool:
     return "residual" in codec.layout(ANY_BUCKET, BEFORE).state and (found.law.conserves or found.has_private_state)
 
 
-@each_case(_owes, cheap=True)
+@each_case(_owes)
 def test_nothing_that_waits_is_lost_to_other_ranks(case: Sample) -> None:
     epsilon = case.codec().properties().law.epsilon
     with case.fleet(BEFORE, TENSORS, schedule="layerwise") as before:
@@ -64,7 +64,7 @@ def test_nothing_that_waits_is_lost_to_other_ranks(case: Sample) -> None:
         assert all_same(after.step(random_grads(AFTER, TENSORS, seed=7)))
 
 
-@each_case(_owes, cheap=True)
+@each_case(_owes)
 def test_all_ranks_together_come_to_what_a_checkpoint_is_dealt_out_as(case: Sample) -> None:
     epsilon = case.codec().properties().law.epsilon
     with case.fleet(BEFORE, TENSORS, schedule="layerwise") as fleet:
@@ -98,7 +98,7 @@ def test_a_last_result_is_pooled_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("there", "summed", "copied"), [((0, 1), False, False), ((1,), True, False), ((1,), False, True)]
 )
-@each_case(_owes, cheap=True)
+@each_case(_owes)
 def test_what_ranks_keep_counts_as_before_among_others(
     case: Sample, there: tuple[int, ...], summed: bool, copied: bool
 ) -> None:
@@ -136,7 +136,7 @@ def _has_momentum(codec: Codec) -> bool:
     return "momentum" in codec.layout(ANY_BUCKET, BEFORE).state
 
 
-@each_case(_has_momentum, cheap=True)
+@each_case(_has_momentum)
 def test_momentum_is_that_of_one_rank_whatever_their_number(case: Sample) -> None:
     """It is a running sum of a rank's gradients: nothing of it waits to be sent, and it needs no other factor."""
     with case.fleet(BEFORE, TENSORS, schedule="layerwise") as before:

@@ -9,7 +9,7 @@ import torch
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support.local import all_same, random_grads, spec
-from tests.support.samples import Sample
+from tests.support.samples import FEW, Sample
 
 TENSORS = [spec("a", 31, 40), spec("b", 65), spec("c", 3), spec("d")]
 STEPS = 4
@@ -23,7 +23,7 @@ def _run(case: Sample, world: int, grads: int = 0, **common: Any) -> tuple[list[
         return results, kept(fleet)
 
 
-@each_case(dear=True)
+@each_case(quick=FEW)
 def test_ranks_agree_and_runs_repeat(case: Sample) -> None:
     """For 1 to 4 ranks and every exchange that fits; other gradients give other bits, as a control."""
     assert case.worlds(2), "every method serves two ranks with its samples"

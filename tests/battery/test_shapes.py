@@ -12,7 +12,7 @@ from tests.battery.cases import each_case
 from tests.battery.kept import kept
 from tests.support.local import all_same, random_grads, spec
 from tests.support.marks import each_value
-from tests.support.samples import Sample
+from tests.support.samples import FEW, Sample
 
 LENGTHS = [0, 1, 2, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 2**14 - 1, 2**14, 2**14 + 1]
 EDGES = [spec(f"of {count}", count) for count in LENGTHS] + [spec("scalar")]
@@ -21,7 +21,7 @@ GAPS = [spec("long", 700), spec("empty", 0), spec("rows", 5, 33), spec("scalar")
 WORLD = 3
 
 
-@each_case(dear=True)
+@each_case(quick=FEW)
 def test_lengths(case: Sample) -> None:
     """Every edge length in a bucket of its own, and all in one bucket with gaps between them."""
     for world in case.worlds(1, 2, 3):

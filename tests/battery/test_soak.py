@@ -51,6 +51,7 @@ def test_memory_does_not_grow(method: str, over: str) -> None:
         assert slope < MOST_SLOPE
 
 
+@pytest.mark.slow
 def test_a_leak_would_be_seen() -> None:
     """The negative: steps that keep a tensor each."""
     kept: list[Any] = []

@@ -18,7 +18,7 @@ from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.arithmetic import Gpu, OfGpu
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.marks import each_value, slow
-from tests.support.samples import Sample
+from tests.support.samples import FEW, Sample
 from tests.support.turns import decode_in_parts
 
 # A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar; another dtype.
@@ -67,20 +67,20 @@ def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
 
 
 @each_value
-@each_case(dear=True)
+@each_case(quick=FEW)
 @pytest.mark.parametrize("world", [3, *slow(1, 2, 4)])
 def test_staged_payloads_give_the_same_bits(case: Sample, world: int) -> None:
     for exchange in case.exchanges() if world in case.worlds(world) else []:
         _check(case, world, TENSORS, exchange=exchange)
 
 
-@each_case(dear=True)
+@each_case(quick=FEW)
 def test_staged_payloads_of_several_buckets_and_dtypes(case: Sample) -> None:
     _check(case, 3, MIXED, schedule="layerwise")
 
 
 @each_value
-@each_case(dear=True)
+@each_case(quick=FEW)
 @pytest.mark.parametrize("world", [3, *slow(2)])
 def test_chunks_are_staged_in_time(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoding and decoding in parts, with preludes that are folded too."""

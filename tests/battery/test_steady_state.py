@@ -9,7 +9,7 @@ from horovod_compress.engine.bucket.round import Round
 from horovod_compress.engine.buckets import BucketState
 from tests.battery.cases import each_case
 from tests.support.local import Fleet, random_grads, spec
-from tests.support.samples import Sample
+from tests.support.samples import FEW, Sample
 
 TENSORS = [spec("a", 300, 200), spec("b", 777), spec("c", 3)]
 #: All kinds of rounds of a sample should come within so many steps.
@@ -40,7 +40,7 @@ def _addresses(fleet: Fleet) -> list[int]:
     return found
 
 
-@each_case(dear=True)
+@each_case(quick=FEW)
 def test_buffers_stay_and_memory_is_flat(case: Sample) -> None:
     codec = case.codec()
     assert {codec.for_step(step) for step in range(WARM)} == set(variants_of(codec)), "every kind of round comes soon"

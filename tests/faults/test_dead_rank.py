@@ -15,7 +15,7 @@ OTHERS = [("in backward", 1, "attached"), ("idle", 3, "attached")]
 ALL = [*OTHERS, *((phase, victim, path) for phase in PHASES for victim in (0, 2) for path in (*PATHS, DDP))]
 
 
-@pytest.mark.parametrize("path", [*PATHS, *slow(DDP)])
+@pytest.mark.parametrize("path", ["attached", *slow("stock", DDP)])
 def test_control(nursery: Nursery, path: str) -> None:
     for rank in nursery.run(WORLD, "train.py", {"fault": "none", "path": path}):
         assert rank.report["first"]["error"] is None, rank.report
@@ -36,9 +36,10 @@ def test_killed_anywhere(nursery: Nursery, phase: str, victim: int, path: str) -
     check_survivors(strike(nursery, "kill", phase, victim, path), victim, path, 0.0, SECONDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "victim", "method"),
-    [("encode", 2, "marsit"), *slow(("decode", 1, "sparse_binary"), ("encode", 3, "sketch_fusion"))],
+    [("encode", 2, "marsit"), ("decode", 1, "sparse_binary"), ("encode", 3, "sketch_fusion")],
 )
 def test_killed_in_update_mode(nursery: Nursery, phase: str, victim: int, method: str) -> None:
     """The weights are set back to those that all ranks have in common."""
@@ -56,7 +57,8 @@ def test_killed_in_fold(nursery: Nursery, path: str) -> None:
     check_survivors(survivors, 1, path, 0.0, SECONDS)
 
 
-@pytest.mark.parametrize(("victim", "path"), [(0, "attached"), *slow((2, "attached"), (2, DDP))])
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "path"), [(0, "attached"), (2, "attached"), (2, DDP)])
 def test_killed_in_the_transport_s_own_sum(nursery: Nursery, victim: int, path: str) -> None:
     survivors = strike(nursery, "kill", "sum", victim, path, method="none", exchange="auto", width=8192)
     check_survivors(survivors, victim, path, 0.0, SECONDS)

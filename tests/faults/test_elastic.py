@@ -70,8 +70,9 @@ def apart(job: ElasticJob, number: int) -> float:
     return max(end["trained"][number]["apart"] for end in job.ends)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("events", [[AWAY], *slow([AWAY, BACK])])
+@pytest.mark.parametrize("events", [[AWAY], [AWAY, BACK]])
 def test_what_waits_counts_on_among_other_ranks(tmp_path: Path, events: list[dict[str, Any]]) -> None:
     """Ranks leave as announced, so that Horovod has the others go on without sync(), and new ones come."""
     steps = events[-1]["step"] + 2

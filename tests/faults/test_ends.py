@@ -37,7 +37,8 @@ def test_silent_rank(nursery: Nursery, path: str) -> None:
         assert any(blames(rank.output, 1) for rank in ranks), ranks
 
 
-@pytest.mark.parametrize("path", ["attached", *slow(DDP)])
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["attached", DDP])
 def test_late_but_in_time(nursery: Nursery, path: str) -> None:
     """The control of the test above."""
     case = {"fault": "sleep", "victim": 1, "path": path, "timeout": 10.0, "sleep": 2.0, "leave": True}
@@ -116,7 +117,7 @@ def test_a_rank_that_leaves_says_why(nursery: Nursery, fault: str, path: str) ->
 
 @pytest.mark.parametrize(
     ("meeting", "told"),
-    [("handshake", "the handshake"), ("attach", "the comparison of ranks before the first gradient")],
+    [("handshake", "the handshake"), *slow(("attach", "the comparison of ranks before the first gradient"))],
 )
 def test_error_before_a_meeting(nursery: Nursery, meeting: str, told: str) -> None:
     """A rank that ends is missed at once, and by name; what it was awaited for is said in a user's words."""

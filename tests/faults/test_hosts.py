@@ -25,8 +25,11 @@ def test_control(nursery: Nursery) -> None:
     ("phase", "victim", "path"),
     [
         ("host", 2, "attached"),
-        ("deliver", 1, "attached"),
-        *slow(*((phase, victim, "attached") for phase in ANYWHERE for victim in (0, 3)), ("agree", 2, DDP)),
+        *slow(
+            ("deliver", 1, "attached"),
+            *((phase, victim, "attached") for phase in ANYWHERE for victim in (0, 3)),
+            ("agree", 2, DDP),
+        ),
     ],
 )
 def test_killed(nursery: Nursery, phase: str, victim: int, path: str) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from tests.faults import JOBS
 from tests.support.jobs import run_ranks
-from tests.support.marks import slow
 from tests.support.nursery import Nursery
 
 TIMEOUT = 3.0
@@ -19,7 +18,8 @@ def _case(**more: object) -> dict[str, object]:
     return {"victim": 0, "fault": None, "sleep": 0.0, "timeout": TIMEOUT, "tries": 2} | more
 
 
-@pytest.mark.parametrize("victim", [0, *slow(1, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_rank_that_stops_before_it_connects(nursery: Nursery, victim: int) -> None:
     """The others are told in time, twice, and by an error of ours."""
     case = _case(fault="stop", victim=victim)
@@ -42,6 +42,7 @@ def test_after_a_start_that_failed_the_next_one_can_succeed(nursery: Nursery, vi
         assert rank.report["errors"] or rank.number == victim
 
 
+@pytest.mark.slow
 def test_control(nursery: Nursery) -> None:
     ranks = nursery.run(3, "start.py", _case())
     assert [rank.report["errors"] for rank in ranks] == [[]] * 3

@@ -17,7 +17,6 @@ import pytest
 
 from tests.faults import JOBS
 from tests.support.jobs import ROOT, RunningJob, run_ranks
-from tests.support.marks import slow
 
 CONNECTS, SOON = 2_000, 0.3
 SAID = {"silence": b"", "half a handshake": b"\0\0\0", "http": b"GET / HTTP/1.1\r\n\r\n", "zeros": bytes(7) + b"\1"}
@@ -106,7 +105,8 @@ def reached(port: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("who", ["all", *slow("silence", "others")])
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["all", "silence", "others"])
 def test_many_strangers_take_no_descriptor(
     ranks: Besieged, descriptors: None, held: list[socket.socket], who: str
 ) -> None:

@@ -32,6 +32,7 @@ def _play(nursery: Nursery, world: int, path: str, joining: list[int], before: i
         assert any("called hvd.join() before step 7, in which rank(s)" in text for text in told), told
 
 
+@pytest.mark.slow
 def test_attached_with_a_pause_behind_the_first_join(nursery: Nursery) -> None:
     _play(nursery, 2, "attached", [1], pause=2.5)
 

@@ -59,11 +59,16 @@ def test_on_other_paths(nursery: Nursery, path: str, fault: str) -> None:
     check_ends(*run(nursery, fault, path=path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "fault"),
     [
         ("attached", "kill"),
-        *slow(("attached", "stop"), ("stock", "kill"), ("stock", "stop"), ("ddp", "kill"), ("ddp", "stop")),
+        ("attached", "stop"),
+        ("stock", "kill"),
+        ("stock", "stop"),
+        ("ddp", "kill"),
+        ("ddp", "stop"),
     ],
 )
 def test_in_the_search_of_a_schedule(nursery: Nursery, path: str, fault: str) -> None:

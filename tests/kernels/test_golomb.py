@@ -104,6 +104,7 @@ def test_the_bound_holds_for_the_worst_positions() -> None:
 # ---- encoding -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ten_thousand_masks() -> None:
     random.seed(1)
     for seed in range(10_000):
@@ -252,6 +253,7 @@ def test_random_bytes(first: int) -> None:
         assert all(part.intact() for part in guarded)
 
 
+@pytest.mark.slow
 def test_flipped_bits() -> None:
     good = encoded(mask(9000, 0.02, 1), 1, 9000)
     for bit in range(0, 8 * good.numel(), 7):

@@ -32,7 +32,7 @@ from horovod_compress.exchange.device import Deadline, Device
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 from tests.support.local import same_bits
-from tests.support.marks import each_value
+from tests.support.marks import each_value, slow
 from tests.support.turns import put, turn_of
 
 from . import emulator
@@ -159,7 +159,7 @@ def started_for(bucket: Bucket, step_size: str | float, operations: list[str]) -
 
 @each_value
 @pytest.mark.parametrize("zeros", ["random", "positive"])
-@pytest.mark.parametrize("step_size", ["row", "tensor", 0.01])
+@pytest.mark.parametrize("step_size", ["row", *slow("tensor", 0.01)])
 def test_a_step_of_marsit(step_size: str | float, zeros: str) -> None:
     assert sum(len(bucket.tensors) for bucket in BUCKETS) == 161 and len(BUCKETS) == 4
     for bucket in BUCKETS:
@@ -193,7 +193,7 @@ def test_a_step_in_full_precision() -> None:
         assert all(map(same_bits, expected, found)) and started == Started(2, 0, [])
 
 
-@pytest.mark.parametrize(("codec", "operations"), [(EfSignSgd("row"), 2), (OneBit("row"), 12)])
+@pytest.mark.parametrize(("codec", "operations"), [(EfSignSgd("row"), 2), *slow((OneBit("row"), 12))])
 def test_a_step_of_gathered_signs(codec: Codec, operations: int) -> None:
     """Torch's operations are on all values of a bucket at once."""
     for bucket in BUCKETS:
@@ -206,15 +206,17 @@ def test_a_step_of_gathered_signs(codec: Codec, operations: int) -> None:
 #: Codecs with the kernels of a step where every row is of eight blocks or less, and the elements of a row, 0 for all.
 QUANTISED = [
     (Standard(8, "max", 2048), 3, 2048),
-    (Standard(4, "max", 0), 3, 0),
-    (Standard(16, 2, 256), 3, 256),
     (Exponential(4, "max", 0), 3, 0),
-    (Exponential(8, "max", 2048), 3, 2048),
-    (Natural(), 3, 0),
     (TernGrad(), 3, 0),
-    (TernGrad(clip=0, bits=4), 3, 0),
     (Packed(8, 512, "max"), 2, 1),
-    (Packed(5, 320, 2), 2, 1),
+    *slow(
+        (Standard(4, "max", 0), 3, 0),
+        (Standard(16, 2, 256), 3, 256),
+        (Exponential(8, "max", 2048), 3, 2048),
+        (Natural(), 3, 0),
+        (TernGrad(clip=0, bits=4), 3, 0),
+        (Packed(5, 320, 2), 2, 1),
+    ),
 ]
 
 
@@ -223,11 +225,13 @@ QUANTISED = [
 #: sparse_binary take three more, and the norms of stc one or two.
 POSITIONS = [
     (TopK(), 10, 3),
-    (TopK(chunk=64, density=0.1), 7, 2),
-    (TopK(value_bits=16), 10, 3),
-    (Dgc(density=0.01), 10, 3),
-    (Dgc(density=0.01, momentum=0.0), 10, 3),
     (SparseBinary(), 13, 4),
+    *slow(
+        (TopK(chunk=64, density=0.1), 7, 2),
+        (TopK(value_bits=16), 10, 3),
+        (Dgc(density=0.01), 10, 3),
+        (Dgc(density=0.01, momentum=0.0), 10, 3),
+    ),
 ]
 
 

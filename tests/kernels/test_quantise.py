@@ -284,6 +284,7 @@ def test_a_stream_by_hand() -> None:
     assert found.numpy().tobytes() == expected
 
 
+@pytest.mark.slow
 def test_any_bytes_are_read_without_leaving_the_section() -> None:
     """Random bytes, cut and changed sections: the count of malformed ranges is the reference's, guards stay."""
     rng = np.random.default_rng(1)

@@ -175,6 +175,7 @@ def test_columns() -> None:
         assert 16 * places <= target and all(places % d for d in range(2, places))
 
 
+@pytest.mark.slow
 def test_unbiased_with_the_promised_variance() -> None:
     """For each row alone: E[est] = x_j and Var[est] <= (||x||^2 - x_j^2) / columns, over many keys."""
     columns, keys, count = 112, 2000, 1600

@@ -164,6 +164,7 @@ def test_random_bytes(form: str) -> None:
         assert all(part.intact() for part in guarded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_flipped_bits(form: str) -> None:
     at, found = mask(9000, 0.02, 1), set()

@@ -39,6 +39,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", [*slow("file://{folder}/store"), "tcp://localhost:{port}"])
 def test_ranks_of_one_host_find_each_other_and_may_end_after_a_save(init: str, tmp_path: Path) -> None:
     method, saved = init.format(folder=tmp_path, port=free_port()), tmp_path / "saved"

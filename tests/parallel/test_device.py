@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("sklearn")
-
 from tests.support.jobs import needs_front, run_ranks
+from tests.support.marks import needs_sklearn
+
+pytestmark = needs_sklearn
 
 METHODS = ("none", "marsit", "topk", "sketch_fusion")
 SECONDS = 280.0

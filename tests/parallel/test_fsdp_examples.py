@@ -10,9 +10,11 @@ import sys
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 
 from tests.support.jobs import ROOT, run_ranks
+from tests.support.marks import needs_sklearn
+
+pytestmark = needs_sklearn
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
 TRANSFORMER = "fsdp_transformer.py"

@@ -11,10 +11,11 @@ import psutil
 import pytest
 
 from tests.support.jobs import RunningJob, run_ranks
+from tests.support.marks import slow
 from tests.support.yields import sleeping_yields
 
 
-@pytest.mark.parametrize("launched", [True, False])
+@pytest.mark.parametrize("launched", [*slow(True), False])
 def test_every_rank_reports_and_gets_the_arguments(launched: bool) -> None:
     job = run_ranks(2, "hello.py", arguments={"x": [1, 2]}, launched=launched)
     assert [report["rank"] for report in job.reports] == [0, 1]

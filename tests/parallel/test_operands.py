@@ -36,7 +36,7 @@ SAID_UNDER_HOROVOD = {
 }
 
 
-@pytest.fixture(scope="module", params=FRONTS)
+@pytest.fixture(scope="module", params=[*slow("torch"), "horovod"])
 def found(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
     job = run_ranks(WORLD, "operands.py", timeout=150, arguments={"world": WORLD}, front=request.param)
     return request.param, job.values()

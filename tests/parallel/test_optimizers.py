@@ -11,7 +11,7 @@ from tests.support.marks import slow
 
 FRONTS = ("torch", "horovod")
 WAYS = ("False", "True", "none")
-BOTH = pytest.mark.parametrize("front", FRONTS)
+BOTH = pytest.mark.parametrize("front", [*slow("torch"), "horovod"])
 
 
 #: For `make test-all`: a late parameter of this kind of optimizer, which `make test` has under the other front.

@@ -8,6 +8,7 @@ import pytest
 
 from horovod_compress.codecs.registry import methods
 from tests.support.jobs import run_ranks
+from tests.support.marks import slow
 
 SECONDS = 280.0
 FEW = {"second_moment": "shared", "warmup_steps": 3, "rebuild_every": 10}
@@ -32,7 +33,7 @@ def run(front: str, cases: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture(scope="module", params=["torch", "horovod"])
+@pytest.fixture(scope="module", params=[*slow("torch"), "horovod"])
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return run(request.param, CASES)
 

@@ -145,7 +145,7 @@ def column(results: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "method", ["marsit", "onebit_adam", "powersgd", "ef_signsgd", *slow("signsgd", "onebit", "signum")]
+    "method", ["marsit", "powersgd", *slow("onebit_adam", "ef_signsgd", "signsgd", "onebit", "signum")]
 )
 def test_a_rare_feature_is_delivered_within_one_interval(method: str) -> None:
     with Team(method, WORLD, 4, 20, tensors=TENSORS) as team:

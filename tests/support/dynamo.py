@@ -1,7 +1,8 @@
-"""Leaves torch's compiler out of ranks that compile nothing.
+"""Leaves torch's compiler out of processes that compile nothing.
 
-The first optimizer of a process imports it, to tell it what not to compile: seconds of a core, for each rank of each
-job. A stand-in answers that, and becomes the real module as soon as anything else is asked of it.
+The first optimizer of a process imports it, to tell it what not to compile: seconds of a core, for each worker of the
+tests and each rank of each job. A stand-in answers that, and becomes the real module as soon as anything else is asked
+of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Which cases of a test `make test` leaves to `make test-all`, and the order of the files."""
+"""Which cases of a test `make test` leaves to `make test-all`, what tests need, and the order of the files."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 
 #: Of the combinations of its parameters `make test` takes as few as show each value once.
 each_value = pytest.mark.each_value
+
+#: For what trains on scikit-learn's data: to import it takes seconds, so files that only may need it do not.
+needs_sklearn = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
 
 
 def slow(*cases: Any) -> list[Any]:

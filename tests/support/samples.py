@@ -14,12 +14,12 @@ from horovod_compress.options import EXCHANGES
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet
 
-#: One method of each kind, for `make test`; every-method matrices belong to `make test-all`.
-KINDS = ("none", "fp16", "marsit", "global_qsgd", "ef_signsgd", "topk", "sketch_fusion", "powersgd", "onebit_adam")
-#: Those of them that go through the engine each in its own way: bits that merge, by several kinds of rounds; codes that
-#: add; sections, gathered; a table that adds, and gathered values; preludes, and tables of the bucket; records that an
-#: owner folds, with a state of its own. For what takes a second of each.
-FAMILIES = ("marsit", "global_qsgd", "topk", "sketch_fusion", "powersgd", "onebit_adam")
+#: Methods that go through the engine each in its own way, for `make test`; matrices of every method belong to
+#: `make test-all`. What is sent as it is; bits that merge, by several kinds of rounds; codes that add; sections,
+#: gathered; preludes, and tables of the bucket; records that an owner folds, with a state of its own.
+KINDS = ("none", "marsit", "global_qsgd", "topk", "powersgd", "onebit_adam")
+#: Those of them that differ most, for what takes a second of each.
+FEW = ("marsit", "topk", "powersgd")
 
 #: A bucket for questions to a codec whose answer does not depend on the shape.
 ANY_BUCKET = Bucket(0, (TensorSpec("any", (64,), "float32"),))

@@ -11,6 +11,7 @@ import pytest
 from horovod_compress.schedule import auto, layerfusion, mergecomp
 from horovod_compress.schedule.costs import Affine, Arrivals, Costs, step_seconds
 from horovod_compress.schedule.trial import BucketCost, Choice, Measured, SearchSpace, Tuning
+from tests.support.marks import slow
 
 MOST_TRIALS = 15
 
@@ -80,7 +81,7 @@ def machine(draw: random.Random, count: int, noise: float = 0.0) -> Machine:
     return Machine(Arrivals(counts, seconds), compressed, Costs(Affine(fixed, each), Affine(1e-4, 5e-10)), noise)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 9, 40, 161])
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 40, *slow(161)])
 def test_near_the_best_of_all_others(count: int) -> None:
     draw = random.Random(count)
     for _ in range(20):
@@ -147,8 +148,8 @@ def test_a_fast_network_gets_no_compression_and_a_slow_one_does_and_says_why() -
     fast = Machine(Arrivals(counts, seconds), work, Costs(Affine(2e-4, 1e-9), Affine(1e-4, 0)))
     found = fast.run(auto.tune(SearchSpace(20, may_be_plain=True)))
     assert len(found.plain) == len(found.counts) and "none compressed" in found.why
-    slow = Machine(Arrivals(counts, seconds), work, Costs(Affine(2e-4, 1e-6), Affine(1e-4, 0)))
-    found = slow.run(auto.tune(SearchSpace(20, may_be_plain=True)))
+    weak = Machine(Arrivals(counts, seconds), work, Costs(Affine(2e-4, 1e-6), Affine(1e-4, 0)))
+    found = weak.run(auto.tune(SearchSpace(20, may_be_plain=True)))
     assert not found.plain and "all compressed" in found.why
 
 
@@ -162,13 +163,13 @@ def test_of_steps_that_are_as_good_as_equal_that_with_less_work_is_kept(longer: 
 
 def test_slow_networks_never_carry_a_whole_step_uncompressed() -> None:
     counts, seconds = (400_000,) * 40, tuple(0.001 * place for place in range(40))
-    slow = Machine(
+    weak = Machine(
         Arrivals(counts, seconds), Costs(Affine(1e-3, 1e-9), Affine(0, 1e-9)), Costs(Affine(1e-3, 4e-8), Affine(0, 0))
     )
     tried: list[Choice] = []
-    measure = slow.measure
-    slow.measure = lambda choice: tried.append(choice) or measure(choice)  # type: ignore[method-assign]
-    slow.run(auto.tune(SearchSpace(40, may_be_plain=True)))
+    measure = weak.measure
+    weak.measure = lambda choice: tried.append(choice) or measure(choice)  # type: ignore[method-assign]
+    weak.run(auto.tune(SearchSpace(40, may_be_plain=True)))
     uncompressed = [sum(choice.counts[place] for place in choice.plain) for choice in tried]
     assert 0 < max(uncompressed) <= 8
 

@@ -217,6 +217,7 @@ def test_wrong_elements_are_counted() -> None:
 # ---- plots ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_and_say_what_they_show(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks.figures_allreduce import draw

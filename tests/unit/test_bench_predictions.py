@@ -25,6 +25,7 @@ def points(pace: float, message: float) -> list[Record]:
     return found
 
 
+@pytest.mark.slow
 def test_the_fit_finds_what_was_put_in_and_predicts_the_other_cells() -> None:
     pace, message = predictions.PACES[12], predictions.MESSAGES[10]
     found = predictions.compared(points(pace, message), [(2, "1gbit")], 1e-4)
@@ -34,6 +35,7 @@ def test_the_fit_finds_what_was_put_in_and_predicts_the_other_cells() -> None:
     assert "error of 2 steps that were not fitted to" in predictions.text(found)
 
 
+@pytest.mark.slow
 def test_records_are_shown_again_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     found = predictions.compared(points(2.0, 1e-4), [(2, "1gbit")], 1e-4)

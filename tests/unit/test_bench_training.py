@@ -250,6 +250,7 @@ def test_methods_are_compared_by_the_median_of_their_seeds() -> None:
     assert "given on the command line" in text and "baseline: horovod" in text
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_from_records(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks import figures_training

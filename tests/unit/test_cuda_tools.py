@@ -55,6 +55,7 @@ def tool(*arguments: str, program: str, **environment: str) -> Any:
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 
 
+@pytest.mark.slow
 def test_fewer_architectures_can_be_asked_for() -> None:
     program = "import cuda_compile as c; print(c.flags().cuda_architectures())"
     assert tool(program=program, HVC_CUDA_ARCH="").stdout == "(75, 80, 86, 89, 90, 100, 120)\n"
@@ -123,6 +124,7 @@ def test_all_cuda_sources_are_compiled_for_one_architecture_and_linked_once(tmp_
     assert len(calls(tmp_path)) == 1, "what has not changed is not compiled again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["90,80", "all"])
 def test_other_architectures_can_be_compiled_for(asked: str, tmp_path: Path) -> None:
     """All are those that this nvcc knows, whatever HVC_CUDA_ARCH says."""
@@ -139,6 +141,7 @@ def test_a_kernel_that_spills_fails_also_when_nothing_is_compiled_again(tmp_path
         assert "ptxas info" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", ["", REPORT.replace("Used 12 registers", "Used twelve registers")])
 def test_a_report_that_is_not_understood_fails(said: str, tmp_path: Path) -> None:
     done = compile_all(tmp_path, reports={"sign.cu": said})

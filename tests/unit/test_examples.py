@@ -10,9 +10,12 @@ from types import ModuleType
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 
 import torch
+
+from tests.support.marks import needs_sklearn
+
+pytestmark = needs_sklearn
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OURS = {path.stem for path in EXAMPLES.glob("*.py")}

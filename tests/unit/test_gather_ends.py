@@ -91,6 +91,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves_at_once", [False, True], ids=["", "control"])
 def test_the_host_of_the_store_may_end_right_after_a_gather(leaves_at_once: bool) -> None:
     """The control leaves as soon as it has read, and fails the other rank."""

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests import gpu
-from tests.support.marks import slow
 
 ROOT = Path(gpu.__file__).resolve().parents[1]
 CONFTEST = """
@@ -91,6 +90,7 @@ class Folder:
         return [(line["test"].partition("::test_")[2], line["outcome"]) for line in lines]
 
 
+@pytest.mark.slow
 def test_results_are_kept_and_what_was_right_is_left_out(tmp_path: Path) -> None:
     folder = Folder(tmp_path, a__first=FIRST)
     status, said = folder.run("-m", "gpu")
@@ -107,12 +107,14 @@ def test_results_are_kept_and_what_was_right_is_left_out(tmp_path: Path) -> None
     assert "test_right PASSED" in folder.run("-m", "gpu", A_KEY="other sources")[1]
 
 
+@pytest.mark.slow
 def test_everything_right_is_success_also_where_nothing_runs(tmp_path: Path) -> None:
     folder = Folder(tmp_path, a__right="import pytest\n@pytest.mark.gpu\ndef test_right(): ...\n")
     assert folder.run("-m", "gpu")[0] == folder.run("-m", "gpu")[0] == 0
 
 
-@pytest.mark.parametrize("workers", [(), *slow((("-n", "2"),))], ids=["alone", "workers"])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
 def test_the_limit_ends_what_runs_and_the_next_call_begins_with_the_rest(
     tmp_path: Path, workers: tuple[str, ...]
 ) -> None:

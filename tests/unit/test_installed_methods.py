@@ -106,6 +106,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(target)])}
 
 
+@pytest.mark.slow
 def test_a_method_of_another_package(installed: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", USE], env=installed, capture_output=True, text=True, timeout=100, check=False

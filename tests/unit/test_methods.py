@@ -129,6 +129,7 @@ def test_what_was_not_sent_is_handed_on(later: str) -> None:
         assert torch.allclose(sent + waiting, given, atol=1e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("before", ["topk", "ef_signsgd", "dgc", "powersgd", "marsit"])
 @pytest.mark.parametrize(
     "after",

@@ -578,6 +578,7 @@ def check_virtual(
             assert torch.equal(mine[name].view(torch.uint8), region.view(torch.uint8)), (method, exchange, name)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize(("method", "exchange", "options"), VIRTUAL)
 def test_virtual_ranks_come_to_the_bytes_of_local(

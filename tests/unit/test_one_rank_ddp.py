@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 import horovod_compress.ddp as hvc
 from horovod_compress.fronts.scale import Scale
 from horovod_compress.fronts.torch_dist import job
-from tests.support.marks import slow
 
 LONG = 30.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -272,7 +271,8 @@ called(torch.ones(1, 2)).sum().backward()
 """
 
 
-@pytest.mark.parametrize("registers", [*slow(False), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("registers", [False, True])
 def test_so_does_one_that_nobody_closes(registers: bool, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", AT_EXIT, str(tmp_path / "store"), *["register"] * registers]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT)

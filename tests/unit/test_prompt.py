@@ -56,7 +56,7 @@ FRONTS = {
 
 
 @pytest.mark.parametrize(
-    "front", [pytest.param(name, marks=[needs_horovod] * (name != "horovod_compress.ddp")) for name in FRONTS]
+    "front", ["horovod_compress.ddp", pytest.param("horovod_compress.torch", marks=[needs_horovod, pytest.mark.slow])]
 )
 def test_mistakes_are_told_where_there_are_no_ranks(front: str) -> None:
     """In a process of its own, which has joined no job."""

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 
 import torch
 from torch import nn
+
+from tests.support.marks import needs_sklearn
+
+pytestmark = needs_sklearn
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OURS = {path.stem for path in EXAMPLES.glob("*.py")} | {"recipes"}
@@ -55,6 +58,7 @@ def test_the_page_lists_the_recipes_as_they_are(recipe) -> None:
     assert [line for line in page.splitlines() if line.startswith(tuple(f"| `{task}`" for task in TASKS))] == rows
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("words", ["none", "marsit warmup_steps=0 full_precision_every=0"])
 @pytest.mark.parametrize("task", TASKS)
 def test_a_recipe_trains(recipe, task: str, words: str) -> None:
@@ -67,6 +71,7 @@ def test_a_recipe_trains(recipe, task: str, words: str) -> None:
     assert record["metric"] in {name for name in ("loss", "accuracy") if record[name] is not None}
 
 
+@pytest.mark.slow
 def test_equal_words_give_equal_results(recipe) -> None:
     first, second = (training(recipe, "vit", "marsit").run() for _ in range(2))
     assert first["loss"] == second["loss"] and first["train_losses"] == second["train_losses"]
@@ -130,6 +135,7 @@ def test_adapters_alone_are_trained_and_begin_as_nothing(recipe) -> None:
     assert moved and moved <= set(one.named)
 
 
+@pytest.mark.slow
 def test_the_running_mean_is_measured_and_the_weights_go_on(recipe) -> None:
     one = training(recipe, "diffusion", "none", steps=4)
     one.run()

@@ -141,7 +141,7 @@ def odd_tensors(tensor: Tensor) -> list[Tensor]:
     return [*shaped, tensor.to(torch.complex64), tensor.to_sparse() if tensor.numel() else tensor.to("meta")]
 
 
-@pytest.mark.parametrize("is_sealed", [True, False], ids=["sealed", "earlier version"])
+@pytest.mark.parametrize("is_sealed", [True, *slow(False)], ids=["sealed", "earlier version"])
 def test_malformed_states_are_refused_in_words(fleet: Fleet, is_sealed: bool) -> None:
     """Any part, replaced by anything or left out; nothing else than our own errors comes, and nothing is changed."""
     state = checkpoint.save(fleet.reducers[0], fleet.methods, {"tuned": True, "scale": 2.0, "rates": [0.1]})

@@ -593,7 +593,8 @@ def test_a_step_is_the_mean_over_ranks_and_the_shortest_counts() -> None:
         tuning.step_over_ranks([*trials, [1.0]])
 
 
-@pytest.mark.parametrize(("late", "others_wait"), [([0], 2 / 3), *slow(([0, 1, 2], 0.0), ([1, 2], 1 / 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize(("late", "others_wait"), [([0], 2 / 3), ([0, 1, 2], 0.0), ([1, 2], 1 / 3)])
 def test_what_lies_between_steps_counts_only_where_ranks_differ_in_it(
     monkeypatch: pytest.MonkeyPatch, late: list[int], others_wait: float
 ) -> None:
@@ -721,7 +722,7 @@ def test_only_auto_chooses_again(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- many models ----
 
 
-@pytest.mark.parametrize("models", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("models", [4, *slow(200)])
 def test_random_models_with_random_orders_get_one_plan_on_all_ranks(models: int) -> None:
     """Every rank has an order of its own in every step; a shared parameter is one tensor, unused ones come last."""
     for model in range(models):

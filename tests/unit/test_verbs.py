@@ -523,6 +523,7 @@ def test_plan_refuses_what_makes_no_sense(words: list[str], said: str, capsys: p
     assert said in error and error.startswith("hvd-compress plan: ")
 
 
+@pytest.mark.slow
 def test_without_a_job_only_codecs_are_measured() -> None:
     pytest.importorskip("horovod.torch")
     words = [sys.executable, "-m", "horovod_compress.cli", *PLAN, "--measure"]
