@@ -42,7 +42,8 @@ from tests.support.samples import KINDS, samples
 
 FILE = Path(__file__).with_name("runs.json")
 #: For runs in which something special happens.
-SOME = [sample for sample in FIRST if sample.method in (*KINDS, "dgc", "signum", "sparse_binary")]
+OTHERS = ("ef_signsgd", "sketch_fusion", "dgc", "signum", "sparse_binary")
+SOME = [sample for sample in FIRST if sample.method in (*KINDS, *OTHERS)]
 
 
 def fleet_of(method: Any, dtype: str = "float32", world: int = WORLD, **options: Any) -> Fleet:

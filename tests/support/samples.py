@@ -15,9 +15,9 @@ from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet
 
 #: Methods that go through the engine each in its own way, for `make test`; matrices of every method belong to
-#: `make test-all`. What is sent as it is; bits that merge, by several kinds of rounds; codes that add; sections,
-#: gathered; preludes, and tables of the bucket; records that an owner folds, with a state of its own.
-KINDS = ("none", "marsit", "global_qsgd", "topk", "powersgd", "onebit_adam")
+#: `make test-all`. What is sent as it is, or in 16 bits; bits that merge, by several kinds of rounds; codes that add;
+#: sections, gathered; preludes, and tables of the bucket; records that an owner folds, with a state of its own.
+KINDS = ("none", "fp16", "marsit", "global_qsgd", "topk", "powersgd", "onebit_adam")
 #: Those of them that differ most, for what takes a second of each.
 FEW = ("marsit", "topk", "powersgd")
 
