@@ -30,7 +30,9 @@ class Later(ModuleType):
         """Do nothing."""
 
     def __getattr__(self, name: str) -> Any:
-        # Imports of submodules look for __path__ here.
+        # Imports of submodules look for __path__ here; whoever looks through all modules, for the likes of __file__.
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
         if sys.modules.get(NAME) is self:
             del sys.modules[NAME]
             del torch._dynamo
