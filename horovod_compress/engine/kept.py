@@ -260,8 +260,8 @@ class Kept:
 
         Args:
             kinds: see :meth:`Withholding.mask`.
-            rest: by name, the indices of what is left of tensors that are pruned, rising. The same object stands for
-                the same elements.
+            rest: by name, the indices of what is left of tensors that are pruned, see :mod:`.bucket.pruned`. The same
+                object stands for the same elements.
         """
         context, buckets = self._context, self._buckets
         if any(buckets.rest.get(name) is not rest.get(name) for name in {*buckets.rest, *rest}):

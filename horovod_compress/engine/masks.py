@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..codecs.work import together
 from ..errors import StateError
 from ..ops.checksums import hash_of, signed
-from .bucket.pruned import filled
+from .bucket.pruned import arranged, filled
 from .bucket.withheld import FIRST, GONE, LIVE, MASKED
 from .kept import Kept
 from .shards import local
@@ -77,15 +77,16 @@ class Masks:
         """
         masked = kinds == MASKED
         grown, more, room = bool((gone & ~masked).any()), int((masked & ~gone).sum()), int((~gone).sum())
+        shape = tuple(local(self._named[name]).shape)
         if grown or more * _FEW > room:
-            index, shape = masked.nonzero().view(-1), local(self._named[name]).shape
-            left = filled(tuple(shape), kinds.numel() - index.numel())
+            index = masked.nonzero().view(-1)
+            left = filled(shape, kinds.numel() - index.numel())
             few = index.numel() * _FEW < kinds.numel() or left >= kinds.numel()
             gone = torch.zeros_like(gone).index_fill_(0, index[: 0 if few else kinds.numel() - left], True)
             self._rest.pop(name, None)
         kinds[gone] = GONE
         if name not in self._rest and (rest := (~gone).nonzero().view(-1)).numel() < kinds.numel():
-            self._rest[name] = rest
+            self._rest[name] = arranged(shape, rest)
         self._kinds[name] = kinds
         self._hashes[name] = signed(hash_of([kinds]))
 

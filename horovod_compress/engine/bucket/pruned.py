@@ -1,8 +1,9 @@
 """A bucket of pruned weights, of which rounds see the elements that are left: nothing else is in payloads.
 
 Masks are equal on all ranks, so no positions are sent. For its method, what is left of a tensor is a tensor of its own.
-It has as many rows as the whole one, or fewer where these would be short. They begin at other elements than the rows
-of the whole one do, but a scale of each row is one of neighbours still.
+It has as many rows as the whole one, or fewer where these would be short, in which neighbours are joined. All are of
+one length: the last elements of rows of which more is left fill those of which less is. So a scale of a row is for the
+most part one of the same row still; in rows that are cut anywhere, methods of one bit learn worse.
 
     take      what is left of a gradient is copied for the method     offering thread, or training thread on a GPU
     deliver   its result is copied back, and all others are 0         decoding thread
@@ -10,6 +11,7 @@ of the whole one do, but a scale of each row is one of neighbours still.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -37,6 +39,21 @@ def filled(shape: tuple[int, ...], left: int) -> int:
     return left
 
 
+def arranged(shape: tuple[int, ...], index: Tensor) -> Tensor:
+    """Return the indices of what is left of a tensor, rising, in the order in which rounds see them."""
+    rows, count = _rows(shape, index.numel()), index.numel()
+    if rows < 2:
+        return index
+    length, whole = count // rows, math.prod(shape[1:])
+    row = torch.div(index, whole, rounding_mode="floor") * rows // shape[0]
+    counts = torch.bincount(row, minlength=rows)
+    place = torch.arange(count, device=index.device) - (counts.cumsum(0) - counts)[row]
+    fits, found = place < length, torch.full_like(index, -1)
+    found[row[fits] * length + place[fits]] = index[fits]
+    found[found < 0] = index[~fits]
+    return found
+
+
 def _left(tensor: TensorSpec, rest: Tensor | None) -> TensorSpec:
     if rest is None:
         return tensor
@@ -49,8 +66,8 @@ class PrunedBucket:
     """One bucket, of which elements are left out.
 
     Args:
-        rest: by name, the indices of what is left of tensors that are pruned, rising; so many that they fill rows, see
-            :func:`filled`.
+        rest: by name, the indices of what is left of tensors that are pruned; so many that they fill rows, see
+            :func:`filled`, and in the order of :func:`arranged`.
 
     Attributes:
         share: the bucket of what is left; tensors keep their positions.
