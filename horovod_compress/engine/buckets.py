@@ -124,7 +124,8 @@ class Buckets:
     def take_plan(self, plan: Plan) -> None:
         """Make the buckets of a plan, with nothing in them."""
         self.plan = plan
-        self._put([self._make(bucket) for bucket in plan.buckets])
+        self._states = [self._make(bucket) for bucket in plan.buckets]
+        self._settle()
 
     def take_rest(self, rest: Mapping[str, Tensor]) -> None:
         """Let rounds see what is left of pruned tensors; buckets that this changes have nothing in them."""
@@ -139,10 +140,11 @@ class Buckets:
             made.resume(state.finished + 1)
             return made
 
-        self._put([again(state) for state in self])
+        # In the same list: the exchange thread waits for its first bucket, and goes on from there if that has stayed.
+        self._states[:] = [again(state) for state in self]
+        self._settle()
 
-    def _put(self, states: list[BucketState]) -> None:
-        self._states = states
+    def _settle(self) -> None:
         self._context.devices.synchronize()  # memory is zero before a thread of another stream looks at it
         self._where = [(state, position) for state in self for position in range(len(state.bucket.tensors))]
         tensors = ((state.device.where, tensor) for state in self for tensor in state.bucket.tensors)

@@ -256,6 +256,24 @@ def test_a_job_that_resumes_has_the_same_bits(method: str) -> None:
         assert [t.shape for t in ranks.shares] == [t.shape for t in again.shares]
 
 
+@pytest.mark.parametrize("first", ["bias", "weight"])
+def test_buckets_that_a_mask_does_not_concern_go_on(first: str) -> None:
+    """Whether the first one is among them or not: the exchange thread waits for it already."""
+    tensors = sorted(TENSORS, key=lambda tensor: tensor.name != first)
+    with Ranks("ef_signsgd", drawn(1.0), schedule="layerwise", min_elements=0) as ranks:
+        for reducer in ranks.reducers:
+            reducer.replan(Plan.of([([tensor], 1) for tensor in tensors]))
+        ranks._index = {tensor.name: number for number, tensor in enumerate(tensors)}
+        for step in range(3):
+            ranks.step(random_grads(WORLD, TENSORS, seed=step))
+        before = list(ranks.reducers[0].buckets)
+        ranks.prune(drawn())
+        found = ranks.step(random_grads(WORLD, TENSORS, seed=3))[0]
+        assert not found["weight"][~drawn()["weight"]].any()
+        stayed = [old is new for old, new in zip(before, ranks.reducers[0].buckets, strict=True)]
+        assert stayed == [tensor.name == "bias" for tensor in tensors]
+
+
 def test_other_buckets_have_no_room_for_it_either() -> None:
     with Ranks("signsgd", drawn()) as ranks:
         ranks.step(random_grads(WORLD, TENSORS, seed=0))
