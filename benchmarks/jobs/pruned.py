@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import statistics
 import sys
 import time
@@ -104,9 +105,8 @@ def train(task: Any, method: str, masked: bool, chosen: argparse.Namespace) -> d
 def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
-    import tasks  # of the examples
-
-    task, chosen = tasks.Digits(), arguments()
+    tasks = runpy.run_path(str(ROOT / "examples" / "tasks.py"))
+    task, chosen = tasks["Digits"](), arguments()
     for method in chosen.methods.split(","):
         for masked in (False, True):
             found = train(task, method, masked, chosen)
