@@ -19,7 +19,7 @@ from ..schedule.plan import Bucket, Plan
 from .bucket import withheld
 from .bucket.fits import refuse
 from .bucket.memory import Memory, Site, make_round
-from .bucket.pruned import PrunedBucket
+from .bucket.pruned import PrunedBucket, Rest, rows_of
 from .bucket.round import Round
 from .bucket.rounds import Next, labels
 from .bucket.shares import HostBucket, HostMemory, owned
@@ -240,8 +240,8 @@ class Buckets:
         self._host_memory = HostMemory(context.host, tensors) if context.host else None
         #: Tensors that nothing is exchanged for, in plan order.
         self.frozen: frozenset[int] = frozenset()
-        #: By name, the indices of what is left of pruned tensors.
-        self.rest: Mapping[str, Tensor] = {}
+        #: By name, what is left of pruned tensors.
+        self.rest: Mapping[str, Rest] = {}
         self.take_plan(plan)
 
     def take_plan(self, plan: Plan) -> None:
@@ -250,7 +250,7 @@ class Buckets:
         self._states = [self._make(bucket) for bucket in plan.buckets]
         self._settle()
 
-    def take_rest(self, rest: Mapping[str, Tensor]) -> None:
+    def take_rest(self, rest: Mapping[str, Rest]) -> None:
         """Let rounds see what is left of pruned tensors; buckets that this changes have nothing in them."""
         before, self.rest = self.rest, rest
 
@@ -287,13 +287,16 @@ class Buckets:
         part: HostBucket | PrunedBucket | None = None
         if context.host and memory:
             part = HostBucket(context.host, memory, bucket, context.exchange)
-        elif self.can_prune(bucket) and any(tensor.name in self.rest for tensor in bucket.tensors):
+        elif any(tensor.name in self.rest for tensor in bucket.tensors):
             part = PrunedBucket(bucket, self.rest)
         return BucketState(bucket, codec, rank, world, self._collective, where, staged, link, part)
 
-    def can_prune(self, bucket: Bucket) -> bool:
-        """Return whether rounds may see a part of its tensors: what is in tables belongs to places in whole ones."""
-        return not self._codecs[bucket.method].layout(bucket, self._context.between.size).tables
+    def rows(self) -> dict[str, int]:
+        """Return the rows of tensors that can be pruned, see :func:`rows_of`: tables hold places in whole ones."""
+        world, plan = self._context.between.size, self.plan.buckets
+        tables = {each.method for each in plan if self._codecs[each.method].layout(each, world).tables}
+        found = (rows_of(self._codecs[each.method], each, world) for each in plan if each.method not in tables)
+        return {name: row for rows in found for name, row in rows.items()}
 
     def __iter__(self) -> Iterator[BucketState]:
         return iter(self._states)

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..ops.checksums import hash_of
 from ..schedule.plan import Plan
 from .agreement.differences import TABLES
-from .bucket.pruned import PrunedBucket
+from .bucket.pruned import PrunedBucket, Rest
 from .bucket.shares import HostBucket, owned, share_of
 from .bucket.withheld import Withheld
 from .buckets import Buckets
@@ -70,8 +70,12 @@ class Withholding:
         self._kinds: Mapping[str, Tensor] = {}
 
     def zero_groups(self) -> dict[str, int]:
-        """Return, by tensor, which zeros stay zeros in coded rounds; see ``Layout.zero_groups``."""
-        return {name: group for state in self._buckets for name, group in state.rounds.zero_groups().items()}
+        """Return, by tensor, which zeros stay zeros in coded rounds; see ``Layout.zero_groups``.
+
+        Groups of what is left of pruned tensors are not theirs.
+        """
+        found = {name: group for state in self._buckets for name, group in state.rounds.zero_groups().items()}
+        return {name: 0 if group > 1 and name in self._buckets.rest else group for name, group in found.items()}
 
     def withhold(self, unmoved: Mapping[str, Tensor]) -> None:
         """Let coded rounds leave out the elements of some tensors for which no rank has had a gradient yet.
@@ -253,15 +257,18 @@ class Kept:
 
     # ---- other masks ----
 
-    def mask(self, kinds: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> None:
+    def rows(self) -> dict[str, int]:
+        """Return how long the rows of tensors are that can be pruned, see :func:`.bucket.pruned.rows_of`."""
+        return self._buckets.rows()
+
+    def mask(self, kinds: Mapping[str, Tensor], rest: Mapping[str, Rest]) -> None:
         """Let all rounds leave out masked elements, and payloads have no room for those that are pruned.
 
         What is kept for the elements of a tensor goes with them; what merging keeps begins with zeros.
 
         Args:
             kinds: see :meth:`Withholding.mask`.
-            rest: by name, the indices of what is left of tensors that are pruned, see :mod:`.bucket.pruned`. The same
-                object stands for the same elements.
+            rest: by name, what is left of tensors that are pruned. The same object stands for the same elements.
         """
         context, buckets = self._context, self._buckets
         if any(buckets.rest.get(name) is not rest.get(name) for name in {*buckets.rest, *rest}):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..codecs.work import together
 from ..errors import StateError
 from ..ops.checksums import hash_of, signed
-from .bucket.pruned import arranged, filled
+from .bucket.pruned import Rest, room
 from .bucket.withheld import FIRST, GONE, LIVE, MASKED
 from .kept import Kept
 from .shards import local
@@ -39,7 +39,8 @@ class Masks:
     ) -> None:
         self._kept, self._compare, self._named = kept, compare, named
         self._kinds: dict[str, Tensor] = {}  # of every element, flat
-        self._rest: dict[str, Tensor] = {}  # of tensors that are pruned, the indices of what payloads have
+        self._rest: dict[str, Rest] = {}  # what payloads have of tensors that are pruned
+        self._rows = kept.rows()
         self._hashes = dict.fromkeys(sorted(named), 0)
         self._agree()
 
@@ -75,18 +76,15 @@ class Masks:
             kinds: without :data:`GONE`.
             gone: what payloads have no room for until now.
         """
-        masked = kinds == MASKED
-        grown, more, room = bool((gone & ~masked).any()), int((masked & ~gone).sum()), int((~gone).sum())
-        shape = tuple(local(self._named[name]).shape)
-        if grown or more * _FEW > room:
-            index = masked.nonzero().view(-1)
-            left = filled(shape, kinds.numel() - index.numel())
-            few = index.numel() * _FEW < kinds.numel() or left >= kinds.numel()
-            gone = torch.zeros_like(gone).index_fill_(0, index[: 0 if few else kinds.numel() - left], True)
+        masked, row, count = kinds == MASKED, self._rows.get(name, 0), kinds.numel()
+        needed, there = room(masked, row), ~gone
+        grown = bool((gone & ~masked).any())
+        if grown or int((there & ~needed).sum()) * _FEW > int(there.sum()):
+            there = needed if int((~needed).sum()) * _FEW > count else torch.ones_like(there)
             self._rest.pop(name, None)
-        kinds[gone] = GONE
-        if name not in self._rest and (rest := (~gone).nonzero().view(-1)).numel() < kinds.numel():
-            self._rest[name] = arranged(shape, rest)
+        kinds[~there] = GONE
+        if name not in self._rest and not bool(there.all()):
+            self._rest[name] = Rest.of(there, row)
         self._kinds[name] = kinds
         self._hashes[name] = signed(hash_of([kinds]))
 

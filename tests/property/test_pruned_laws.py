@@ -12,6 +12,8 @@ from torch import Tensor
 from horovod_compress.engine.masks import Masks
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.schedule.plan import Plan, TensorSpec
+from tests.property.test_held_laws import Team
+from tests.property.test_zero_laws import promises
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 from tests.support.samples import Sample, samples
@@ -72,13 +74,49 @@ def sent(fleet: Fleet, grads: Grads) -> int:
 def own(fleet: Ranks) -> dict[str, Tensor]:
     """Return the indices of what rounds see, by name."""
     rest = fleet.reducers[0].buckets.rest
-    return {t.name: rest.get(t.name, torch.arange(t.count)) for t in TENSORS}
+    return {t.name: rest[t.name].index if t.name in rest else torch.arange(t.count) for t in TENSORS}
 
 
 def cut(fleet: Ranks, grads: Grads, left: Mapping[str, Tensor]) -> Grads:
     """Return the same gradients, of what rounds see only."""
     index, shapes = own(fleet), {t.name: t.shape for t in fleet.shares}
     return [{n: (g * left[n]).view(-1)[index[n]].view(shapes[n]) for n, g in mine.items()} for mine in grads]
+
+
+#: Some rows, of whole step groups and blocks of all methods, never have a gradient.
+EMBEDDING = [spec("embedding", 48, 512)]
+USED = slice(16, None)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        pytest.param(s, id=s.name, marks=[] if s.name.startswith("onebit_adam") and s.quick else [pytest.mark.slow])
+        for s in samples()
+        if promises(s)
+    ],
+)
+def test_rows_without_gradients_do_not_move_where_others_are_pruned(sample: Sample) -> None:
+    """Groups of what is left are not those of the tensor, whose zeros stayed zeros."""
+    left = torch.rand(48, 512, generator=torch.Generator().manual_seed(7)) < LEFT
+    with Team(sample.codec(), WORLD, 4, 20, "auto", tensors=EMBEDDING) as team:
+        masks = [Masks(r.kept, r.start.mask, m) for r, m in zip(team.fleet.reducers, team.models, strict=True)]
+        start = team.weights()["embedding"]
+        for step in range(14):
+            if step == 8:
+                for model, optimizer in zip(team.models, team.optimizers, strict=True):
+                    for parameter in model.values():
+                        parameter.data *= left
+                        optimizer.state[parameter]["exp_avg"] *= left
+            for mine in masks:
+                mine.begin()
+            given = random_grads(WORLD, EMBEDDING, seed=step)
+            for grads in given:
+                grads["embedding"][: USED.start] = 0
+            team.step(given)
+        now = team.weights()["embedding"]
+    assert torch.equal(now[: USED.start], (start * left)[: USED.start]) and not now[~left].any()
+    assert float((now != start)[USED][left[USED]].float().mean()) > 0.9
 
 
 def _slow(sample: Sample) -> list[Any]:
@@ -103,7 +141,7 @@ def test_what_is_left_has_the_results_of_tensors_of_its_own(sample: Sample) -> N
         ranks.step(random_grads(WORLD, TENSORS, seed=0))
         shares, index = ranks.shares, own(ranks)
     for name, mask in left.items():
-        mask.view(-1)[index[name]] = True  # so many are left that they fill rows
+        mask.view(-1)[index[name]] = True  # what rows are filled up with is left, too
     with Ranks(sample.codec(), left, **options) as ranks, Fleet(WORLD, shares, sample.codec(), **options) as small:
         for step in range(4):
             given = random_grads(WORLD, TENSORS, seed=step)
@@ -124,11 +162,17 @@ def test_what_is_left_has_the_results_of_tensors_of_its_own(sample: Sample) -> N
 @pytest.mark.parametrize("sample", CASES)
 def test_bytes_are_as_many_as_weights_are_left(sample: Sample) -> None:
     left, tables = drawn(), has_tables(sample)
-    share = sum(int(mask.sum()) for mask in left.values()) / sum(t.count for t in TENSORS)
     with Ranks(sample.codec(), left, verify_every=0) as ranks, Fleet(WORLD, TENSORS, sample.codec()) as plain:
         for seed in range(3):  # the first step compares masks
             given = random_grads(WORLD, TENSORS, seed=seed)
             pruned, whole = sent(ranks, given), sent(plain, given)
+        seen, rows = {t.name: t.count for t in ranks.shares}, ranks.reducers[0].kept.rows()
+    share = sum(seen.values()) / sum(t.count for t in TENSORS)
+    if not tables:
+        for tensor in TENSORS[:3]:  # exactly what is left, or rows that are as long as the longest one, at least 64
+            number, row = int(left[tensor.name].sum()), rows[tensor.name]
+            longest = max(64, *(int(of.sum()) for of in left[tensor.name].view(-1).split(row)))
+            assert seen[tensor.name] == (number if row == tensor.count else tensor.count // row * longest)
     if tables:
         assert pruned == pytest.approx(whole, rel=0.25)  # of some methods, as many bytes as their values take
     else:
@@ -146,6 +190,23 @@ def test_without_zeros_nothing_is_different(sample: Sample) -> None:
                 assert all_same([ranks.step(given)[0], plain.step(given)[0]])
             else:
                 assert sent(ranks, given) == sent(plain, given)
+
+
+def test_rows_keep_steps_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of a payload that holds masked elements too; a row of which nothing is left takes no room."""
+    left, given = drawn(), random_grads(WORLD, TENSORS, seed=1)
+    left["weight"][5] = left["weight"][11] = False
+    for mine in given:
+        mine["weight"] *= torch.arange(1, 49).view(-1, 1)  # rows that are not alike
+    found = []
+    for few in (0, 10):  # the first ones send all
+        monkeypatch.setattr("horovod_compress.engine.masks._FEW", few)
+        with Ranks("signsgd", left, verify_every=0) as ranks:
+            found.append(ranks.step(given)[0]["weight"].abs().amax(dim=1))
+            shape = ranks.shares[[t.name for t in ranks.shares].index("weight")].shape
+    assert shape == (46, int(left["weight"].sum(dim=1).max()))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=0)
+    assert found[0].count_nonzero() == 46 and len(set(found[0].tolist())) == 47
 
 
 def test_none_is_the_exact_mean_of_what_is_left() -> None:

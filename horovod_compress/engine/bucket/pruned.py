@@ -1,9 +1,9 @@
 """A bucket of pruned weights, of which rounds see the elements that are left: nothing else is in payloads.
 
 Masks are equal on all ranks, so no positions are sent. For its method, what is left of a tensor is a tensor of its own.
-It has as many rows as the whole one, or fewer where these would be short, in which neighbours are joined. All are of
-one length: the last elements of rows of which more is left fill those of which less is. So a scale of a row is for the
-most part one of the same row still; in rows that are cut anywhere, methods of one bit learn worse.
+Where rows of a tensor have steps of their own, they keep them: rows of which nothing is left are gone, and all others
+are as long as the one of which most is left, filled up with masked elements, which count as 0. Rows that were cut
+anywhere would join elements that are not alike, and methods of one bit learn worse.
 
     take      what is left of a gradient is copied for the method     offering thread, or training thread on a GPU
     deliver   its result is copied back, and all others are 0         decoding thread
@@ -11,73 +11,85 @@ most part one of the same row still; in rows that are cut anywhere, methods of o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...codecs.base import Codec, variants_of, zero_groups_of
 from ...codecs.shared.signs import MIN_STEP_GROUP
 from ...schedule.plan import Bucket, TensorSpec
 
 _ALL = slice(None)
 
 
-def _rows(shape: tuple[int, ...], left: int) -> int:
-    """Return how many rows there are where so many elements of a tensor are left."""
-    most = left // MIN_STEP_GROUP
-    if len(shape) < 2 or not most:
-        return 1
-    return shape[0] if most >= shape[0] else 1 << (most.bit_length() - 1)
-
-
-def filled(shape: tuple[int, ...], left: int) -> int:
-    """Return how many elements fill the rows where at least so many are left: at most a few hundredths more."""
-    while short := -left % _rows(shape, left):
-        left += short
-    return left
-
-
-def arranged(shape: tuple[int, ...], index: Tensor) -> Tensor:
-    """Return the indices of what is left of a tensor, rising, in the order in which rounds see them."""
-    rows, count = _rows(shape, index.numel()), index.numel()
-    if rows < 2:
-        return index
-    length, whole = count // rows, math.prod(shape[1:])
-    row = torch.div(index, whole, rounding_mode="floor") * rows // shape[0]
-    counts = torch.bincount(row, minlength=rows)
-    place = torch.arange(count, device=index.device) - (counts.cumsum(0) - counts)[row]
-    fits, found = place < length, torch.full_like(index, -1)
-    found[row[fits] * length + place[fits]] = index[fits]
-    found[found < 0] = index[~fits]
+def rows_of(codec: Codec, bucket: Bucket, world: int) -> dict[str, int]:
+    """Return, by tensor, how long rows are that share something; where its shape does not matter, that is all of it."""
+    flat = replace(bucket, tensors=tuple(replace(tensor, shape=(tensor.count,)) for tensor in bucket.tensors))
+    found = {tensor.name: tensor.count for tensor in bucket.tensors}
+    for variant in variants_of(codec):
+        groups, plain = (zero_groups_of(variant, each, world) for each in (bucket, flat))
+        found |= {t.name: g for t, g, other in zip(bucket.tensors, groups, plain, strict=True) if g != other}
     return found
 
 
-def _left(tensor: TensorSpec, rest: Tensor | None) -> TensorSpec:
-    if rest is None:
-        return tensor
-    count = rest.numel()
-    rows = _rows(tensor.shape, count)
-    return replace(tensor, shape=(rows, count // rows) if rows > 1 else (count,))
+def room(masked: Tensor, row: int) -> Tensor:
+    """Return which elements of a flat tensor payloads have, if these are masked.
+
+    Args:
+        row: see :func:`rows_of`; 0 for a tensor that is not pruned.
+    """
+    count = masked.numel()
+    if row >= count:
+        return ~masked
+    if not row or count % row:  # short rows are joined, the last ones to fewer elements
+        return torch.ones_like(masked)
+    left = ~masked.view(-1, row)
+    counts = left.sum(dim=1, keepdim=True)
+    length = max(int(counts.max()), MIN_STEP_GROUP)
+    filled = left | ((~left).cumsum(dim=1) <= length - counts)
+    return (filled & (counts > 0)).view(-1)
+
+
+class Rest(NamedTuple):
+    """What payloads have of a pruned tensor: the indices, rising, and in how many rows."""
+
+    index: Tensor
+    rows: int
+
+    @classmethod
+    def of(cls, left: Tensor, row: int) -> Rest:
+        """Return the elements of :func:`room`."""
+        index = left.nonzero().view(-1)
+        several = 0 < row < left.numel() and not left.numel() % row
+        rows = int(left.view(-1, row).any(dim=1).sum()) if several else 1
+        return cls(index, rows if rows and not index.numel() % rows else 1)
+
+    def share(self, tensor: TensorSpec) -> TensorSpec:
+        """Return what is left of a tensor, as one of its own."""
+        count = self.index.numel()
+        return replace(tensor, shape=(self.rows, count // self.rows) if self.rows > 1 else (count,))
 
 
 class PrunedBucket:
     """One bucket, of which elements are left out.
 
     Args:
-        rest: by name, the indices of what is left of tensors that are pruned; so many that they fill rows, see
-            :func:`filled`, and in the order of :func:`arranged`.
+        rest: by name, what is left of tensors that are pruned.
 
     Attributes:
         share: the bucket of what is left; tensors keep their positions.
         grads: this step's gradients, flat, which results are written over.
     """
 
-    def __init__(self, bucket: Bucket, rest: Mapping[str, Tensor]) -> None:
+    def __init__(self, bucket: Bucket, rest: Mapping[str, Rest]) -> None:
         self._bucket = bucket
-        self._rest = [rest.get(tensor.name) for tensor in bucket.tensors]
-        self.share = replace(bucket, tensors=tuple(map(_left, bucket.tensors, self._rest)))
+        found = [rest.get(tensor.name) for tensor in bucket.tensors]
+        shares = (each.share(tensor) if each else tensor for tensor, each in zip(bucket.tensors, found, strict=True))
+        self.share = replace(bucket, tensors=tuple(shares))
+        self._rest = [each and each.index for each in found]
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)
         dtype = getattr(torch, bucket.dtype)
         self._room = [index if index is None else index.new_empty(index.numel(), dtype=dtype) for index in self._rest]

@@ -103,6 +103,11 @@ class _Held(Moment):
     unmoved: Tensor | None = field(init=False, default=None)  # the elements that coded rounds leave out
     divisor: Tensor | None = field(init=False)  # then it is d in units of its root mean square, flat
 
+    def regroup(self, zero_group: int) -> None:
+        """Take note that other zeros stay zeros."""
+        self.zero_group = zero_group
+        self.unmoved = moments.unmoved(self.moment, zero_group, self.unmoved)
+
     def derive(self) -> None:
         super().derive()
         self.unmoved = moments.unmoved(self.moment, self.zero_group, self.unmoved)
@@ -148,6 +153,7 @@ class HeldSecondMoment:
         self._form = family.form_of(optimizer)
         self.rounds = rounds
         self._held: dict[str, _Held] = {}
+        self._rest = reducer.buckets.rest  # what the zero groups of what is held go with
         self._prepared, self._begun = reducer.step - 1, False  # the last step that it has used; whether it used one
         self.due = False
         self.exact = False
@@ -232,6 +238,10 @@ class HeldSecondMoment:
         """
         divides = self._buckets.divides()
         zeros: dict[str, int] = {}
+        if self._rest is not self._buckets.rest:  # other weights are pruned
+            self._rest, zeros = self._buckets.rest, self._kept.withholding.zero_groups()
+            for name, held in self._held.items():
+                held.regroup(zeros[name])
         for group, parameter, name in self._parameters():
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
             done = self._form.steps(group, state) if state else 0.0  # some make their state before their first step
