@@ -12,8 +12,7 @@ anywhere would join elements that are not alike, and methods of one bit learn wo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -53,7 +52,8 @@ def room(masked: Tensor, row: int) -> Tensor:
     return (filled & (counts > 0)).view(-1)
 
 
-class Rest(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Rest:
     """What payloads have of a pruned tensor: the indices, rising, and in how many rows."""
 
     index: Tensor
@@ -89,7 +89,7 @@ class PrunedBucket:
         found = [rest.get(tensor.name) for tensor in bucket.tensors]
         shares = (each.share(tensor) if each else tensor for tensor, each in zip(bucket.tensors, found, strict=True))
         self.share = replace(bucket, tensors=tuple(shares))
-        self._rest = [each and each.index for each in found]
+        self._rest = [each.index if each else None for each in found]
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)
         dtype = getattr(torch, bucket.dtype)
         self._room = [index if index is None else index.new_empty(index.numel(), dtype=dtype) for index in self._rest]
