@@ -263,8 +263,12 @@ class Buckets:
             made.resume(state.finished + 1)
             return made
 
-        # In the same list: the exchange thread waits for its first bucket, and goes on from there if that has stayed.
-        self._states[:] = [again(state) for state in self]
+        try:
+            states = [again(state) for state in self]
+        except BaseException:  # no memory: as before, so that a step that is tried again does so too
+            self.rest = before
+            raise
+        self._states[:] = states  # the same list: the exchange thread waits for its first bucket, which may have stayed
         self._settle()
 
     def _settle(self) -> None:
