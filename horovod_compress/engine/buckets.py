@@ -255,8 +255,7 @@ class Buckets:
         before, self.rest = self.rest, rest
 
         def again(state: BucketState) -> BucketState:
-            names = [tensor.name for tensor in state.bucket.tensors]
-            if all(rest.get(name) is before.get(name) for name in names):
+            if all(rest.get(tensor.name) is before.get(tensor.name) for tensor in state.bucket.tensors):
                 return state
             made = self._make(state.bucket)
             made.rounds.choose(state.rounds.next)
@@ -268,7 +267,7 @@ class Buckets:
         except BaseException:  # no memory: as before, so that a step that is tried again does so too
             self.rest = before
             raise
-        self._states[:] = states  # the same list: the exchange thread waits for its first bucket, which may have stayed
+        self._states[:] = states  # the same list: the exchange thread waits for its first bucket
         self._settle()
 
     def _settle(self) -> None:
