@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,15 +11,17 @@ from ..codecs.base import Codec, Divides, Held, TableMoves, tables_that_stay, va
 from ..codecs.by_step import ByStep
 from ..codecs.dense import BFloat, Dense, LeftPlain, Uncompressed
 from ..codecs.work import Work, work_dtype
-from ..errors import ConfigError
 from ..exchange.choose import Choose
 from ..exchange.device import Device, Event
 from ..exchange.transports.transport import NcclLink
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, Plan
 from .bucket import withheld
+from .bucket.fits import refuse
 from .bucket.memory import Memory, Site, make_round
+from .bucket.pruned import PrunedBucket, Rest, rows_of
 from .bucket.round import Round
+from .bucket.rounds import Next, labels
 from .bucket.shares import HostBucket, HostMemory, owned
 from .context import Context
 
@@ -37,8 +37,8 @@ class BucketState:
     Args:
         staged: whether payloads are exchanged from copies in host memory.
         link: or from where they are.
-        hosted: what this rank's host does with the bucket, where ranks share hosts; memory and rounds are then those of
-            its share.
+        part: what rounds see of the bucket, where ranks share hosts or weights are pruned; memory and rounds are then
+            those of its share.
 
     Attributes:
         grads: this step's gradients, contiguous, one per tensor; results are written over them.
@@ -58,13 +58,15 @@ class BucketState:
         device: Device = _CPU,
         staged: bool = False,
         link: NcclLink | None = None,
-        hosted: HostBucket | None = None,
+        part: HostBucket | PrunedBucket | None = None,
     ) -> None:
-        self.bucket, self.device, self.hosted = bucket, device, hosted
+        self.bucket, self.device, self.part = bucket, device, part
+        self.hosted = hosted = part if isinstance(part, HostBucket) else None
+        self.pruned = part if isinstance(part, PrunedBucket) else None
         alone = world == 1
         site = Site(rank, world, collective, device, staged and not alone, None if alone else link)
-        self.memory = Memory(hosted.share if hosted else bucket, codec, site, bucket)
-        self.grads = hosted.grads if hosted else self.memory.grads
+        self.memory = Memory(part.share if part else bucket, codec, site, bucket)
+        self.grads = part.grads if part else self.memory.grads
         self.rounds = Rounds(codec, self.memory, always_plain=bool(hosted and hosted.alone))
         self.finished = -1
         self.decoded: Event = None
@@ -74,6 +76,11 @@ class BucketState:
     def round(self, step: int) -> Round:
         """Return the round of a step."""
         return self.rounds.at(step)
+
+    def seen(self, position: int, grad: Tensor) -> Tensor:
+        """Return what rounds see of a gradient, flat: 0 where it is masked, without what is pruned."""
+        flat, masked = owned(self.pruned, position, grad.contiguous().view(-1)), self.memory.withheld.masked(position)
+        return flat if masked is None else flat.index_fill(0, masked, 0.0)
 
     def resume(self, step: int) -> None:
         """Go on at a step, with whatever was loaded."""
@@ -93,22 +100,6 @@ class BucketState:
         return found > 0
 
 
-@dataclass(frozen=True)
-class Next:
-    """What a bucket exchanges in the coming steps.
-
-    Attributes:
-        kind: "method" for the rounds of its method; "plain" for what is offered as it is, without the method and its
-            state; "halved" likewise, with float32 sent as bfloat16. Beside a second moment that is held, "coded" for
-            the rounds of a method that need it, without its own full-precision rounds, and "exact" for what the second
-            moment is renewed by, in 16 bits: what a square is made of need not be known any better.
-        index: stands for the step where a method's rounds differ by it; None for the step.
-    """
-
-    kind: Literal["method", "plain", "halved", "coded", "exact"] = "method"
-    index: int | None = None
-
-
 class Rounds:
     """Makes the rounds of a method, and chooses among them.
 
@@ -121,7 +112,7 @@ class Rounds:
         #: Where a second moment that is held divides in the compressed rounds.
         self.divides: Divides = codec.properties().divides
         self._empties = isinstance(codec, LeftPlain) and codec.plain_when_empty(memory.bucket)
-        self.kinds = {kind: self._make(kind, label) for kind, label in _labels(variants_of(codec)).items()}
+        self.kinds = {kind: self._make(kind, label) for kind, label in labels(variants_of(codec)).items()}
         self.next = Next()
         self._plain: Round | None = None
         self._last: tuple[int, Round] | None = None  # the step that was asked for last: every gradient asks
@@ -230,16 +221,6 @@ class Rounds:
                 yield moves, round_.work
 
 
-def _labels(variants: Sequence[Codec]) -> dict[Codec, str]:
-    """Return a label for each kind of round: its name, and a number from the second one of that name on."""
-    labels: dict[Codec, str] = {}
-    seen: dict[str, int] = {}
-    for codec in variants:
-        seen[codec.name] = number = seen.get(codec.name, 0) + 1
-        labels[codec] = codec.name if number == 1 else f"{codec.name} {number}"
-    return labels
-
-
 # ---- all buckets ---------------------------------------------------------------------------------
 
 
@@ -259,12 +240,37 @@ class Buckets:
         self._host_memory = HostMemory(context.host, tensors) if context.host else None
         #: Tensors that nothing is exchanged for, in plan order.
         self.frozen: frozenset[int] = frozenset()
+        #: By name, what is left of pruned tensors.
+        self.rest: Mapping[str, Rest] = {}
         self.take_plan(plan)
 
     def take_plan(self, plan: Plan) -> None:
         """Make the buckets of a plan, with nothing in them."""
         self.plan = plan
         self._states = [self._make(bucket) for bucket in plan.buckets]
+        self._settle()
+
+    def take_rest(self, rest: Mapping[str, Rest]) -> None:
+        """Let rounds see what is left of pruned tensors; buckets that this changes have nothing in them."""
+        before, self.rest = self.rest, rest
+
+        def again(state: BucketState) -> BucketState:
+            if all(rest.get(tensor.name) is before.get(tensor.name) for tensor in state.bucket.tensors):
+                return state
+            made = self._make(state.bucket)
+            made.rounds.choose(state.rounds.next)
+            made.resume(state.finished + 1)
+            return made
+
+        try:
+            states = [again(state) for state in self]
+        except BaseException:  # no memory: as before, so that a step that is tried again does so too
+            self.rest = before
+            raise
+        self._states[:] = states  # the same list: the exchange thread waits for its first bucket
+        self._settle()
+
+    def _settle(self) -> None:
         self._context.devices.synchronize()  # memory is zero before a thread of another stream looks at it
         self._where = [(state, position) for state in self for position in range(len(state.bucket.tensors))]
         tensors = ((state.device.where, tensor) for state in self for tensor in state.bucket.tensors)
@@ -281,8 +287,19 @@ class Buckets:
         codec, memory = self._codecs[bucket.method], self._host_memory
         if bucket.plain:
             codec = LeftPlain(codec, bool(codec.layout(bucket, world).state))
-        hosted = HostBucket(context.host, memory, bucket, context.exchange) if context.host and memory else None
-        return BucketState(bucket, codec, rank, world, self._collective, where, staged, link, hosted)
+        part: HostBucket | PrunedBucket | None = None
+        if context.host and memory:
+            part = HostBucket(context.host, memory, bucket, context.exchange)
+        elif any(tensor.name in self.rest for tensor in bucket.tensors):
+            part = PrunedBucket(bucket, self.rest)
+        return BucketState(bucket, codec, rank, world, self._collective, where, staged, link, part)
+
+    def rows(self) -> dict[str, int]:
+        """Return the rows of tensors that can be pruned, see :func:`rows_of`: tables hold places in whole ones."""
+        world, plan = self._context.between.size, self.plan.buckets
+        tables = {each.method for each in plan if self._codecs[each.method].layout(each, world).tables}
+        found = (rows_of(self._codecs[each.method], each, world) for each in plan if each.method not in tables)
+        return {name: row for rows in found for name, row in rows.items()}
 
     def __iter__(self) -> Iterator[BucketState]:
         return iter(self._states)
@@ -311,22 +328,7 @@ class Buckets:
         if fits and (grad.is_contiguous() or 0 not in grad.stride()):
             return
         (state, position), rank = self._where[index], self._context.rank
-        tensor, where = state.bucket.tensors[position], state.device.where
-        if tuple(grad.shape) != tensor.shape or str(grad.dtype) != f"torch.{tensor.dtype}":
-            raise ConfigError(
-                f"rank {rank}: the gradient of {tensor.name} should be {tensor.dtype} of shape {tensor.shape}, got "
-                f"{grad.dtype} of shape {tuple(grad.shape)}"
-            )
-        if grad.device != where:
-            raise ConfigError(
-                f"rank {rank}: the gradient of {tensor.name} is on {grad.device}, its parameter was on {where} when "
-                "the compression was made; move the model to its device first"
-            )
-        if any(not step and size > 1 for step, size in zip(grad.stride(), grad.shape, strict=True)):
-            raise ConfigError(
-                f"rank {rank}: the gradient of {tensor.name} has elements that share memory, as expand() makes them, "
-                "and its result is written there: hand over grad.contiguous()"
-            )
+        refuse(grad, state.bucket.tensors[position], state.device.where, rank)
 
     def tables_that_stay(self) -> set[str]:
         """Return what is kept for whole buckets and cannot follow their tensors to others."""
@@ -336,7 +338,7 @@ class Buckets:
     def owned(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what this rank owns of flat tensors, by name."""
         return {
-            tensor.name: owned(state.hosted, position, values[tensor.name])
+            tensor.name: owned(state.part, position, values[tensor.name])
             for state in self
             for position, tensor in enumerate(state.bucket.tensors)
             if tensor.name in values
@@ -381,7 +383,7 @@ class Buckets:
             dtype = work_dtype(state.bucket)
             for position, name in named:
                 if name in divisors:
-                    mine[position] = owned(state.hosted, position, divisors[name].to(dtype))
+                    mine[position] = owned(state.part, position, divisors[name].to(dtype))
 
     def sends_some(self, index: int) -> bool:
         """Return whether rounds may send some elements of a tensor only, so that momentum is emptied there."""
@@ -395,4 +397,4 @@ class Buckets:
             momenta: of the shape of the tensor at ``index`` and contiguous.
         """
         state, position = self._where[index]
-        state.memory.momenta[position] = [owned(state.hosted, position, momentum.view(-1)) for momentum in momenta]
+        state.memory.momenta[position] = [owned(state.part, position, momentum.view(-1)) for momentum in momenta]

@@ -20,7 +20,8 @@ from ..errors import ConfigError
 from ..ops.checksums import hash_of
 from ..schedule.plan import Plan
 from .agreement.differences import TABLES
-from .bucket.shares import HostBucket, share_of
+from .bucket.pruned import PrunedBucket, Rest
+from .bucket.shares import HostBucket, owned, share_of
 from .bucket.withheld import Withheld
 from .buckets import Buckets
 from .context import Context
@@ -29,17 +30,32 @@ from .context import Context
 
 
 class _Place(NamedTuple):
-    """One tensor: its name, what is withheld in its bucket, its position in there, and what its host does with it."""
+    """One tensor: its name, what is withheld in its bucket, its position in there, and the part that rounds see."""
 
     name: str
     withheld: Withheld
     position: int
-    hosted: HostBucket | None
+    part: HostBucket | PrunedBucket | None
 
     def owned(self, named: Mapping[str, Tensor]) -> Tensor | None:
-        """Return the indices of the tensor that this rank owns, of those by name."""
+        """Return the indices of the tensor that rounds of this rank see, of those by name."""
         index = named.get(self.name)
-        return self.hosted.own_indices(self.position, index) if self.hosted else index
+        return self.part.own_indices(self.position, index) if self.part else index
+
+    def mask(self, kinds: Mapping[str, Tensor]) -> bool:
+        """Choose what is masked."""
+        own = self.part.own(self.position) if self.part else slice(None)
+        return self.withheld.mask(self.position, kinds.get(self.name), own)
+
+    def waiting(self) -> Tensor:
+        """Return a copy of what waits."""
+        values = self.withheld.dense(self.position)
+        return self.part.spread(self.position, values) if isinstance(self.part, PrunedBucket) else values
+
+    def put(self, saved: Mapping[str, Tensor]) -> None:
+        """Let this wait, of what does by name."""
+        values, pruned = saved.get(self.name), self.part if isinstance(self.part, PrunedBucket) else None
+        self.withheld.put(self.position, None if values is None else owned(pruned, self.position, values))
 
 
 class Withholding:
@@ -51,11 +67,15 @@ class Withholding:
     def __init__(self, context: Context, buckets: Buckets) -> None:
         self._context, self._buckets = context, buckets
         self._unmoved: Mapping[str, Tensor] = {}
-        self._masked: Mapping[str, Tensor] = {}
+        self._kinds: Mapping[str, Tensor] = {}
 
     def zero_groups(self) -> dict[str, int]:
-        """Return, by tensor, which zeros stay zeros in coded rounds; see ``Layout.zero_groups``."""
-        return {name: group for state in self._buckets for name, group in state.rounds.zero_groups().items()}
+        """Return, by tensor, which zeros stay zeros in coded rounds; see ``Layout.zero_groups``.
+
+        Groups of what is left of pruned tensors are not theirs.
+        """
+        found = {name: group for state in self._buckets for name, group in state.rounds.zero_groups().items()}
+        return {name: 0 if group > 1 and name in self._buckets.rest else group for name, group in found.items()}
 
     def withhold(self, unmoved: Mapping[str, Tensor]) -> None:
         """Let coded rounds leave out the elements of some tensors for which no rank has had a gradient yet.
@@ -68,20 +88,24 @@ class Withholding:
         self._unmoved = unmoved
         self._settle([place.withheld.choose(place.position, place.owned(unmoved)) for place in self._places()])
 
-    def mask(self, masked: Mapping[str, Tensor]) -> None:
-        """Let all rounds leave out some elements; see :meth:`withhold`."""
-        self._masked = masked
-        self._settle([place.withheld.mask(place.position, masked.get(place.name)) for place in self._places()])
+    def mask(self, kinds: Mapping[str, Tensor]) -> None:
+        """Let all rounds leave out masked elements; see :meth:`withhold`.
+
+        Args:
+            kinds: by name, what each element is, see :data:`.bucket.withheld.MASKED`.
+        """
+        self._kinds = kinds
+        self._settle([place.mask(kinds) for place in self._places()])
 
     def waiting(self) -> dict[str, Tensor]:
         """Return copies of what waits, by tensor, flat, for those that have elements left out."""
-        return {name: withheld.dense(p) for name, withheld, p, _ in self._places() if p in withheld.positions()}
+        return {place.name: place.waiting() for place in self._places() if place.position in place.withheld.positions()}
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Let this wait, and nothing else; also after a change of the buckets."""
-        self.mask(self._masked)
-        for name, withheld, position, _ in self._places():
-            withheld.put(position, saved.get(name))
+        self.mask(self._kinds)
+        for place in self._places():
+            place.put(saved)
         self._context.devices.synchronize()
 
     def scale(self, factor: float, factors: Mapping[str, float] | None = None) -> None:
@@ -93,7 +117,7 @@ class Withholding:
         for state in self._buckets:
             state.device.wait_events(state.decoded)  # the last round may still be queued
             withheld = state.memory.withheld
-            yield from (_Place(tensor.name, withheld, p, state.hosted) for p, tensor in enumerate(state.bucket.tensors))
+            yield from (_Place(tensor.name, withheld, p, state.part) for p, tensor in enumerate(state.bucket.tensors))
 
     def _settle(self, changes: list[bool]) -> None:
         if any(changes):  # before a thread of another stream looks at it
@@ -139,7 +163,7 @@ class Kept:
     # ---- views ----
 
     def states(self) -> dict[str, dict[str, Tensor]]:
-        """Return what is kept for every element: by what it is, then by tensor; these are views."""
+        """Return what is kept for all that rounds see: by what it is, then by tensor; these are views."""
         found: dict[str, dict[str, Tensor]] = {}
         self._follow()
         for state in self._buckets:
@@ -147,6 +171,23 @@ class Kept:
                 for position, tensor in enumerate(state.bucket.tensors):
                     found.setdefault(kind, {})[tensor.name] = kept[state.memory.span(position)]
         return found
+
+    def whole(self) -> dict[str, dict[str, Tensor]]:
+        """Return :meth:`states` with 0 for what is pruned, in copies."""
+        found = self.states()
+        for state in (state for state in self._buckets if state.pruned):
+            for position, tensor in enumerate(state.bucket.tensors):
+                for kept in (kept for kept in found.values() if tensor.name in kept):
+                    kept[tensor.name] = state.pruned.spread(position, kept[tensor.name])  # type: ignore[union-attr]
+        return found
+
+    def put(self, saved: Mapping[str, Mapping[str, Tensor]] | None) -> None:
+        """Let all elements have what :meth:`whole` returned, or zeros."""
+        found = self.states()
+        for state in self._buckets:
+            for position, name in enumerate(tensor.name for tensor in state.bucket.tensors):
+                for kind, kept in ((kind, kept[name]) for kind, kept in found.items() if name in kept):
+                    kept.zero_() if saved is None else kept.copy_(owned(state.pruned, position, saved[kind][name]))
 
     def of(self, index: int) -> dict[str, Tensor]:
         """Return what is kept for the elements of one tensor, by its place in the plan; these are views."""
@@ -213,6 +254,33 @@ class Kept:
         """Let this thread's streams go on after the last results."""
         for state in self._buckets:
             state.device.wait_events(state.decoded)
+
+    # ---- other masks ----
+
+    def rows(self) -> dict[str, int]:
+        """Return how long the rows of tensors are that can be pruned, see :func:`.bucket.pruned.rows_of`."""
+        return self._buckets.rows()
+
+    def mask(self, kinds: Mapping[str, Tensor], rest: Mapping[str, Rest]) -> None:
+        """Let all rounds leave out masked elements, and payloads have no room for those that are pruned.
+
+        What is kept for the elements of a tensor goes with them; what merging keeps begins with zeros.
+
+        Args:
+            kinds: see :meth:`Withholding.mask`.
+            rest: by name, what is left of tensors that are pruned. The same object stands for the same elements.
+        """
+        context, buckets = self._context, self._buckets
+        if any(buckets.rest.get(name) is not rest.get(name) for name in {*buckets.rest, *rest}):
+            context.devices.synchronize()
+            before, waiting = self.whole(), self.withholding.waiting()
+            with context.changed:
+                buckets.take_rest(rest)
+                self.put(before)
+                self.withholding.mask(kinds)
+                self.withholding.load(waiting)
+                context.changed.notify_all()
+        self.withholding.mask(kinds)
 
     # ---- other units ----
 
@@ -293,7 +361,7 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
     """
     plan = plan.placed(tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors)
     context.devices.synchronize()
-    before, waiting, step = kept.states(), kept.withholding.waiting(), buckets.next_step()
+    before, waiting, step = kept.whole(), kept.withholding.waiting(), buckets.next_step()
     tables = {state.bucket: state.memory.tables for state in buckets}
     held: dict[str, Held] = {}
     for state in buckets:
@@ -301,9 +369,7 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
             held |= state.rounds.read_tables(context.coding_key(step, state.bucket.index))
     with context.changed:
         buckets.take_plan(plan)
-        for kind, tensors in kept.states().items():
-            for name, tensor in tensors.items():
-                tensor.copy_(before[kind][name])
+        kept.put(before)
         kept.withholding.load(waiting)
         for state in buckets:
             if state.bucket in tables:  # it stays as it is

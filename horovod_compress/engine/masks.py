@@ -11,11 +11,14 @@ from torch import Tensor, nn
 from ..codecs.work import together
 from ..errors import StateError
 from ..ops.checksums import hash_of, signed
+from .bucket.pruned import Rest, room
+from .bucket.withheld import FIRST, GONE, LIVE, MASKED
 from .kept import Kept
 from .shards import local
 
-#: What an element is: something else than 0, 0 without ever having been pruned, masked.
-_LIVE, _FIRST, _MASKED = 0, 1, 2
+#: Masked elements stay in payloads where they are fewer than one in so many. For every other change of a mask, other
+#: buckets would cost more than they save: numbers of 16 bits become 0 by chance.
+_FEW = 10
 
 
 class Masks:
@@ -36,12 +39,13 @@ class Masks:
     ) -> None:
         self._kept, self._compare, self._named = kept, compare, named
         self._kinds: dict[str, Tensor] = {}  # of every element, flat
-        self._masked: dict[str, Tensor] = {}  # the indices of those that are masked
+        self._rest: dict[str, Rest] = {}  # what payloads have of tensors that are pruned
+        self._rows = kept.rows()
         self._hashes = dict.fromkeys(sorted(named), 0)
         self._agree()
 
     def _agree(self) -> None:
-        self._kept.withholding.mask(dict(self._masked))
+        self._kept.mask(dict(self._kinds), dict(self._rest))
         self._compare(self._hashes)
 
     @torch.no_grad()
@@ -57,16 +61,31 @@ class Masks:
 
     def _differs(self, name: str, zero: Tensor) -> Tensor | bool:
         known = self._kinds.get(name)
-        return True if known is None else zero.ne(known != _LIVE).any()
+        return True if known is None else zero.ne(known != LIVE).any()
 
     def _take(self, name: str, zero: Tensor) -> None:
         known = self._kinds.get(name)
-        first = zero.all() & zero if known is None else known == _FIRST
-        kinds = torch.where(first, _FIRST, _MASKED).where(zero, _LIVE).to(torch.uint8)
+        first = zero.all() & zero if known is None else known == FIRST
+        kinds = torch.where(first, FIRST, MASKED).where(zero, LIVE).to(torch.uint8)
+        self._prune(name, kinds, torch.zeros_like(zero) if known is None else known == GONE)
+
+    def _prune(self, name: str, kinds: Tensor, gone: Tensor) -> None:
+        """Take a mask, and see whether payloads should have other elements of the tensor.
+
+        Args:
+            kinds: without :data:`GONE`.
+            gone: what payloads have no room for until now.
+        """
+        masked, row, count = kinds == MASKED, self._rows.get(name, 0), kinds.numel()
+        needed, there = room(masked, row), ~gone
+        grown = bool((gone & ~masked).any())
+        if grown or int((there & ~needed).sum()) * _FEW > int(there.sum()):
+            there = needed if int((~needed).sum()) * _FEW > count else torch.ones_like(there)
+            self._rest.pop(name, None)
+        kinds[~there] = GONE
+        if name not in self._rest and not bool(there.all()):
+            self._rest[name] = Rest.of(there, row)
         self._kinds[name] = kinds
-        self._masked.pop(name, None)
-        if (index := (kinds == _MASKED).nonzero().view(-1)).numel():
-            self._masked[name] = index
         self._hashes[name] = signed(hash_of([kinds]))
 
     # ---- state ----
@@ -78,10 +97,14 @@ class Masks:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state that :func:`check_masks` has found good; the next step looks at the weights."""
         saved = state.get("masks", {})
-        self._kinds = {n: saved[n].to(p.device, copy=True) for n, p in self._named.items() if n in saved}
-        self._masked.clear()
-        for name, kinds in self._kinds.items():
-            self._take(name, kinds != _LIVE)
+        self._kinds.clear()
+        self._rest.clear()
+        self._hashes = dict.fromkeys(self._hashes, 0)
+        for name, parameter in self._named.items():
+            if name in saved:
+                kinds = saved[name].to(parameter.device, copy=True)
+                gone = kinds == GONE
+                self._prune(name, kinds.masked_fill_(gone, MASKED), gone)
         self._agree()
 
 
@@ -95,8 +118,8 @@ def check_masks(state: Mapping[str, Any], named: Mapping[str, nn.Parameter]) -> 
     for name, kinds in saved.items() if isinstance(saved, Mapping) else [("all parameters", saved)]:
         count = local(named[name]).numel() if name in named else -1
         fits = isinstance(kinds, Tensor) and kinds.dtype is torch.uint8 and kinds.shape == (count,)
-        if not fits or bool((kinds > _MASKED).any()):
+        if not fits or bool((kinds > GONE).any()):
             raise StateError(
-                f"the saved mask of {name!r:.100} should be {max(count, 0)} bytes of 0 to {_MASKED}, got "
+                f"the saved mask of {name!r:.100} should be {max(count, 0)} bytes of 0 to {GONE}, got "
                 f"{kinds!r:.100}; load the state of the same model"
             )

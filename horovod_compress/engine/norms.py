@@ -270,11 +270,9 @@ class Norms:
         bucket = turn.state.bucket
         table = torch.zeros(self._columns(), dtype=work_dtype(bucket), device=grad.device)
         key = turn.key.at(rank=0, purpose=NORM)
-        flat, masked = grad.contiguous().view(-1), turn.state.memory.withheld.masked(position)
+        flat = turn.state.seen(position, grad)
         if self._context.options.nonfinite == "zero":
             flat = flat.nan_to_num(0.0, 0.0, 0.0)  # as they are exchanged
-        if masked is not None:
-            flat = flat.index_fill(0, masked, 0.0)
         ops.sketch_encode(flat, None, table, 1, key, offset=bucket.offsets[position])
         self._tables[bucket.index, position] = table
 

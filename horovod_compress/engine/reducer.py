@@ -33,10 +33,8 @@ from ..schedule.trial import Watch
 from . import kept
 from .agreement.differences import Sparse
 from .agreement.notes import CLOSED, Uneven, leave_word, why_closed
-from .buckets import (
-    Buckets,
-    Next as Next,  # what `buckets.choose` takes
-)
+from .bucket.rounds import Next as Next  # what `buckets.choose` takes
+from .buckets import Buckets
 from .comparison import Start, Verification
 from .context import Context, Devices, Hooks as Hooks
 from .exchanging import Exchanging, Offered, Offering

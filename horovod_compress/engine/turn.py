@@ -141,7 +141,7 @@ class Turn:
     def gathers(self) -> bool:
         """Whether gradients wait for the last one of the bucket as they are."""
         memory, round_ = self.state.memory, self.round
-        changed = memory.withheld.any or (round_.divided and memory.divisors) or self.state.hosted
+        changed = memory.withheld.any or (round_.divided and memory.divisors) or self.state.part
         return round_.waits and not changed and self._context.options.nonfinite != "zero"
 
     def submit(self, positions: Sequence[int], grads: Sequence[Tensor]) -> Counts | None:
@@ -165,6 +165,8 @@ class Turn:
             flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
             state.grads[position], self._originals[position] = flat, grad
             device.keep((flat, grad))
+            if state.pruned:
+                state.memory.grads[position] = state.pruned.take(position)
         counts = self._prepare(positions) if state.hosted is None else self._put(state.hosted, positions)
         device.record_in(self._offered)
         return counts
@@ -355,6 +357,8 @@ class Turn:
             for position in round_.work.present():
                 kept = [kept[memory.span(position)] for kept in memory.state.values()]
                 memory.withheld.keep(position, round_.work.grad(position), kept, round_.wire)
+        for position in round_.work.present() if state.pruned else ():
+            state.pruned.deliver(position, round_.work.grad(position))  # type: ignore[union-attr]
         if state.hosted:
             self._context.recorder.note(self.key.step, self.key.bucket, "deliver")
             with self._context.progress.delivering(), self._context.metrics.timed("decode"):

@@ -274,13 +274,13 @@ class Steps:
             same = state.get("world") == self._reducer.world
             self.tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
+        if self._masks:
+            self._masks.load(state)  # first: it says what there is room for
         checkpoint.restore(self._reducer, state, residuals)
         self._norms.resume(state.get("norms", {}) if residuals == "restore" else {})
         for taker in self._takers:
             if taker.matching:
                 taker.matching.resume()
-        if self._masks:
-            self._masks.load(state)
         self._loaded = _Loaded(state.get("second_moment", {}), bool(state.get("due")))
         self._takers.load_moments(self._loaded.moments, self._loaded.due)
         if begun:

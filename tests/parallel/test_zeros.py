@@ -20,9 +20,13 @@ CASES: dict[str, dict[str, Any]] = {
     "unmasked": {"method": "signsgd", "steps": 6},
     "late": {"method": "powersgd", "masked": True, "adam": True, "attach": FEW, "steps": 14, "late": 7},
     "late, unmasked": {"method": "powersgd", "adam": True, "attach": FEW, "steps": 14, "late": 7},
+    "one bit": {"method": "marsit", "masked": True, "adam": True, "attach": FEW, "steps": 14, "late": 5},
+    "resumed": {
+        "method": "marsit", "masked": True, "adam": True, "attach": FEW, "steps": 14, "late": 5, "resumes": 9,
+    },
     # The last one, as it ends with an error.
     "differs": {"method": "marsit", "masked": True, "steps": 8, "differs": 4},
-}
+}  # fmt: skip
 LONG = 200
 
 
@@ -39,10 +43,15 @@ def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 
 def test_zeros_stay_zeros_under_both_fronts(found: list[dict[str, Any]]) -> None:
-    for name in ("held", "masked", "late"):
+    for name in ("held", "masked", "late", "one bit"):
         assert found[0][name]["pruned"] == 0 and found[0][name]["padding"] == 0 and found[0][name]["others"] > 0.9, name
     for name in ("own", "unmasked", "late, unmasked"):  # the controls
         assert found[0][name]["pruned"] > 100, name
+
+
+def test_a_job_that_resumes_has_the_same_bits(found: list[dict[str, Any]]) -> None:
+    for report in found:
+        assert report["resumed"]["weights"] == report["one bit"]["weights"] != report["late"]["weights"]
 
 
 def test_a_mask_that_differs_is_refused(found: list[dict[str, Any]]) -> None:

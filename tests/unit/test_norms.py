@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horovod_compress.engine.bucket.withheld import LIVE, MASKED
 from horovod_compress.engine.norms import EVERY, NEAR, Ratio, check_state
 from horovod_compress.engine.optimizer.matching import Matching
 from horovod_compress.schedule.plan import TensorSpec
@@ -139,10 +140,11 @@ def test_a_last_bucket_of_a_sparse_gradient_is_measured_without_it() -> None:
 def test_masked_elements_are_in_no_norm() -> None:
     """Whatever gradients they have: weights that are pruned stay 0."""
     index, norms = torch.arange(0, 4000, 2), []
+    kinds = torch.full((4000,), LIVE, dtype=torch.uint8).index_fill_(0, index, MASKED)
     for masks in (True, False):
         with fleet("marsit", {"full_precision_every": 0}) as ranks:
             for reducer in ranks.reducers if masks else ():
-                reducer.kept.withholding.mask({"a": index})
+                reducer.kept.mask({"a": kinds}, {})
             for step in range(EVERY + 1):
                 grads = random_grads(ranks.world, SHAPES, seed=step)
                 for mine in grads:

@@ -37,6 +37,7 @@ from ...exchange.device import Deadline
 from ...exchange.hosts import Group, LocalHost
 from ...exchange.wire import NonFiniteCount
 from ...schedule.plan import Bucket, TensorSpec
+from .pruned import PrunedBucket
 
 _ALIGNED = 64
 #: Elements that are averaged at a time, so that they stay in the cache.
@@ -226,6 +227,9 @@ def _average(given: Sequence[Tensor], mean: Tensor) -> None:
             into.copy_(total)
 
 
-def owned(hosted: HostBucket | None, position: int, values: Tensor) -> Tensor:
-    """Return what this rank owns of a flat tensor: all of it, where ranks do not share hosts."""
-    return values if hosted is None else values[hosted.own(position)]
+def owned(part: HostBucket | PrunedBucket | None, position: int, values: Tensor) -> Tensor:
+    """Return what rounds of this rank see of a flat tensor: all, unless ranks share hosts or weights are pruned."""
+    if part is None:
+        return values
+    own = part.own(position)
+    return values[own if isinstance(own, slice) else own.to(values.device)]

@@ -46,6 +46,8 @@ def _spoilt(kept: Tensor) -> Tensor:
 # ---- elements that are left out ------------------------------------------------------------------
 
 T = TypeVar("T")
+#: What a weight is: something else than 0, 0 without ever having been pruned, masked, masked and in no payload.
+LIVE, FIRST, MASKED, GONE = range(4)
 
 
 @dataclass
@@ -86,6 +88,7 @@ class Withheld:
         self.index: dict[int, Tensor] = {}
         self._unmoved: dict[int, Tensor] = {}  # those for which gradients wait
         self._masked: dict[int, Tensor] = {}
+        self._kinds: dict[int, Tensor] = {}
         self._waiting: dict[int, list[_Waiting]] = {}
         #: Whether anything is left out, or waits.
         self.any = False
@@ -103,11 +106,18 @@ class Withheld:
         self._arrange(position)
         return True
 
-    def mask(self, position: int, masked: Tensor | None) -> bool:
-        """Choose the elements that are masked; return whether they are others than before."""
-        if self._masked.get(position) is masked:
+    def mask(self, position: int, kinds: Tensor | None, own: slice | Tensor) -> bool:
+        """Choose the elements that are masked; return whether they may be others than before.
+
+        Args:
+            kinds: what all elements of the whole tensor are; None where none is masked.
+            own: those that are elements of this bucket.
+        """
+        if self._kinds.get(position) is kinds:
             return False
-        _put(self._masked, position, masked)
+        _put(self._kinds, position, kinds)
+        masked = None if kinds is None else (kinds[own] >= MASKED).nonzero().view(-1)
+        _put(self._masked, position, masked if masked is not None and masked.numel() else None)
         self._arrange(position)
         return True
 

@@ -86,7 +86,7 @@ def copied(
         "rank": reducer.rank,
         "plan": reducer.plan.fingerprint(),
         "buckets": reducer.plan.document(),
-        "state": {kind: _copies(kept, copy) for kind, kept in parts.states().items()},
+        "state": {kind: _copies(kept, copy) for kind, kept in parts.whole().items()},
         "tables": _copies(parts.tables(), copy),
         "carries": _copies(parts.carries(), copy),
     }
@@ -131,7 +131,7 @@ def check(
         _expect("number of ranks", reducer.world, state.get("world"), again)
         _expect("rank", reducer.rank, state.get("rank"), again)
         _check_hosts(parts.hosts, state.get("hosts"))
-        _check_kept(parts.states(), state["state"])
+        _check_kept(parts.whole(), state["state"])
         _check_waiting(parts.shares(reducer.plan), state.get("waiting", {}))
     _check_more(state)
     plan = reducer.plan
@@ -292,14 +292,9 @@ def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals
 def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
     """Restore a state that :func:`check` has found good."""
     parts = reducer.kept
-    kept = {**parts.states(), "table": parts.tables()}
-    saved = {**state["state"], "table": state["tables"]}
-    for kind, tensors in kept.items():
-        for name, tensor in tensors.items():
-            if residuals == "reset":
-                tensor.zero_()
-            else:
-                tensor.copy_(saved[kind][name])
+    parts.put(None if residuals == "reset" else state["state"])
+    for name, table in parts.tables().items():
+        table.zero_() if residuals == "reset" else table.copy_(state["tables"][name])
     # What merging keeps belongs to places of the payload: with any other it begins with zeros.
     same = residuals == "restore" and state.get("plan") == reducer.plan.fingerprint()
     carries = state.get("carries", {}) if same else {}  # earlier versions saved none

@@ -241,7 +241,7 @@ class Resets:
         session = self._compression._here()
         kept, size = session.reducer.kept, 0
         if self._copies:
-            size = self._neighbour.prepare({"state": kept.states(), "waiting": kept.withholding.waiting()})
+            size = self._neighbour.prepare({"state": kept.whole(), "waiting": kept.withholding.waiting()})
         found = session.gather([kept.residual_norm(), size, int(hvd.local_size())], _MEETING)
         sizes = [size for _, size, _ in found]
         if bool(min(sizes)) != bool(max(sizes)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -37,17 +38,34 @@ def drawn(step: int) -> Tensor:
 def train(case: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(4)
     model = Net()
+    saved: dict[str, Any] = {}
     kept = torch.rand(model.pruned.weight.shape, generator=torch.Generator().manual_seed(2)) > case.get("share", 0.8)
     late, dense = case.get("late", 0), model.pruned.weight.clone()
     pruning = [not late]
-    model.pruned.weight.register_hook(lambda grad: grad * kept if pruning[0] else grad)
-    method = hvc.masked(case["method"]) if case.get("masked") else case["method"]
-    compression = hvc.Compression.create(method, model.named_parameters(), verify_every=1, timeout=30.0)
-    plain: Any = torch.optim.SGD(model.parameters(), lr=0.005)  # dgc multiplies it by 10
-    if case.get("adam"):
-        plain = torch.optim.AdamW(model.parameters(), lr=0.005)
-    called, optimizer = trained(model, plain, compression, case.get("attach"))
+
+    def begin() -> tuple[Any, Any, Any]:
+        """Return the model to be called, the optimizer and the compression, with what was saved."""
+        model.pruned.weight.register_hook(lambda grad: grad * kept if pruning[0] else grad)
+        method = hvc.masked(case["method"]) if case.get("masked") else case["method"]
+        compression = hvc.Compression.create(method, model.named_parameters(), verify_every=1, timeout=30.0)
+        plain: Any = torch.optim.SGD(model.parameters(), lr=0.005)  # dgc multiplies it by 10
+        if case.get("adam"):
+            plain = torch.optim.AdamW(model.parameters(), lr=0.005)
+        called, optimizer = trained(model, plain, compression, case.get("attach"))
+        if saved:
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            compression.load_state_dict(saved["compression"])
+        return called, optimizer, compression
+
+    called, optimizer, compression = begin()
     for step in range(case["steps"]):
+        if step == case.get("resumes"):
+            parts = {"model": model, "optimizer": optimizer, "compression": compression}
+            saved = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+            compression.close()
+            model = Net()
+            called, optimizer, compression = begin()
         if step == late:
             pruning[0] = True
             with torch.no_grad():
