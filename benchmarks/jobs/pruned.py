@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.jobs.pruned", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="benchmarks.jobs.pruned", description=__doc__.splitlines()[0])
     parser.add_argument("--methods", default="none,marsit")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--prune-at", type=int, default=60)
@@ -58,7 +58,7 @@ def accuracy(model: nn.Module, task: Any) -> tuple[float, float]:
     return float((scores.argmax(dim=1) == labels).double().mean()), float(F.cross_entropy(scores, labels))
 
 
-def train(task: Any, method: str, masked: bool, chosen: argparse.Namespace) -> dict[str, Any]:
+def train(task: Any, method: Any, masked: bool, chosen: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     model = task.model()
     named = list(model.named_parameters())

@@ -32,8 +32,9 @@ def masked(given: MethodName | Codec) -> Masked:
         hvc.Compression.per_layer({"*.weight": hvc.masked("powersgd"), "*": "none"}, model.named_parameters())
 
     A weight is masked if it is exactly 0 in the first step, in a tensor that is not wholly 0 then, or becomes so later;
-    and as long as it is 0. Ranks compare their masks whenever they change. Payloads hold only what is left, once a
-    tenth of a tensor is masked, but where a method keeps tables.
+    and as long as it is 0. Ranks compare their masks whenever they change. Once a tenth of a tensor is masked, payloads
+    hold what is left of it, in rows of one length where rows have steps of their own; methods that keep tables send
+    whole tensors.
 
     Args:
         given: the name of a method, or what :func:`method` or :func:`by_step` returns.
