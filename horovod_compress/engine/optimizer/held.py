@@ -149,11 +149,11 @@ class HeldSecondMoment:
     ) -> None:
         self._optimizer, self.reducer = optimizer, reducer
         self._parameters = partial(moments.places, optimizer, moments.names_of(named.items()))
-        self._buckets, self._ratio = reducer.buckets, reducer.norms.ratio
+        self._kept, self._buckets = reducer.kept, reducer.buckets
         self._form = family.form_of(optimizer)
         self.rounds = rounds
         self._held: dict[str, _Held] = {}
-        self._rest = reducer.buckets.rest  # what the zero groups of what is held go with
+        self._rest = self._buckets.rest  # what the zero groups of what is held go with
         self._prepared, self._begun = reducer.step - 1, False  # the last step that it has used; whether it used one
         self.due = False
         self.exact = False
@@ -192,7 +192,7 @@ class HeldSecondMoment:
 
     def is_due(self, step: int) -> bool:
         """Return whether one is due in this exchange."""
-        return self.due or self.is_exact(step) or self._ratio.stale
+        return self.due or self.is_exact(step) or self.reducer.norms.ratio.stale
 
     # ---- state ----
 
@@ -213,7 +213,7 @@ class HeldSecondMoment:
         mine = {name: saved for name, saved in state.items() if name in where}
         self._begun = bool(mine)
         own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
-        groups = self.reducer.kept.withholding.zero_groups()
+        groups = self._kept.withholding.zero_groups()
         self._held = {
             name: _Held(**{**saved, "moment": own[name]}, zero_group=groups[name]) for name, saved in mine.items()
         }
@@ -239,7 +239,7 @@ class HeldSecondMoment:
         divides = self._buckets.divides()
         zeros: dict[str, int] = {}
         if self._rest is not self._buckets.rest:  # other weights are pruned
-            self._rest, zeros = self._buckets.rest, self.reducer.kept.withholding.zero_groups()
+            self._rest, zeros = self._buckets.rest, self._kept.withholding.zero_groups()
             for name, known in self._held.items():
                 known.regroup(zeros[name])
         for group, parameter, name in self._parameters():
@@ -252,7 +252,7 @@ class HeldSecondMoment:
                     self.stepping.pay([name])
                 _note(factors, name, self._held.pop(name).divisor, None)
             if not (self.exact or held) and done and divides[name] != "never":  # it has moved its own until now
-                zeros = zeros or self.reducer.kept.withholding.zero_groups()
+                zeros = zeros or self._kept.withholding.zero_groups()
                 (moment, steps), before = self._form.taken_over(group, state), divides[name] == "before"
                 held = _Held(moment, steps, steps, float(group["eps"]), before, zeros[name])
                 self._held[name], self._shown = held, ""
@@ -347,7 +347,7 @@ class HeldSecondMoment:
         self.due = self.due and not self._all_exact
         if self.stepping:
             self.stepping.step(step)
-        self.reducer.kept.convert(factors)
+        self._kept.convert(factors)
 
 
 @torch.no_grad()
