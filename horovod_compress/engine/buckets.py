@@ -262,12 +262,11 @@ class Buckets:
             made.resume(state.finished + 1)
             return made
 
-        try:
-            states = [again(state) for state in self]
-        except BaseException:  # no memory: as before, so that a step that is tried again does so too
-            self.rest = before
-            raise
-        self._states[:] = states  # the same list: the exchange thread waits for its first bucket
+        self.go_back([again(state) for state in self], rest)
+
+    def go_back(self, states: Sequence[BucketState], rest: Mapping[str, Rest]) -> None:
+        """Have these states, in the same list: the exchange thread waits for its first bucket."""
+        self._states[:], self.rest = states, rest
         self._settle()
 
     def _settle(self) -> None:
@@ -397,4 +396,5 @@ class Buckets:
             momenta: of the shape of the tensor at ``index`` and contiguous.
         """
         state, position = self._where[index]
+        assert not state.pruned  # of what is left this would be a copy; update mode refuses masks
         state.memory.momenta[position] = [owned(state.part, position, momentum.view(-1)) for momentum in momenta]

@@ -271,16 +271,21 @@ class Kept:
             rest: by name, what is left of tensors that are pruned. The same object stands for the same elements.
         """
         context, buckets = self._context, self._buckets
-        if any(buckets.rest.get(name) is not rest.get(name) for name in {*buckets.rest, *rest}):
-            context.devices.synchronize()
-            before, waiting = self.whole(), self.withholding.waiting()
-            with context.changed:
+        if all(buckets.rest.get(name) is rest.get(name) for name in {*buckets.rest, *rest}):
+            self.withholding.mask(kinds)
+            return
+        context.devices.synchronize()
+        before, waiting, states, known = self.whole(), self.withholding.waiting(), list(buckets), buckets.rest
+        with context.changed:
+            try:
                 buckets.take_rest(rest)
                 self.put(before)
                 self.withholding.mask(kinds)
                 self.withholding.load(waiting)
-                context.changed.notify_all()
-        self.withholding.mask(kinds)
+            except BaseException:  # no memory: as before, so that nothing is lost if the step is tried again
+                buckets.go_back(states, known)
+                raise
+            context.changed.notify_all()
 
     # ---- other units ----
 

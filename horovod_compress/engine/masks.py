@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from ..codecs.work import together
 from ..errors import StateError
 from ..ops.checksums import hash_of, signed
-from .bucket.pruned import Rest, room
+from .bucket.pruned import Rest, having_room
 from .bucket.withheld import FIRST, GONE, LIVE, MASKED
 from .kept import Kept
 from .shards import local
@@ -19,6 +20,48 @@ from .shards import local
 #: Masked elements stay in payloads where they are fewer than one in so many. For every other change of a mask, other
 #: buckets would cost more than they save: numbers of 16 bits become 0 by chance.
 _FEW = 10
+
+
+@dataclass
+class _Found:
+    """What was found of the weights, by name.
+
+    Attributes:
+        kinds: what every element is, flat.
+        rest: what payloads have of tensors that are pruned.
+        hashes: of the kinds.
+    """
+
+    kinds: dict[str, Tensor] = field(default_factory=dict)
+    rest: dict[str, Rest] = field(default_factory=dict)
+    hashes: dict[str, int] = field(default_factory=dict)
+
+    def prune(self, name: str, kinds: Tensor, gone: Tensor, row: int) -> None:
+        """Take a mask, and see which elements of the tensor payloads have room for.
+
+        They get it for a weight as soon as that is live, and lose no other for it; they lose room only if more than a
+        tenth of it is for masked elements, and that leaves more than a tenth of the tensor out.
+
+        Args:
+            kinds: without :data:`GONE`.
+            gone: what payloads have no room for until now.
+            row: see :func:`.bucket.pruned.rows_of`.
+        """
+        masked, there, count = kinds == MASKED, ~gone, kinds.numel()
+        if bool((gone & (~masked if row else gone)).any()):
+            there = having_room(gone & masked, row)
+        if int((masked & there).sum()) * _FEW > int(there.sum()):
+            needed = having_room(masked, row)
+            if int((there & ~needed).sum()) * _FEW > int(there.sum()):
+                there = needed
+        if int((~there).sum()) * _FEW <= count:
+            there = torch.ones_like(there)
+        kinds[~there] = GONE
+        self.kinds[name], self.hashes[name] = kinds, signed(hash_of([kinds]))
+        if bool(there.all()):
+            self.rest.pop(name, None)
+        elif name not in self.rest or not torch.equal(there, ~gone):
+            self.rest[name] = Rest.of(there, row)
 
 
 class Masks:
@@ -38,15 +81,15 @@ class Masks:
         self, kept: Kept, compare: Callable[[Mapping[str, int]], None], named: Mapping[str, nn.Parameter]
     ) -> None:
         self._kept, self._compare, self._named = kept, compare, named
-        self._kinds: dict[str, Tensor] = {}  # of every element, flat
-        self._rest: dict[str, Rest] = {}  # what payloads have of tensors that are pruned
         self._rows = kept.rows()
-        self._hashes = dict.fromkeys(sorted(named), 0)
-        self._agree()
+        self._found = _Found(hashes=dict.fromkeys(sorted(named), 0))
+        self._agree(self._found)
 
-    def _agree(self) -> None:
-        self._kept.mask(dict(self._kinds), dict(self._rest))
-        self._compare(self._hashes)
+    def _agree(self, found: _Found) -> None:
+        """Let all go by what was found; if that fails, nothing was, so that a step that is tried again looks again."""
+        self._kept.mask(dict(found.kinds), dict(found.rest))
+        self._compare(found.hashes)
+        self._found = found
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -54,58 +97,40 @@ class Masks:
         zeros = {name: (local(parameter) == 0).reshape(-1) for name, parameter in self._named.items()}
         differ = together([self._differs(name, zero) for name, zero in zeros.items()])  # one wait on a GPU
         changed = [name for name, differs in zip(zeros, differ, strict=True) if differs]
+        if not changed:
+            return
+        known = self._found
+        found = _Found(dict(known.kinds), dict(known.rest), dict(known.hashes))
         for name in changed:
-            self._take(name, zeros[name])
-        if changed:
-            self._agree()
+            self._take(found, name, zeros[name])
+        self._agree(found)
 
     def _differs(self, name: str, zero: Tensor) -> Tensor | bool:
-        known = self._kinds.get(name)
+        known = self._found.kinds.get(name)
         return True if known is None else zero.ne(known != LIVE).any()
 
-    def _take(self, name: str, zero: Tensor) -> None:
-        known = self._kinds.get(name)
+    def _take(self, found: _Found, name: str, zero: Tensor) -> None:
+        known = found.kinds.get(name)
         first = zero.all() & zero if known is None else known == FIRST
         kinds = torch.where(first, FIRST, MASKED).where(zero, LIVE).to(torch.uint8)
-        self._prune(name, kinds, torch.zeros_like(zero) if known is None else known == GONE)
-
-    def _prune(self, name: str, kinds: Tensor, gone: Tensor) -> None:
-        """Take a mask, and see whether payloads should have other elements of the tensor.
-
-        Args:
-            kinds: without :data:`GONE`.
-            gone: what payloads have no room for until now.
-        """
-        masked, row, count = kinds == MASKED, self._rows.get(name, 0), kinds.numel()
-        needed, there = room(masked, row), ~gone
-        grown = bool((gone & ~masked).any())
-        if grown or int((there & ~needed).sum()) * _FEW > int(there.sum()):
-            there = needed if int((~needed).sum()) * _FEW > count else torch.ones_like(there)
-            self._rest.pop(name, None)
-        kinds[~there] = GONE
-        if name not in self._rest and not bool(there.all()):
-            self._rest[name] = Rest.of(there, row)
-        self._kinds[name] = kinds
-        self._hashes[name] = signed(hash_of([kinds]))
+        found.prune(name, kinds, torch.zeros_like(zero) if known is None else known == GONE, self._rows.get(name, 0))
 
     # ---- state ----
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed job has to know of earlier weights."""
-        return {"masks": {name: kinds.clone() for name, kinds in self._kinds.items()}} if self._kinds else {}
+        kinds = self._found.kinds
+        return {"masks": {name: each.clone() for name, each in kinds.items()}} if kinds else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state that :func:`check_masks` has found good; the next step looks at the weights."""
-        saved = state.get("masks", {})
-        self._kinds.clear()
-        self._rest.clear()
-        self._hashes = dict.fromkeys(self._hashes, 0)
+        saved, found = state.get("masks", {}), _Found(hashes=dict.fromkeys(self._found.hashes, 0))
         for name, parameter in self._named.items():
             if name in saved:
                 kinds = saved[name].to(parameter.device, copy=True)
                 gone = kinds == GONE
-                self._prune(name, kinds.masked_fill_(gone, MASKED), gone)
-        self._agree()
+                found.prune(name, kinds.masked_fill_(gone, MASKED), gone, self._rows.get(name, 0))
+        self._agree(found)
 
 
 def check_masks(state: Mapping[str, Any], named: Mapping[str, nn.Parameter]) -> None:

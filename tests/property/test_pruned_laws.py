@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from horovod_compress.engine.buckets import Buckets
+from horovod_compress.engine.kept import Kept
 from horovod_compress.engine.masks import Masks
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.schedule.plan import Plan, TensorSpec
@@ -293,6 +295,49 @@ def test_few_zeros_make_no_other_buckets() -> None:
         left["weight"][~drawn(0.9, seed=3)["weight"]] = True  # grown again, where payloads had no room
         ranks.prune(left)
         assert bool(ranks.step(random_grads(WORLD, TENSORS, seed=2))[0]["weight"][left["weight"]].all())
+
+
+@pytest.mark.parametrize("method", ["none", "marsit"])
+def test_weights_that_are_zero_for_a_step_make_no_other_buckets(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As numbers of 16 bits are by chance: room that one of them asks for is taken from no other."""
+    made, make = [], Buckets._make
+    base = drawn(0.2)
+    with Ranks(method, base) as ranks:
+        monkeypatch.setattr(Buckets, "_make", lambda self, bucket: made.append(bucket) or make(self, bucket))
+        for step in range(10):
+            left = {name: each.clone() for name, each in base.items()}
+            for name in ("weight", "vector"):
+                live = base[name].nonzero()
+                left[name][tuple(live[97 * step % len(live)])] = False
+                grown = (~base[name]).nonzero()[0]
+                left[name][tuple(grown)] = step == 4  # one of those that were gone, for a step
+            ranks.prune(left)
+            assert all_same(ranks.step(random_grads(WORLD, TENSORS, seed=step)))
+    assert len(made) <= 2 * WORLD * len(TENSORS)
+
+
+@pytest.mark.parametrize("where", ["_make", "put"])
+def test_a_change_that_fails_is_tried_again_and_loses_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no memory for other buckets, or for what they keep."""
+    left = drawn()
+    with Ranks("topk", drawn(1.0)) as ranks:
+        ranks.step(random_grads(WORLD, TENSORS, seed=0))
+        before = ranks.whole()
+        ranks.prune(left)
+        with monkeypatch.context() as patch:
+            patch.setattr(Buckets if where == "_make" else Kept, where, _no_memory)
+            for masks in ranks.masks:
+                with pytest.raises(MemoryError):
+                    masks.begin()
+        for mine, was in zip(ranks.whole(), before, strict=True):
+            assert all(same_bits(mine[kind][name], was[kind][name]) for kind in was for name in was[kind])
+        found = ranks.step(random_grads(WORLD, TENSORS, seed=1))
+        assert all_same(found) and not found[0]["weight"][~left["weight"]].any()
+        assert ranks.reducers[0].buckets.rest
+
+
+def _no_memory(*_: Any) -> None:
+    raise MemoryError
 
 
 @pytest.mark.parametrize("method", ["marsit", "topk"])

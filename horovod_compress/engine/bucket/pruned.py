@@ -34,7 +34,7 @@ def rows_of(codec: Codec, bucket: Bucket, world: int) -> dict[str, int]:
     return found
 
 
-def room(masked: Tensor, row: int) -> Tensor:
+def having_room(masked: Tensor, row: int) -> Tensor:
     """Return which elements of a flat tensor payloads have, if these are masked.
 
     Args:
@@ -48,7 +48,7 @@ def room(masked: Tensor, row: int) -> Tensor:
     left = ~masked.view(-1, row)
     counts = left.sum(dim=1, keepdim=True)
     length = max(int(counts.max()), MIN_STEP_GROUP)
-    filled = left | ((~left).cumsum(dim=1) <= length - counts)
+    filled = left | ((~left).cumsum(dim=1, dtype=torch.int32) <= length - counts)
     return (filled & (counts > 0)).view(-1)
 
 
@@ -61,7 +61,7 @@ class Rest:
 
     @classmethod
     def of(cls, left: Tensor, row: int) -> Rest:
-        """Return the elements of :func:`room`."""
+        """Return the elements of :func:`having_room`."""
         index = left.nonzero().view(-1)
         several = 0 < row < left.numel() and not left.numel() % row
         rows = int(left.view(-1, row).any(dim=1).sum()) if several else 1
