@@ -13,6 +13,7 @@ from horovod_compress.engine.buckets import Buckets
 from horovod_compress.engine.kept import Kept
 from horovod_compress.engine.masks import Masks
 from horovod_compress.engine.saved import checkpoint
+from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.property.test_held_laws import Team
 from tests.property.test_zero_laws import promises
@@ -38,9 +39,9 @@ def drawn(left: float = LEFT, seed: int = 7) -> dict[str, Tensor]:
 class Ranks(Fleet):
     """Ranks with masked weights."""
 
-    def __init__(self, method: Any, left: Mapping[str, Tensor], **options: Any) -> None:
-        super().__init__(WORLD, TENSORS, method, **options)
-        self.models = [{t.name: torch.nn.Parameter(torch.ones(t.shape)) for t in TENSORS} for _ in range(WORLD)]
+    def __init__(self, method: Any, left: Mapping[str, Tensor], world: int = WORLD, **options: Any) -> None:
+        super().__init__(world, TENSORS, method, **options)
+        self.models = [{t.name: torch.nn.Parameter(torch.ones(t.shape)) for t in TENSORS} for _ in range(world)]
         self.prune(left)
         self.masks = [Masks(r.kept, r.start.mask, m) for r, m in zip(self.reducers, self.models, strict=True)]
 
@@ -360,6 +361,27 @@ def test_a_job_that_resumes_has_the_same_bits(method: str) -> None:
             given = random_grads(WORLD, TENSORS, seed=step)
             assert all_same([ranks.step(given)[0], again.step(given)[0]]), step
         assert [t.shape for t in ranks.shares] == [t.shape for t in again.shares]
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_other_ranks_go_on_with_the_mean_of_what_waits(world: int) -> None:
+    left = drawn()
+    with Ranks("topk", left) as ranks, Ranks("topk", left, world) as others:
+        for step in range(3):
+            ranks.step(random_grads(WORLD, TENSORS, seed=step))
+        states = [
+            checkpoint.save(reducer, ranks.methods, masks.state())
+            for reducer, masks in zip(ranks.reducers, ranks.masks, strict=True)
+        ]
+        for rank, (reducer, masks) in enumerate(zip(others.reducers, others.masks, strict=True)):
+            dealt = redistributed(iter(states), rank, world, ranks.methods.folded())
+            masks.load(dealt)
+            checkpoint.restore(reducer, dealt, "restore")
+        for name in (tensor.name for tensor in TENSORS):
+            was, now = (torch.stack([m["residual"][name] for m in each.whole()]).mean(0) for each in (ranks, others))
+            assert bool(was.any()) and torch.allclose(was, now, rtol=1e-6, atol=1e-7), name
+        assert all_same(others.step(random_grads(world, TENSORS, seed=3)))
+        assert [t.shape for t in ranks.shares] == [t.shape for t in others.shares]
 
 
 @pytest.mark.parametrize("first", ["bias", "weight"])
