@@ -18,6 +18,7 @@ from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.dense import FullPrecision
 from horovod_compress.engine.optimizer import held, second_moment
 from horovod_compress.engine.optimizer.family import before_step
+from horovod_compress.engine.optimizer.held_moment import HeldMoment
 from horovod_compress.engine.optimizer.second_moment import BOUND
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError, NonFiniteError
@@ -102,7 +103,7 @@ class Team:
     def weights(self) -> dict[str, Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.models[0].items()}
 
-    def moment(self, name: str) -> held._Held:
+    def moment(self, name: str) -> HeldMoment:
         mine = self.held[0]
         assert mine
         return mine._held[name]
@@ -480,7 +481,7 @@ def test_what_to_divide_by_does_not_depend_on_threads(shape: tuple[int, ...]) ->
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
-            found.append([held._Held(moment.clone(), 30.0, 30.0, EPS, True) for moment in moments])
+            found.append([HeldMoment(moment.clone(), 30.0, 30.0, EPS, True) for moment in moments])
     finally:
         torch.set_num_threads(threads)
     for one, other in zip(*found, strict=True):
@@ -493,7 +494,7 @@ def test_what_to_divide_by_does_not_depend_on_threads(shape: tuple[int, ...]) ->
 
 def test_a_moment_of_no_elements_has_a_floor() -> None:
     for shape in ((0,), (0, 5), (5, 0)):
-        moment = held._Held(torch.empty(shape), 30.0, 30.0, EPS, True)
+        moment = HeldMoment(torch.empty(shape), 30.0, 30.0, EPS, True)
         assert moment.divisor is not None and moment.squares().shape == shape and not moment.divisor.numel()
 
 
@@ -506,5 +507,5 @@ def test_kernels_run_where_the_moment_is(monkeypatch: pytest.MonkeyPatch) -> Non
         return contextlib.nullcontext()
 
     monkeypatch.setattr(second_moment, "on_its_device", noted)
-    moment = held._Held(torch.ones(3, 5), 30.0, 30.0, EPS, True)
+    moment = HeldMoment(torch.ones(3, 5), 30.0, 30.0, EPS, True)
     assert entered[0] is moment.moment and len(entered) == 2

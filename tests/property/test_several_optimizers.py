@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_compress.engine.optimizer.held import _Held
+from horovod_compress.engine.optimizer.held_moment import HeldMoment
 from horovod_compress.errors import ConfigError, StateError
 from tests.golden.trained import HELD, Ranks
 from tests.support.local import random_grads, spec
@@ -212,7 +212,7 @@ def test_what_no_optimizer_holds_any_more_is_given_back(other: Making, begun: bo
                 steps.settle_moments()
         after, moments = resumed.fleet.residuals()[0], resumed.steps[0].state()["second_moment"]
         same = {name for name in before if torch.equal(before[name], after[name])}
-    divisor = _Held(**states[0]["second_moment"]["embedding"]).divisor
+    divisor = HeldMoment(**states[0]["second_moment"]["embedding"]).divisor
     assert divisor is not None and bool(before["embedding"].any())
     held = set(before) if other is adamw else set(before) - {"embedding"}
     assert same == set(moments) == held

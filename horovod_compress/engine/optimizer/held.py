@@ -7,8 +7,9 @@ to element. Here the second moment moves in exact rounds only, which are few, an
     exact round    r = mean of the ranks' gradients, in bfloat16;  V = b2^n V + (1 - b2^n) r^2, n steps since the last
     other rounds   r = d * decode(encode(gradient / d)),  d = sqrt(V / (1 - b2^s)) + eps, at least a tenth of its row's
 
-What V is and how torch's own step comes to divide by it is in :mod:`.second_moment`. (Kin to 1-bit Adam,
-Tang et al. 2021, section 3, which freezes the second moment for good.)
+Where r is far larger than usual, V takes it in there too: see :mod:`.surges`. What V is and how torch's own step comes
+to divide by it is in :mod:`.second_moment`. (Kin to 1-bit Adam, Tang et al. 2021, section 3, which freezes the second
+moment for good.)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import logging
 import weakref
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -28,12 +29,12 @@ from torch import Tensor, nn
 from ...ops.checksums import hash_of
 from ..kept import Kept
 from ..reducer import Next, Reducer
+from ..shards import local
 from . import family, second_moment as moments
-from .second_moment import ExactRounds, Moment, chosen
+from .held_moment import HeldMoment
+from .second_moment import ExactRounds, Slot, chosen
 from .stepping import Stepping, may_step
-
-#: What codecs divide by is at least this part of the root mean square of the tensor.
-LEAST = 1e-6
+from .surges import Result, surges
 
 _log = logging.getLogger("horovod_compress")
 #: By optimizer, what was said of its exact rounds: an elastic job holds it again after each reset.
@@ -88,36 +89,8 @@ def hold(
 
 def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:
     """Carry what waits over to the units of gradients, where a second moment was loaded that nobody holds."""
-    factors = {name: _Held(**saved).divisor for name, saved in state.items()}
+    factors = {name: HeldMoment(**saved).divisor for name, saved in state.items()}
     kept.convert({name: factor for name, factor in factors.items() if factor is not None})
-
-
-@dataclass
-class _Held(Moment):
-    """The second moment of one parameter, and what gradients are divided by; equal on every rank."""
-
-    since: float  # the optimizer's step of the last exact round
-    eps: float
-    divides: bool  # gradients before they are encoded, not only in the optimizer
-    zero_group: int = 1  # see Layout.zero_groups
-    unmoved: Tensor | None = field(init=False, default=None)  # the elements that coded rounds leave out
-    divisor: Tensor | None = field(init=False)  # then it is d in units of its root mean square, flat
-
-    def regroup(self, zero_group: int) -> None:
-        """Take note that other zeros stay zeros."""
-        self.zero_group = zero_group
-        self.unmoved = moments.unmoved(self.moment, zero_group, self.unmoved)
-
-    def derive(self) -> None:
-        super().derive()
-        self.unmoved = moments.unmoved(self.moment, self.zero_group, self.unmoved)
-        self.divisor = None
-        if not self.divides:
-            return
-        divisor = self.squares().sqrt_().add_(self.eps).view(-1)
-        # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
-        size = moments.mean_power(divisor, 2).sqrt_().to(divisor.dtype).clamp_(min=torch.finfo(divisor.dtype).tiny)
-        self.divisor = divisor.div_(size).clamp_(min=LEAST)
 
 
 class HeldSecondMoment:
@@ -152,7 +125,7 @@ class HeldSecondMoment:
         self._kept, self._buckets = reducer.kept, reducer.buckets
         self._form = family.form_of(optimizer)
         self.rounds = rounds
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, HeldMoment] = {}
         self._rest = self._buckets.rest  # what the zero groups of what is held go with
         self._prepared, self._begun = reducer.step - 1, False  # the last step that it has used; whether it used one
         self.due = False
@@ -197,11 +170,7 @@ class HeldSecondMoment:
     # ---- state ----
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        return {
-            name: {kind: getattr(held, kind) for kind in ("steps", "since", "eps", "divides")}
-            | {"moment": held.moment.clone()}
-            for name, held in self._held.items()
-        }
+        return {name: held.state() for name, held in self._held.items()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]], due: bool = False) -> None:
         """Restore what :meth:`state_dict` returned, beside what waits in the units that go with it."""
@@ -215,7 +184,7 @@ class HeldSecondMoment:
         own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
         groups = self._kept.withholding.zero_groups()
         self._held = {
-            name: _Held(**{**saved, "moment": own[name]}, zero_group=groups[name]) for name, saved in mine.items()
+            name: HeldMoment(**{**saved, "moment": own[name]}, zero_group=groups[name]) for name, saved in mine.items()
         }
         self._shown = ""
 
@@ -254,7 +223,7 @@ class HeldSecondMoment:
             if not (self.exact or held) and done and divides[name] != "never":  # it has moved its own until now
                 zeros = zeros or self._kept.withholding.zero_groups()
                 (moment, steps), before = self._form.taken_over(group, state), divides[name] == "before"
-                held = _Held(moment, steps, steps, float(group["eps"]), before, zeros[name])
+                held = HeldMoment(moment, steps, steps, float(group["eps"]), before, zeros[name])
                 self._held[name], self._shown = held, ""
                 _note(factors, name, None, held.divisor)
 
@@ -326,28 +295,54 @@ class HeldSecondMoment:
         overflow = getattr(self._optimizer, "found_inf", None)  # a gradient scaler leaves it to a fused step to skip
         if overflow is not None and bool(overflow):
             return
-        factors: dict[str, Tensor] = {}
-        for group, parameter, name in self._parameters():
-            held, state = self._held.get(name), self._optimizer.state.get(parameter)
-            if held is None or not state or parameter.grad is None or parameter.grad.is_sparse:
-                continue  # sparse gradients are exact: the optimizer's own moment moves with them
-            now, by = self._form.steps(group, state) + 1, ratios.get(name, 1.0)
-            exact, stepping = self._all_exact and now > held.since, self.stepping if name in here else None
-            if exact or not stepping:
-                grad = self._form.gradient(self._optimizer, group, parameter, by)
-            if exact := exact and bool(grad.isfinite().all()):
-                before = held.divisor
-                self._form.move(held, group, grad, now - held.since)
-                held.since, self._shown = now, ""
-                _note(factors, name, before, held.divisor)
-            if stepping:
-                stepping.add((group, parameter, name), held, now, exact=exact, by=by)
+        used = [slot for slot in self._parameters() if self._is_used(slot)]
+        as_is = self._take_in(used, ratios)
+        for group, parameter, name in used:
+            held, state, by = self._held[name], self._optimizer.state[parameter], ratios.get(name, 1.0)
+            now, exact = self._form.steps(group, state) + 1, name in as_is
+            if self.stepping and name in here:
+                self.stepping.add((group, parameter, name), held, now, exact=exact, by=by)
             else:
+                grad = self._form.gradient(self._optimizer, group, parameter, by)
                 self._form.write(group, state, grad, held, now, exact=exact)
         self.due = self.due and not self._all_exact
         if self.stepping:
             self.stepping.step(step)
+
+    def _take_in(self, used: Sequence[Slot], ratios: Mapping[str, float]) -> Collection[str]:
+        """Let what is held take in the gradients of an exact round, or surges; return whose gradient is exact."""
+        exact, factors = [], dict[str, Tensor]()
+        surging = frozenset() if self._all_exact else self._surges(used, ratios)
+        for group, parameter, name in used:
+            held, now = self._held[name], self._form.steps(group, self._optimizer.state[parameter]) + 1
+            steps = now - held.since if self._all_exact else float(name in surging)
+            if steps <= 0:
+                continue
+            grad = self._form.gradient(self._optimizer, group, parameter, ratios.get(name, 1.0))
+            if bool(grad.isfinite().all()):
+                before = held.divisor
+                self._form.move(held, group, grad, steps)
+                held.since, self._shown = held.since + steps, ""
+                _note(factors, name, before, held.divisor)
+                exact += [name] if self._all_exact else []
         self._kept.convert(factors)
+        return exact
+
+    def _is_used(self, slot: Slot) -> bool:
+        """Return whether the coming step divides by what is held; sparse gradients are exact, and the optimizer's."""
+        _, parameter, name = slot
+        grad = parameter.grad if name in self._held and self._optimizer.state.get(parameter) else None
+        return grad is not None and not grad.is_sparse
+
+    def _surges(self, used: Iterable[Slot], ratios: Mapping[str, float]) -> Collection[str]:
+        """Return whose coded results are far larger than usual, see :mod:`.surges`."""
+        scale = float(getattr(self._optimizer, "grad_scale", None) or 1.0)  # of a fused step, see Form.gradient()
+        results = []
+        for _, parameter, name in used:
+            grad, held = parameter.grad, self._held[name]
+            if grad is not None and held.moment.numel():
+                results.append(Result(name, local(grad), ratios.get(name, 1.0) / scale, held))
+        return surges(results)
 
 
 @torch.no_grad()

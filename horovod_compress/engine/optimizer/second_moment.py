@@ -182,7 +182,7 @@ def _moment_of(name: object, saved: object) -> Tensor:
     parts = dict(saved) if isinstance(saved, Mapping) else {}
     moment, divides = parts.pop("moment", None), parts.pop("divides", False)
     fits = isinstance(moment, Tensor) and moment.dtype in (torch.float32, torch.float64)
-    numbers = {"steps", *parts} <= {"steps", "since", "eps"}
+    numbers = {"steps", *parts} <= {"steps", "since", "eps", "usual"}
     fits = fits and numbers and type(divides) is bool and all(map(is_number, parts.values()))
     if not fits or not parts.get("steps", 1):
         raise StateError(

@@ -1,0 +1,62 @@
+"""What is held of one parameter's second moment, and what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import second_moment as moments
+from .second_moment import Moment
+
+#: What codecs divide by is at least this part of the root mean square of the tensor.
+LEAST = 1e-6
+
+
+@dataclass
+class HeldMoment(Moment):
+    """The second moment of one parameter; equal on every rank.
+
+    Attributes:
+        since: the optimizer's step of the last exact round, and one more for each surge that was taken in since then:
+            the next exact round counts for the steps that are left.
+        divides: gradients are divided before they are encoded, not only in the optimizer.
+        zero_group: see ``Layout.zero_groups``.
+        usual: the mean square of coded results at the places that are looked at, a running mean; 0 before the first.
+        unmoved: the elements that coded rounds leave out.
+        divisor: what gradients are divided by, in units of its root mean square, flat.
+        size: the mean of the second moment at these places; None until it is needed.
+    """
+
+    since: float
+    eps: float
+    divides: bool
+    zero_group: int = 1
+    usual: float = 0.0
+    unmoved: Tensor | None = field(init=False, default=None)
+    divisor: Tensor | None = field(init=False)
+    size: float | None = field(init=False, default=None)
+
+    def regroup(self, zero_group: int) -> None:
+        """Take note that other zeros stay zeros."""
+        self.zero_group = zero_group
+        self.unmoved = moments.unmoved(self.moment, zero_group, self.unmoved)
+
+    def state(self) -> dict[str, Any]:
+        """Return what has to be saved: the arguments of another one."""
+        usual = {"usual": self.usual} if self.usual else {}
+        numbers = {name: getattr(self, name) for name in ("steps", "since", "eps", "divides")}
+        return numbers | usual | {"moment": self.moment.clone()}
+
+    def derive(self) -> None:
+        super().derive()
+        self.unmoved = moments.unmoved(self.moment, self.zero_group, self.unmoved)
+        self.divisor = self.size = None
+        if not self.divides:
+            return
+        divisor = self.squares().sqrt_().add_(self.eps).view(-1)
+        # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
+        size = moments.mean_power(divisor, 2).sqrt_().to(divisor.dtype).clamp_(min=torch.finfo(divisor.dtype).tiny)
+        self.divisor = divisor.div_(size).clamp_(min=LEAST)

@@ -1,0 +1,83 @@
+"""Surges: coded results that are far larger than usual, which a second moment that is held takes in.
+
+Adam's own second moment takes in every gradient. Behind one that is ten times as large as others, as they come early in
+a training, its steps stay shorter for as long as that mean of squares remembers. What is held between exact rounds
+would never hear of it: the surge, and the residual that it leaves, would move weights several times as far as Adam
+does. So what is held takes in such a result, for the one step. Other coded results stay out of it: with their errors,
+they are larger than the mean gradient in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ...ops.checksums import on_its_device
+from .held_moment import HeldMoment
+
+#: A surge is so many times as large as what the second moment stands for, and as what is usual.
+TIMES = 2.0
+#: What is usual moves by this part of the way to each result.
+SHARE = 0.1
+#: A tensor is looked at in so many places, each of so many elements.
+PLACES, LENGTH = 4, 1024
+
+
+@dataclass(frozen=True)
+class Result:
+    """A coded result, as the optimizer is about to use it: a gradient that is not empty, and counts so many times."""
+
+    name: str
+    grad: Tensor
+    times: float
+    held: HeldMoment
+
+
+@torch.no_grad()
+def surges(results: Sequence[Result]) -> frozenset[str]:
+    """Return whose results are surges, by name, and let all results count for what is usual."""
+    changed = [result.held for result in results if result.held.size is None]
+    for held, size in zip(changed, _means([held.moment for held in changed], power=1), strict=True):
+        held.size = size
+    squares = _means([result.grad for result in results], power=2)
+    both = zip(results, squares, strict=True)
+    return frozenset(result.name for result, square in both if _is_surge(result.held, square * result.times**2))
+
+
+def _is_surge(held: HeldMoment, square: float) -> bool:
+    usual = held.usual
+    held.usual += (square - usual) * (SHARE if usual else 1.0)
+    return bool(usual) and square > TIMES**2 * max(usual, held.size or 0.0)
+
+
+def _means(tensors: Sequence[Tensor], power: int) -> list[float]:
+    """Return the mean of ``|x| ** power`` of each tensor where it is looked at; equal on all ranks."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(number)
+    found = [0.0] * len(tensors)
+    for numbers in kinds.values():
+        places = [_places(tensors[number].reshape(-1)) for number in numbers]
+        sums = iter(_sums([view for views in places for view in views], power))
+        for number, views in zip(numbers, places, strict=True):
+            found[number] = sum(next(sums) for _ in views) / sum(map(len, views))
+    return found
+
+
+def _places(flat: Tensor) -> list[Tensor]:
+    """Return what is looked at of a tensor, which is not empty."""
+    if len(flat) <= PLACES * LENGTH:
+        return [flat]
+    last = len(flat) - LENGTH
+    return [flat.narrow(0, last * place // (PLACES - 1), LENGTH) for place in range(PLACES)]
+
+
+def _sums(views: Sequence[Tensor], power: int) -> list[float]:
+    sums = torch.zeros(len(views), dtype=torch.float64, device=views[0].device)
+    with on_its_device(sums):
+        ops.norm_offer_all(views, sums.split(1), [len(view) for view in views], power=power)
+    return sums.tolist()
