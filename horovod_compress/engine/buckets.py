@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..codecs.base import Codec, Divides, Held, TableMoves, tables_that_stay, variants_of, zero_groups_of
+from ..codecs.base import Codec, Divides, Held, Properties, TableMoves, tables_that_stay, variants_of, zero_groups_of
 from ..codecs.by_step import ByStep
 from ..codecs.dense import BFloat, Dense, LeftPlain, Uncompressed
 from ..codecs.work import Work, work_dtype
@@ -361,10 +361,9 @@ class Buckets:
         """Return the step at which the last method begins to compress."""
         return max((codec.exact_until() for codec in self._codecs if isinstance(codec, ByStep)), default=0)
 
-    def needs_few_exact(self) -> bool:
-        """Return whether no method that divides by a second moment needs many exact rounds for it."""
-        found = [codec.properties() for codec in self._codecs]
-        return all(each.law.few_exact for each in found if each.divides != "never")
+    def divided(self) -> list[Properties]:
+        """Return what is true of the methods that divide by a second moment."""
+        return [found for codec in self._codecs if (found := codec.properties()).divides != "never"]
 
     def divides(self) -> dict[str, Divides]:
         """Return, by tensor, where a second moment that is held divides."""

@@ -233,6 +233,96 @@ def test_what_waits_keeps_its_meaning_when_the_second_moment_moves(method: str) 
             assert not torch.allclose(waits.view(total.shape), total, atol=1e-4)  # the control: units matter
 
 
+def surging(step: int, at: int = 7) -> Grads:
+    """Return gradients of three ranks, of which those of one step are twenty times as large."""
+    return [
+        {name: grad * (20.0 if step == at else 1.0) for name, grad in mine.items()}
+        for mine in random_grads(3, TENSORS, seed=step)
+    ]
+
+
+def test_what_is_held_takes_in_a_surge_as_adam_does() -> None:
+    """By rows, for one step; the next exact round counts for the others. Sparse results, the control, are no surges."""
+    for method, dense in (("marsit", True), ("topk", False)):
+        with Team(method) as team:  # rounds 0 to 4 are exact, and 9
+            for step in range(7):
+                team.step(surging(step))
+            before = team.moment("weight").moment.clone()
+            square = team.step(surging(7))[0]["weight"].square().mean(1, keepdim=True)
+            rows = before.mean(1, keepdim=True)
+            due = (rows * (1 - BETA2**5) * BETA2 + (1 - BETA2) * square) / (1 - BETA2**6) if dense else rows
+            assert torch.allclose(team.moment("weight").moment, due * before / rows, rtol=1e-4)
+            assert team.moment("weight").steps == 5 + dense
+            team.step(surging(8))
+            team.step(surging(9))
+            assert team.moment("weight").steps == team.moment("weight").since == 10
+
+
+def test_the_steps_behind_a_surge_are_as_short_as_adam_s() -> None:
+    """Of exact results; the control does not look for surges."""
+    moved = []
+    for looks in (True, False):
+        with Team("qsgd", options={"bits": 7}, every=100) as team, pytest.MonkeyPatch.context() as patch:
+            if not looks:
+                patch.setattr(held, "surges", lambda results: frozenset())
+            stock = {name: nn.Parameter(weight) for name, weight in team.weights().items()}
+            adam = torch.optim.Adam(stock.values(), lr=RATE)
+            for step in range(12):
+                grads = surging(step)
+                for name, parameter in stock.items():
+                    parameter.grad = torch.stack([mine[name] for mine in grads]).mean(0)
+                adam.step()
+                team.step(grads)
+            moved.append(float((team.weights()["weight"] - stock["weight"].detach()).norm()))
+    assert moved[0] < 0.3 * moved[1], moved
+
+
+@pytest.mark.parametrize("method", ["onebit_adam", *slow("ef_signsgd", "onebit")])
+def test_nothing_is_lost_in_a_surge(method: str) -> None:
+    """Summed over the steps, results and what waits are the ranks' mean gradients."""
+    with Team(method) as team:
+        sums = {t.name: torch.zeros(t.shape, dtype=torch.float64) for t in TENSORS}
+        for step in range(9):
+            results = team.step(grads := surging(step))
+            for name in sums if step > 4 else ():
+                sums[name] += torch.stack([mine[name] for mine in grads]).double().mean(0) - results[0][name]
+        for name, total in sums.items():
+            waits = torch.stack([residuals[name] for residuals in team.fleet.residuals()]).double().mean(0)
+            for reducer in team.fleet.reducers:
+                waits += reducer.kept.states().get("server", {}).get(name, torch.zeros(1)).double()
+            assert team.moment(name).steps > 5  # it was one
+            divisor = team.moment(name).divisor
+            assert divisor is not None and torch.allclose((waits * divisor).view(total.shape), total, atol=1e-3)
+
+
+def test_what_is_usual_is_saved() -> None:
+    """The control has not: it does not know a surge that comes first."""
+    with Team() as team:
+        for step in range(7):
+            team.step(surging(step))
+        saved = copy.deepcopy([checkpoint.save(reducer, team.fleet.methods) for reducer in team.fleet.reducers])
+        both = zip(team.optimizers, team.held, strict=True)
+        states = copy.deepcopy([(optimizer.state_dict(), mine.state_dict()) for optimizer, mine in both if mine])
+        weights = team.weights()
+        team.step(surging(7))
+        whole, steps = team.weights(), team.moment("weight").steps
+    for forgets in (False, True):
+        with Team() as again:
+            for rank, (state, moments) in enumerate(states):
+                with torch.no_grad():
+                    for name, parameter in again.models[rank].items():
+                        parameter.copy_(weights[name])
+                checkpoint.load(again.fleet.reducers[rank], again.fleet.methods, saved[rank], "restore")
+                again.optimizers[rank].load_state_dict(copy.deepcopy(state))
+                kept = {n: {k: v for k, v in m.items() if k != "usual" or not forgets} for n, m in moments.items()}
+                mine = again.held[rank]
+                assert mine
+                mine.load_state_dict(kept)
+            again.step(surging(7))
+            assert all_same([whole, again.weights()]) is not forgets
+            assert (again.moment("weight").steps == steps == 6) is not forgets
+
+
 @pytest.mark.parametrize("method", ["marsit", "topk", *slow("ef_signsgd", "powersgd", "sketch_fusion", "signsgd")])
 def test_no_weight_moves_by_more_than_ten_rates(method: str) -> None:
     """Dead inputs, rows that are seen once or late, and a gradient that is suddenly a million times larger."""

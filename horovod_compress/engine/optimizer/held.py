@@ -73,7 +73,7 @@ def hold(
         if second_moment == "auto" and reducer.world > 1:
             family.look_for_squares(optimizer, tells=reducer.rank == 0)
         return None
-    few = buckets.needs_few_exact()
+    few = all(each.law.few_exact for each in buckets.divided())
     rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every, reducer.options.total_steps)
     if (late := buckets.exact_until()) > rounds.warmup:
         rounds = replace(rounds, warmup=late)
@@ -311,8 +311,8 @@ class HeldSecondMoment:
 
     def _take_in(self, used: Sequence[Slot], ratios: Mapping[str, float]) -> Collection[str]:
         """Let what is held take in the gradients of an exact round, or surges; return whose gradient is exact."""
-        exact, factors = [], dict[str, Tensor]()
-        surging = frozenset() if self._all_exact else self._surges(used, ratios)
+        exact, factors = set[str](), dict[str, Tensor]()
+        surging = () if self._all_exact else self._surges(used, ratios)
         for group, parameter, name in used:
             held, now = self._held[name], self._form.steps(group, self._optimizer.state[parameter]) + 1
             steps = now - held.since if self._all_exact else float(name in surging)
@@ -321,10 +321,11 @@ class HeldSecondMoment:
             grad = self._form.gradient(self._optimizer, group, parameter, ratios.get(name, 1.0))
             if bool(grad.isfinite().all()):
                 before = held.divisor
-                self._form.move(held, group, grad, steps)
+                self._form.move(held, group, grad if self._all_exact else held.like(grad), steps)
                 held.since, self._shown = held.since + steps, ""
                 _note(factors, name, before, held.divisor)
-                exact += [name] if self._all_exact else []
+                if self._all_exact:
+                    exact.add(name)
         self._kept.convert(factors)
         return exact
 
@@ -336,6 +337,8 @@ class HeldSecondMoment:
 
     def _surges(self, used: Iterable[Slot], ratios: Mapping[str, float]) -> Collection[str]:
         """Return whose coded results are far larger than usual, see :mod:`.surges`."""
+        if any(each.share_sent < 1 for each in self._buckets.divided()):
+            return ()
         scale = float(getattr(self._optimizer, "grad_scale", None) or 1.0)  # of a fused step, see Form.gradient()
         results = []
         for _, parameter, name in used:

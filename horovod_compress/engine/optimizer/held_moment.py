@@ -24,10 +24,10 @@ class HeldMoment(Moment):
             the next exact round counts for the steps that are left.
         divides: gradients are divided before they are encoded, not only in the optimizer.
         zero_group: see ``Layout.zero_groups``.
-        usual: the mean square of coded results at the places that are looked at, a running mean; 0 before the first.
+        usual: the mean square of the elements of coded results that are looked at, a running mean; 0 before the first.
         unmoved: the elements that coded rounds leave out.
         divisor: what gradients are divided by, in units of its root mean square, flat.
-        size: the mean of the second moment at these places; None until it is needed.
+        size: the mean of the second moment of these elements; None until it is needed.
     """
 
     since: float
@@ -49,6 +49,15 @@ class HeldMoment(Moment):
         usual = {"usual": self.usual} if self.usual else {}
         numbers = {name: getattr(self, name) for name in ("steps", "since", "eps", "divides")}
         return numbers | usual | {"moment": self.moment.clone()}
+
+    def like(self, result: Tensor) -> Tensor:
+        """Return a gradient as large as a coded result in each row, and else as the second moment has them.
+
+        Within a row, the differences of a coded result are those of its code.
+        """
+        rows = self.floor.numel() if self.moment.dim() > 1 else 1
+        squares = moments.mean_power(result, 2, rows).to(self.moment.dtype).view(self.floor.shape)
+        return (self.moment * (squares * (moments.FLOOR**2) / self.floor)).nan_to_num_(0.0, 0.0).sqrt_()
 
     def derive(self) -> None:
         super().derive()

@@ -4,7 +4,8 @@ Adam's own second moment takes in every gradient. Behind one that is ten times a
 a training, its steps stay shorter for as long as that mean of squares remembers. What is held between exact rounds
 would never hear of it: the surge, and the residual that it leaves, would move weights several times as far as Adam
 does. So what is held takes in such a result, for the one step. Other coded results stay out of it: with their errors,
-they are larger than the mean gradient in every step.
+they are larger than the mean gradient in every step. So do those of sparse methods, where one element has what was left
+of a hundred steps.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from .held_moment import HeldMoment
 TIMES = 2.0
 #: What is usual moves by this part of the way to each result.
 SHARE = 0.1
-#: A tensor is looked at in so many places, each of so many elements.
-PLACES, LENGTH = 4, 1024
+#: Of each tensor, so many elements are looked at, in its middle.
+LOOKED_AT = 4096
 
 
 @dataclass(frozen=True)
@@ -56,28 +57,25 @@ def _is_surge(held: HeldMoment, square: float) -> bool:
 
 def _means(tensors: Sequence[Tensor], power: int) -> list[float]:
     """Return the mean of ``|x| ** power`` of each tensor where it is looked at; equal on all ranks."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    kinds: dict[tuple[int, torch.dtype], list[int]] = {}
     for number, tensor in enumerate(tensors):
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(number)
+        kinds.setdefault((tensor.get_device(), tensor.dtype), []).append(number)
     found = [0.0] * len(tensors)
     for numbers in kinds.values():
-        places = [_places(tensors[number].reshape(-1)) for number in numbers]
-        sums = iter(_sums([view for views in places for view in views], power))
-        for number, views in zip(numbers, places, strict=True):
-            found[number] = sum(next(sums) for _ in views) / sum(map(len, views))
+        middles = [_middle(tensors[number]) for number in numbers]
+        for number, middle, total in zip(numbers, middles, _sums(middles, power), strict=True):
+            found[number] = total / middle.numel()
     return found
 
 
-def _places(flat: Tensor) -> list[Tensor]:
-    """Return what is looked at of a tensor, which is not empty."""
-    if len(flat) <= PLACES * LENGTH:
-        return [flat]
-    last = len(flat) - LENGTH
-    return [flat.narrow(0, last * place // (PLACES - 1), LENGTH) for place in range(PLACES)]
+def _middle(tensor: Tensor) -> Tensor:
+    flat = tensor.reshape(-1)
+    spare = flat.numel() - LOOKED_AT
+    return flat.narrow(0, spare // 2, LOOKED_AT) if spare > 0 else flat
 
 
-def _sums(views: Sequence[Tensor], power: int) -> list[float]:
-    sums = torch.zeros(len(views), dtype=torch.float64, device=views[0].device)
+def _sums(values: Sequence[Tensor], power: int) -> list[float]:
+    sums = torch.zeros(len(values), dtype=torch.float64, device=values[0].device)
     with on_its_device(sums):
-        ops.norm_offer_all(views, sums.split(1), [len(view) for view in views], power=power)
+        ops.norm_offer_all(values, sums.view(-1, 1).unbind(), [value.numel() for value in values], power=power)
     return sums.tolist()
