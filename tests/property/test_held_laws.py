@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from horovod_compress.codecs.base import variants_of
+from horovod_compress.codecs.by_step import by_step
 from horovod_compress.codecs.dense import FullPrecision
 from horovod_compress.engine.optimizer import held, second_moment
 from horovod_compress.engine.optimizer.family import before_step
@@ -243,8 +244,9 @@ def surging(step: int, at: int = 7) -> Grads:
 
 def test_what_is_held_takes_in_a_surge_as_adam_does() -> None:
     """By rows, for one step; the next exact round counts for the others. Sparse results, the control, are no surges."""
-    for method, dense in (("marsit", True), ("topk", False)):
-        with Team(method) as team:  # rounds 0 to 4 are exact, and 9
+    later = by_step({0: "none", 3: "topk"})
+    for method, dense in (("marsit", True), ("topk", False), (later, False)):
+        with Team(method) as team:  # type: ignore[arg-type]  # rounds 0 to 4 are exact, and 9
             for step in range(7):
                 team.step(surging(step))
             before = team.moment("weight").moment.clone()
@@ -293,6 +295,41 @@ def test_nothing_is_lost_in_a_surge(method: str) -> None:
             assert team.moment(name).steps > 5  # it was one
             divisor = team.moment(name).divisor
             assert divisor is not None and torch.allclose((waits * divisor).view(total.shape), total, atol=1e-3)
+
+
+def test_ranks_compare_what_is_usual() -> None:
+    with Team() as team:
+        for step in range(7):
+            team.step(surging(step))
+        mine, other, _ = team.held
+        assert mine and other and mine.settings() == other.settings()
+        other._held["bias"].usual *= 1.5  # a state of another time was loaded
+        assert mine.settings() != other.settings()
+
+
+def test_a_surge_may_be_of_any_layout() -> None:
+    tensors = [spec("kernel", 6, 4, 3, 3)]
+    with Team(tensors=tensors, memory_format=torch.channels_last) as team:
+        for step in range(9):
+            grads = random_grads(3, tensors, seed=step)
+            for mine in grads:
+                mine["kernel"] = (20.0 if step == 7 else 1.0) * mine["kernel"].to(memory_format=torch.channels_last)
+            team.step(grads)
+        assert team.moment("kernel").steps > 5  # it was one
+
+
+def test_a_surge_that_is_not_finite_moves_nothing() -> None:
+    with Team() as team:
+        for step in range(7):
+            team.step(surging(step))
+        before = team.moment("weight").moment.clone()
+        results = team.exchange(surging(7))
+        for result in results:
+            result["weight"][0, 0] = torch.nan
+        with contextlib.suppress(AssertionError):  # weights that are not finite are not equal
+            team.use(results)
+        assert torch.equal(team.moment("weight").moment, before) and team.moment("weight").steps == 5
+        assert team.moment("bias").steps == 6  # the control
 
 
 def test_what_is_usual_is_saved() -> None:

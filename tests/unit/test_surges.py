@@ -48,6 +48,13 @@ def test_the_first_one_says_what_is_usual() -> None:
     assert looked(held, torch.full((8,), 10.0), torch.full((8,), 10.0), torch.full((8,), 30.0)) == [False, False, True]
 
 
+def test_a_result_of_zeros_is_not_usual() -> None:
+    """As where no word of these rows came."""
+    held = held_of(torch.ones(8))
+    assert not any(looked(held, torch.full((8,), 3.0), *(torch.zeros(8) for _ in range(30)), torch.full((8,), 3.0)))
+    assert looked(held, torch.full((8,), 7.0)) == [True]
+
+
 def test_it_is_looked_for_in_the_middle_of_a_tensor_and_there_only() -> None:
     outside, inside = (torch.ones(3, LOOKED_AT) for _ in range(2))
     outside[0] = outside[2] = inside[1] = 100.0

@@ -17,9 +17,10 @@ from __future__ import annotations
 import logging
 import weakref
 import zlib
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -157,7 +158,14 @@ class HeldSecondMoment:
             value = hash_of([*(held.moment for held in each), torch.tensor(numbers, dtype=torch.float64)])
             eps, since = sorted({held.eps for held in each}), sorted({held.since for held in each})
             self._shown = f"of {len(each)} parameters, after steps {since}, with eps {eps}, by its hash {value:016x}"
-        return self._shown
+        usual = array("d", [held.usual for _, held in sorted(self._held.items())])
+        return f"{self._shown}, beside results by theirs {zlib.crc32(usual):08x}"
+
+    @cached_property
+    def _sparse(self) -> frozenset[str]:
+        """The parameters of which a round may send some elements only."""
+        names = enumerate(self._buckets.plan.names())
+        return frozenset(name for index, name in names if self._buckets.sends_some(index))
 
     def is_exact(self, step: int) -> bool:
         """Return whether an exact round is due from this exchange on."""
@@ -296,15 +304,15 @@ class HeldSecondMoment:
         if overflow is not None and bool(overflow):
             return
         used = [slot for slot in self._parameters() if self._is_used(slot)]
-        as_is = self._take_in(used, ratios)
+        exact = self._take_in(used, ratios)
         for group, parameter, name in used:
             held, state, by = self._held[name], self._optimizer.state[parameter], ratios.get(name, 1.0)
-            now, exact = self._form.steps(group, state) + 1, name in as_is
+            now = self._form.steps(group, state) + 1
             if self.stepping and name in here:
-                self.stepping.add((group, parameter, name), held, now, exact=exact, by=by)
+                self.stepping.add((group, parameter, name), held, now, exact=name in exact, by=by)
             else:
                 grad = self._form.gradient(self._optimizer, group, parameter, by)
-                self._form.write(group, state, grad, held, now, exact=exact)
+                self._form.write(group, state, grad, held, now, exact=name in exact)
         self.due = self.due and not self._all_exact
         if self.stepping:
             self.stepping.step(step)
@@ -337,13 +345,11 @@ class HeldSecondMoment:
 
     def _surges(self, used: Iterable[Slot], ratios: Mapping[str, float]) -> Collection[str]:
         """Return whose coded results are far larger than usual, see :mod:`.surges`."""
-        if any(each.share_sent < 1 for each in self._buckets.divided()):
-            return ()
         scale = float(getattr(self._optimizer, "grad_scale", None) or 1.0)  # of a fused step, see Form.gradient()
         results = []
         for _, parameter, name in used:
             grad, held = parameter.grad, self._held[name]
-            if grad is not None and held.moment.numel():
+            if grad is not None and held.moment.numel() and name not in self._sparse:
                 results.append(Result(name, local(grad), ratios.get(name, 1.0) / scale, held))
         return surges(results)
 

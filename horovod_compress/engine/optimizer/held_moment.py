@@ -27,7 +27,7 @@ class HeldMoment(Moment):
         usual: the mean square of the elements of coded results that are looked at, a running mean; 0 before the first.
         unmoved: the elements that coded rounds leave out.
         divisor: what gradients are divided by, in units of its root mean square, flat.
-        size: the mean of the second moment of these elements; None until it is needed.
+        size: the mean of the second moment where results are looked at; None until it is needed.
     """
 
     since: float
@@ -55,8 +55,8 @@ class HeldMoment(Moment):
 
         Within a row, the differences of a coded result are those of its code.
         """
-        rows = self.floor.numel() if self.moment.dim() > 1 else 1
-        squares = moments.mean_power(result, 2, rows).to(self.moment.dtype).view(self.floor.shape)
+        squares = moments.mean_power(result.contiguous(), 2, self.floor.numel())
+        squares = squares.to(self.moment.dtype).view(self.floor.shape)
         return (self.moment * (squares * (moments.FLOOR**2) / self.floor)).nan_to_num_(0.0, 0.0).sqrt_()
 
     def derive(self) -> None:

@@ -30,7 +30,7 @@ LOOKED_AT = 4096
 
 @dataclass(frozen=True)
 class Result:
-    """A coded result, as the optimizer is about to use it: a gradient that is not empty, and counts so many times."""
+    """A coded result that is not empty, before weight decay: a gradient, which counts so many times."""
 
     name: str
     grad: Tensor
@@ -51,7 +51,8 @@ def surges(results: Sequence[Result]) -> frozenset[str]:
 
 def _is_surge(held: HeldMoment, square: float) -> bool:
     usual = held.usual
-    held.usual += (square - usual) * (SHARE if usual else 1.0)
+    if square:  # rows of an embedding may have nothing for a while
+        held.usual += (square - usual) * (SHARE if usual else 1.0)
     return bool(usual) and square > TIMES**2 * max(usual, held.size or 0.0)
 
 
