@@ -31,14 +31,14 @@ from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
-from options import value_of
+from options import positive, value_of
 from tasks import TASKS, Task
 from train import cosine, cross_entropy
 
 #: Seconds for one exchange: all ranks share two or three cores.
 TIMEOUT = 600.0
 #: What a caller need not choose.
-UNCLIPPED = {"match_norm": True, "max_norm": 0.0, "clip": "norm"}
+UNCHOSEN = {"match_norm": True, "max_norm": 0.0, "clip": "norm", "batch": None}
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -57,6 +57,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--optimizer", choices=(*OPTIMIZERS, "sgd"), default="adamw")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument(
+        "--batch", type=positive(int), help="samples per rank and step, instead of a share of the task's batch"
+    )
     parser.add_argument("--lr-schedule", choices=("constant", "cosine"), default="cosine")
     parser.add_argument("--max-norm", type=float, default=0.0, help="clip at this; 0: no clipping")
     parser.add_argument(
@@ -107,7 +110,7 @@ class Training:
     """
 
     def __init__(self, words: list[str], chosen: argparse.Namespace) -> None:
-        self.words, self.chosen = words, argparse.Namespace(**UNCLIPPED | vars(chosen))
+        self.words, self.chosen = words, argparse.Namespace(**UNCHOSEN | vars(chosen))
         torch.manual_seed(chosen.seed)
         self.task = self._task()
         self.model = self.task.model()
@@ -214,7 +217,7 @@ class Training:
 
     def _loss(self, step: int, rank: int) -> Tensor:
         world = self.chosen.ranks
-        batch = max(1, self.task.defaults.batch * 4 // world)
+        batch = self.chosen.batch or max(1, self.task.defaults.batch * 4 // world)
         return cross_entropy(self.model, *self.task.batch(self.chosen.seed, step, rank, world, batch))
 
     def _clip(self) -> None:
