@@ -76,5 +76,12 @@ def test_tensors_are_told_apart_and_types_may_differ() -> None:
     assert surges([]) == frozenset()
 
 
+def test_what_is_usual_stays_finite() -> None:
+    """Else the state could not be loaded."""
+    held = held_of(torch.ones(4, dtype=torch.float64))
+    huge = torch.full((4,), 1e200, dtype=torch.float64)
+    assert looked(held, torch.ones(4), huge, torch.ones(4)) == [False, True, False] and held.usual == 1.0
+
+
 def test_what_is_not_finite_is_none() -> None:
     assert looked(held_of(torch.ones(4)), torch.ones(4), torch.full((4,), torch.inf)) == [False, False]

@@ -10,6 +10,7 @@ of a hundred steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ def surges(results: Sequence[Result]) -> frozenset[str]:
 
 def _is_surge(held: HeldMoment, square: float) -> bool:
     usual = held.usual
-    if square:  # rows of an embedding may have nothing for a while
+    if 0.0 < square < math.inf:  # rows of an embedding may have nothing for a while
         held.usual += (square - usual) * (SHARE if usual else 1.0)
     return bool(usual) and square > TIMES**2 * max(usual, held.size or 0.0)
 

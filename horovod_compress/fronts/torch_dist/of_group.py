@@ -74,7 +74,7 @@ class TorchCompression(BaseCompression):
         Args:
             optimizer: of ``torch.optim``, of the parameters that this compression was given.
             others: likewise; each has parameters of its own, and all make a step for each exchange.
-            second_moment: "shared" updates that of Adam and its kin in exact rounds only and holds it in between;
+            second_moment: "shared" updates that of Adam and its kin in exact rounds and holds it in between;
                 docs/second_moment.md has the optimizers. "own" leaves it to the optimizer. "auto" is "shared" for
                 these with methods that need it, else "own", with a warning if the optimizer keeps one that cannot be
                 held.
