@@ -240,8 +240,15 @@ FAULTS = (
     Fault(
         "engine: a result is a surge, however usual",
         "horovod_compress/engine/optimizer/surges.py",
-        "TIMES**2 * max(usual, held.size or 0.0)",
-        "TIMES**2 * (held.size or 0.0)",
+        "TIMES**2 * max(usual, size)",
+        "TIMES**2 * size",
+        "tests/unit/test_surges.py",
+    ),
+    Fault(
+        "engine: a surge that comes first is usual",
+        "horovod_compress/engine/optimizer/surges.py",
+        "(min(square, FIRST**2 * size) if size else square)",
+        "square",
         "tests/unit/test_surges.py",
     ),
     Fault(

@@ -234,10 +234,10 @@ def test_what_waits_keeps_its_meaning_when_the_second_moment_moves(method: str) 
             assert not torch.allclose(waits.view(total.shape), total, atol=1e-4)  # the control: units matter
 
 
-def surging(step: int, at: int = 7) -> Grads:
-    """Return gradients of three ranks, of which those of one step are twenty times as large."""
+def surging(step: int, at: int = 7, times: float = 20.0) -> Grads:
+    """Return gradients of three ranks, of which those of one step are so many times as large."""
     return [
-        {name: grad * (20.0 if step == at else 1.0) for name, grad in mine.items()}
+        {name: grad * (times if step == at else 1.0) for name, grad in mine.items()}
         for mine in random_grads(3, TENSORS, seed=step)
     ]
 
@@ -258,6 +258,15 @@ def test_what_is_held_takes_in_a_surge_as_adam_does() -> None:
             team.step(surging(8))
             team.step(surging(9))
             assert team.moment("weight").steps == team.moment("weight").since == 10
+
+
+def test_the_first_coded_result_may_be_a_surge() -> None:
+    """Nothing is usual yet; the control is a result of ordinary size."""
+    for first, steps in ((5, 6), (7, 5)):
+        with Team() as team:
+            for step in range(6):
+                team.step(surging(step, at=first))
+            assert team.moment("weight").steps == steps
 
 
 def test_the_steps_behind_a_surge_are_as_short_as_adam_s() -> None:
@@ -333,7 +342,7 @@ def test_a_surge_that_is_not_finite_moves_nothing() -> None:
 
 
 def test_what_is_usual_is_saved() -> None:
-    """The control has not: it does not know a surge that comes first."""
+    """The control has not: it does not know a surge that comes first, unless it is very large."""
     with Team() as team:
         for step in range(7):
             team.step(surging(step))
@@ -341,7 +350,7 @@ def test_what_is_usual_is_saved() -> None:
         both = zip(team.optimizers, team.held, strict=True)
         states = copy.deepcopy([(optimizer.state_dict(), mine.state_dict()) for optimizer, mine in both if mine])
         weights = team.weights()
-        team.step(surging(7))
+        team.step(surging(7, times=6.0))
         whole, steps = team.weights(), team.moment("weight").steps
     for forgets in (False, True):
         with Team() as again:
@@ -355,7 +364,7 @@ def test_what_is_usual_is_saved() -> None:
                 mine = again.held[rank]
                 assert mine
                 mine.load_state_dict(kept)
-            again.step(surging(7))
+            again.step(surging(7, times=6.0))
             assert all_same([whole, again.weights()]) is not forgets
             assert (again.moment("weight").steps == steps == 6) is not forgets
 
