@@ -96,26 +96,28 @@ class LevelWriter {
 };
 
 // What a block loses with a norm, in squares; `values` is room for it.
-template <class T> HVC_INLINE double lost_with(float norm, const QsgdShape& shape, const T* x, int64_t count,
-                                               Draws& halves, Work<T>* values) {
+template <class T> HVC_INLINE double lost_with(float norm, int32_t levels, const T* x, int64_t count, Work<T>* values) {
   using W = Work<T>;
-  const W unit = W(1.0 / double(levels_of(shape.bits)));
-  int64_t at = 0;
-  quantise_block(shape, x, count, norm, halves, 0, [&](const int8_t* codes, int chunk) {
-    each_element(int(std::max<int64_t>(0, std::min<int64_t>(chunk, count - at))),
-                 [&](int i) { values[at + i] = W(to_work(x[at + i])) - decoded(codes[i], unit, W(norm)); });
-    at += chunk;
-  });
+  const W unit = W(1.0 / double(levels)), wide = W(norm);
+  const float limit = level_limit(levels);
+  const Scaling<W> scaling = scaling_for(wide, W(limit));
+  for (int64_t at = 0; at < count; at += kChunk)
+    each_element(int(std::min<int64_t>(kChunk, count - at)), [&](int i) {
+      const W value = W(to_work(x[at + i]));
+      values[at + i] = value - decoded(level_of(scaled(value, scaling), limit, kHalf), unit, wide);
+    });
   double squares = 0;
-  for (at = 0; at < count; at += kBlock) squares += sum_block<kPower2>(values + at, std::min(kBlock, count - at));
+  for (int64_t at = 0; at < count; at += kBlock)
+    squares += sum_block<kPower2>(values + at, std::min(kBlock, count - at));
   return squares;
 }
 
 template <class T> HVC_INLINE float widest_norm(const QsgdShape& shape, double error, const T* x, int64_t count,
-                                                Draws& halves, Work<T>* values, int64_t& nonfinite) {
+                                                Work<T>* values, int64_t& nonfinite) {
+  const int32_t levels = levels_of(shape.bits);
   const Moments found = moments_of(kPower2, x, count, nonfinite);
-  WidestNorm norm(error, found.squares, found.largest, count, levels_of(shape.bits));
-  while (norm.more()) norm.lost(lost_with(norm.next(), shape, x, count, halves, values));
+  WidestNorm norm(error, found.squares, found.largest, count, levels);
+  while (norm.more()) norm.lost(lost_with(norm.next(), levels, x, count, values));
   return norm.best();
 }
 
@@ -132,7 +134,7 @@ template <class T> int64_t encode(const EliasEncode<T>& e, int64_t& nonfinite) {
     for (int64_t i = first; i < end; ++i) {
       const T* x = e.grad + i * block;
       const int64_t count = std::min(block, e.count - i * block);
-      const float norm = e.error > 0 ? widest_norm(e.shape, e.error, x, count, draws, values, nonfinite)
+      const float norm = e.error > 0 ? widest_norm(e.shape, e.error, x, count, values, nonfinite)
                                      : norm_of(e.shape.norm, x, count, nonfinite);
       memcpy(norms + i * kNormBytes, &norm, sizeof norm);
       quantise_block(e.shape, x, count, norm, draws, e.offset + i * block,

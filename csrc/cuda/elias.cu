@@ -264,8 +264,8 @@ void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape,
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     start(quantise_kernel<T>, l.blocks * kWarp, launch,
-          Quantise<T>{static_cast<const T*>(grad), l, shape, error, draws_of(key), offset, place, out, room, codes.get(),
-                      nonfinite});
+          Quantise<T>{static_cast<const T*>(grad), l, shape, error, draws_of(key), offset, place, out, room,
+                      codes.get(), nonfinite});
   });
   start(measure_kernel, (l.ranges + 1) * kWarp, launch, codes.get(), l, begins.get());
   prefix_sums(begins.get(), begins.get(), l.ranges + 1, launch);

@@ -45,7 +45,7 @@ class WidestNorm {
   HVC_RULE WidestNorm(double share, double squares, double largest, int64_t count, int32_t levels)
       : most_(share * squares), best_(norm_at_least(largest)), next_(best_), left_(most_ > 0 ? kTries : 0) {
     // Where errors are spread evenly over a level, as of many values they almost are.
-    tries(double(levels) * sqrt(12.0 * most_ / double(count)));
+    tries(kSafely * (double(levels) * sqrt(12.0 * most_ / double(count))));
   }
 
   // Whether there is another one to try; lost() says what it lost, in squares.
@@ -56,7 +56,7 @@ class WidestNorm {
     if (good && next_ > best_) best_ = next_;
     left_ = good && squares >= kNear * most_ ? 0 : left_ - 1;
     const double factor = kSafely * sqrt(most_ / squares);
-    tries(double(next_) * (factor < 2.0 ? factor : 2.0));  // nothing was lost: twice
+    tries(double(next_) * (factor < 2.0 ? factor : 2.0));  // not by far where hardly anything was lost
   }
 
   HVC_RULE float best() const { return best_; }

@@ -15,7 +15,6 @@ KEEPS_ALL: list[Any] = [
     ("topk", {"density": 0.004}),
     ("sparse_binary", {"density": 0.004}),
     ("spardl", {"density": 0.004, "value_bits": 16}),
-    ("qsgd", {"norm": 2, "coding": "elias", "rounding": "nearest", "error": 0.5}),
     *slow(
         ("topk", {"density": 0.004, "value_bits": 16}),
         ("stc", {"density": 0.004}),

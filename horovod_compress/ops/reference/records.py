@@ -258,7 +258,8 @@ def _widest(x: np.ndarray, bits: int, error: float) -> np.ndarray:
     """Return the largest norm of those tried with which a block loses no more than a share of its squares."""
     kept, top = np.where(np.isfinite(x), np.abs(x), 0).astype(np.float64), _top(bits)
     largest, most = _at_least(kept.max()), np.float64(error) * row_sums(kept**2, x.size)[0]
-    best, tried = largest, max(largest, _at_least(top * np.sqrt(12 * most / x.size)))
+    safely, best = 1 - 1 / 64, largest
+    tried = max(largest, _at_least(safely * (top * np.sqrt(12 * most / x.size))))
     for _ in range(6 if most > 0 else 0):
         norm = np.array([tried], dtype=np.float32)
         codes = _levels(x, norm, x.size, bits, None, 0)
@@ -268,7 +269,7 @@ def _widest(x: np.ndarray, bits: int, error: float) -> np.ndarray:
             best = max(best, tried)
             if squares >= 0.9 * most:
                 break
-        factor = (1 - 1 / 64) * np.sqrt(most / squares)
+        factor = safely * np.sqrt(most / squares)
         tried = max(best, _at_least(np.float64(tried) * (factor if factor < 2 else 2.0)))
     return best
 
