@@ -334,28 +334,27 @@ def loco(a: Arrays, blocks: int, ranks: int) -> Iterable[Case]:
 def elias(a: Arrays) -> Iterable[Case]:
     """The reference takes a microsecond for each bit, so it sees the first elements only."""
     n, piece = a.count, a.grad[:CHECKED_ELEMENTS]
-    for bits in (4, 8):
+    for name, bits, key, more in (("4 bits", 4, KEY, 0.0), ("8 bits", 8, KEY, 0.0), ("error 0.1", 8, None, 0.1)):
         rule = {"bits": bits, "block": QSGD_BLOCK}
+        how = {**rule, "norm": 2, "error": more}
         out, small = (torch.zeros(ops.elias_bound(x.numel(), **rule), dtype=torch.uint8) for x in (a.grad, piece))
         place, place_there = single.place_in(out), single.place_in(small)
-        ops.elias_encode(a.grad, place, out, KEY, **rule, norm=2)
-        ops.elias_encode(piece, place_there, small, KEY, **rule, norm=2)
+        encode = partial(ops.elias_encode, a.grad, place, out, key, **how)
+        encode()
+        ops.elias_encode(piece, place_there, small, key, **how)
         used, scale = int(place[1]), {"scale": 0.01}
         sent, there = out[:used].clone(), small[: int(place_there[1])].clone()
-
-        def encode(out: Tensor = out, place: Tensor = place, rule: dict[str, int] = rule) -> None:
-            ops.elias_encode(a.grad, place, out, KEY, **rule, norm=2)
 
         def decode(ranks: int, sent: Tensor = sent, rule: dict[str, int] = rule) -> None:
             ops.elias_decode([sent] * ranks, a.out, **rule, scale=0.01)
 
-        check = against_reference("elias_encode", piece, place_there, small, KEY, **rule, norm=2)
-        yield Case(f"elias_encode {bits} bits", 4 * n + used, encode, check)
+        check = against_reference("elias_encode", piece, place_there, small, key, **how)
+        yield Case(f"elias_encode {name}", 4 * n + used, encode, check)
         for ranks in (1, 4):
             given = ([there] * ranks, a.out[: piece.numel()])
             check = against_reference("elias_decode", *given, **rule, **scale)
             run = partial(decode, ranks)
-            yield Case(f"elias_decode of {ranks} {bits} bits", 4 * n + ranks * used, run, check)
+            yield Case(f"elias_decode of {ranks} {name}", 4 * n + ranks * used, run, check)
 
 
 def torch_qsgd(a: Arrays) -> None:

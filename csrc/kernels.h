@@ -231,9 +231,9 @@ void loco_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
 
 // elias.cpp, elias.cu: the same codes in sections as rules/elias.h describes them. Encoding begins at
 // place[0] of out, and writes where it ends to place[1], as binary_encode() does; decoding adds the sections in their
-// order, `wrong` counts malformed ranges.
-void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
-                  int64_t* place, uint8_t* out, int64_t room, int64_t* nonfinite, Launch launch);
+// order, `wrong` counts malformed ranges. With an `error` above 0 norms are those of WidestNorm, and there is no key.
+void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, double error, const Stream* key,
+                  int64_t offset, int64_t* place, uint8_t* out, int64_t room, int64_t* nonfinite, Launch launch);
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
                   double scale, void* grad, int64_t* wrong, Launch launch);
 

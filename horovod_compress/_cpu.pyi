@@ -113,6 +113,7 @@ def elias_encode(
     dtype: int,
     count: int,
     shape: _Shape,
+    error: float,
     key: _Key,
     offset: int,
     place: int,

@@ -31,6 +31,7 @@ MethodName = Literal[
     "topk",
     "gmc",
     "loco",
+    "sparse_dithering",
     "scalecom",
     "sbc",
     "diloco",
@@ -91,6 +92,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "beta": None,
         "reset_every": None,
         "residual_bits": None,
+        "error": None,
     },
     "randomk": {"density": None, "scaled": (True, False), "block": None},
     "signsgd": {

@@ -172,6 +172,7 @@ _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # DiLoCo's outer SGD
 PRESETS: dict[str, Preset] = {
     "gmc": Preset("dgc", {"momentum_kind": "global"}),
     "loco": Preset("qsgd", {"bits": 4, "rounding": "nearest", "feedback": "average"}),
+    "sparse_dithering": Preset("qsgd", {"norm": 2, "coding": "elias", "rounding": "nearest", "error": 0.1}),
     "scalecom": Preset("topk", {"positions": "leader"}),
     "sbc": Preset("sparse_binary", {}),
     "diloco": Preset("none", {}, {"communication_delay": 30, "outer_optimizer": _NESTEROV}),

@@ -15,6 +15,7 @@ template <class T> struct EliasEncode {
   const T* grad;
   int64_t count;
   QsgdShape shape;
+  double error;
   const Stream* key;
   int64_t offset;
   uint8_t* out;
@@ -37,15 +38,15 @@ template <class T> struct EliasDecode {
 
 namespace hvc {
 
-void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
-                  int64_t* place, uint8_t* out, int64_t, int64_t* nonfinite, Launch) {
+void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, double error, const Stream* key,
+                  int64_t offset, int64_t* place, uint8_t* out, int64_t, int64_t* nonfinite, Launch) {
   const DefaultRounding rounding;
   int64_t used = -1;
   *nonfinite = 0;
   if (place[0] < 0) return put_end(used, place);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const EliasEncode<T> e{static_cast<const T*>(grad), count, shape, key, offset, out + place[0]};
+    const EliasEncode<T> e{static_cast<const T*>(grad), count, shape, error, key, offset, out + place[0]};
     used = HVC_CHOOSE(encode<T>)(e, *nonfinite);
   });
   put_end(used, place);

@@ -95,8 +95,35 @@ class LevelWriter {
   int64_t position_ = 0, next_ = 0;
 };
 
+// What a block loses with a norm, in squares; `values` is room for it.
+template <class T> HVC_INLINE double lost_with(float norm, int32_t levels, const T* x, int64_t count, Work<T>* values) {
+  using W = Work<T>;
+  const W unit = W(1.0 / double(levels)), wide = W(norm);
+  const float limit = level_limit(levels);
+  const Scaling<W> scaling = scaling_for(wide, W(limit));
+  for (int64_t at = 0; at < count; at += kChunk)
+    each_element(int(std::min<int64_t>(kChunk, count - at)), [&](int i) {
+      const W value = W(to_work(x[at + i]));
+      values[at + i] = value - decoded(level_of(scaled(value, scaling), limit, kHalf), unit, wide);
+    });
+  double squares = 0;
+  for (int64_t at = 0; at < count; at += kBlock)
+    squares += sum_block<kPower2>(values + at, std::min(kBlock, count - at));
+  return squares;
+}
+
+template <class T> HVC_INLINE float widest_norm(const QsgdShape& shape, double error, const T* x, int64_t count,
+                                                Work<T>* values, int64_t& nonfinite) {
+  const int32_t levels = levels_of(shape.bits);
+  const Moments found = moments_of(kPower2, x, count, nonfinite);
+  WidestNorm norm(error, found.squares, found.largest, count, levels);
+  while (norm.more()) norm.lost(lost_with(norm.next(), levels, x, count, values));
+  return norm.best();
+}
+
 template <class T> int64_t encode(const EliasEncode<T>& e, int64_t& nonfinite) {
-  Draws draws(*e.key);
+  Draws draws(draws_of(e.key));
+  alignas(64) Work<T> values[kMostBlock];
   LevelWriter writer(levels_of(e.shape.bits));
   const int64_t block = e.shape.block, blocks = ceil_div(e.count, block), in_range = blocks_in_range(block);
   uint8_t* lengths = e.out;
@@ -107,7 +134,8 @@ template <class T> int64_t encode(const EliasEncode<T>& e, int64_t& nonfinite) {
     for (int64_t i = first; i < end; ++i) {
       const T* x = e.grad + i * block;
       const int64_t count = std::min(block, e.count - i * block);
-      const float norm = norm_of(e.shape.norm, x, count, nonfinite);
+      const float norm = e.error > 0 ? widest_norm(e.shape, e.error, x, count, values, nonfinite)
+                                     : norm_of(e.shape.norm, x, count, nonfinite);
       memcpy(norms + i * kNormBytes, &norm, sizeof norm);
       quantise_block(e.shape, x, count, norm, draws, e.offset + i * block,
                      [&](const int8_t* codes, int chunk) { writer.put(codes, chunk); });

@@ -3,8 +3,12 @@
 #include "norm_lanes.h"
 #include "pack_lanes.h"
 
-// The norm of up to kMostBlock elements; those that are not finite count as 0.
-template <class T> HVC_INLINE float norm_of(Power power, const T* x, int64_t count, int64_t& nonfinite) {
+// What is to be known of up to kMostBlock elements; those that are not finite count as 0.
+struct Moments {
+  double largest, squares;
+};
+
+template <class T> HVC_INLINE Moments moments_of(Power power, const T* x, int64_t count, int64_t& nonfinite) {
   Bits<T> most = 0;
   double squares = 0;
   for (int64_t at = 0; at < count; at += kBlock) {
@@ -12,8 +16,12 @@ template <class T> HVC_INLINE float norm_of(Power power, const T* x, int64_t cou
     count_block(x + at, n, most, nonfinite);
     if (power != kMaximum) squares += sum_block<kPower2>(x + at, n);
   }
-  const auto largest = double(to_work(bit_cast<T>(most)));
-  return power == kMaximum ? norm_at_least(largest) : norm_from_squares(squares, largest);
+  return {double(to_work(bit_cast<T>(most))), squares};
+}
+
+template <class T> HVC_INLINE float norm_of(Power power, const T* x, int64_t count, int64_t& nonfinite) {
+  const Moments found = moments_of(power, x, count, nonfinite);
+  return power == kMaximum ? norm_at_least(found.largest) : norm_from_squares(found.squares, found.largest);
 }
 
 // Calls put(codes, chunk) for every chunk of a block; behind `count` elements there are codes 0 up to its end.

@@ -8,8 +8,13 @@
 namespace hvc {
 namespace {
 
-// The norm of value(0) to value(count - 1), in the order of rules/tree.h; every lane gets it. Not finite counts as 0.
-template <class Value> __device__ float norm_of(Power power, int64_t count, const Value& value) {
+// What is to be known of value(0) to value(count - 1), in the order of rules/tree.h; every lane gets it. Not finite
+// counts as 0.
+struct Moments {
+  double largest, squares;
+};
+
+template <class Value> __device__ Moments moments_of(int64_t count, const Value& value) {
   double largest = 0, squares = 0;
   for (int64_t block = 0; block < count; block += kBlock) {
     double sum = 0;
@@ -23,7 +28,12 @@ template <class Value> __device__ float norm_of(Power power, int64_t count, cons
     squares += __shfl_sync(kAllLanes, sum, 0);
   }
   for (int half = kWarp / 2; half > 0; half /= 2) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, half));
-  return power == kMaximum ? norm_at_least(largest) : norm_from_squares(squares, largest);
+  return {largest, squares};
+}
+
+template <class Value> __device__ float norm_of(Power power, int64_t count, const Value& value) {
+  const Moments found = moments_of(count, value);
+  return power == kMaximum ? norm_at_least(found.largest) : norm_from_squares(found.squares, found.largest);
 }
 
 __device__ inline void put_norm(uint8_t* into, float norm) {

@@ -21,6 +21,7 @@ template <class T> struct Quantise {
   const T* grad;
   Layout l;
   QsgdShape shape;
+  double error;
   Stream key;
   int64_t offset;
   const int64_t* place;  // where the section begins in memory
@@ -38,6 +39,25 @@ struct Levels {
 
 // ---- encoding ---------------------------------------------------------------------------------------------
 
+template <class W, class Value>
+__device__ float widest_norm(const QsgdShape& shape, double error, int64_t count, const Value& value) {
+  const int32_t levels = levels_of(shape.bits);
+  const float limit = level_limit(levels);
+  const W unit = W(1.0 / double(levels));
+  const Moments found = moments_of(count, value);
+  WidestNorm norm(error, found.squares, found.largest, count, levels);
+  while (norm.more()) {
+    const W tried = W(norm.next());
+    const Scaling<W> scaling = scaling_for(tried, W(limit));
+    const auto lost = [&](int64_t j) {
+      const W x = value(j);
+      return x - decoded(level_of(scaled(x, scaling), limit, kHalf), unit, tried);
+    };
+    norm.lost(moments_of(count, lost).squares);
+  }
+  return norm.best();
+}
+
 template <class T> __global__ void quantise_kernel(Quantise<T> q) {
   using W = Work<T>;
   const int64_t block = q.l.block, begin = q.place[0];
@@ -49,7 +69,8 @@ template <class T> __global__ void quantise_kernel(Quantise<T> q) {
     const int64_t count = min(block, q.l.count - i * block);
     const auto value = [&](int64_t j) { return W(to_work(x[j])); };
     for (int64_t j = lane_index(); j < count; j += kWarp) bad += !is_finite(x[j]);
-    const float norm = norm_of(q.shape.norm, count, value);
+    const float norm =
+        q.error > 0 ? widest_norm<W>(q.shape, q.error, count, value) : norm_of(q.shape.norm, count, value);
     if (has_room) put_norm(norms + kNormBytes * i, norm);
     each_eight_codes<W>(q.shape, count, norm, q.key, q.offset + i * block, value,
                         [&](int64_t first, uint64_t bytes) { q.codes[(i * block + first) / kPacked] = bytes; });
@@ -235,15 +256,16 @@ Layout layout_of(int64_t count, int64_t block) {
 
 }  // namespace
 
-void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
-                  int64_t* place, uint8_t* out, int64_t room, int64_t* nonfinite, Launch launch) {
+void elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, double error, const Stream* key,
+                  int64_t offset, int64_t* place, uint8_t* out, int64_t room, int64_t* nonfinite, Launch launch) {
   const Layout l = layout_of(count, shape.block);
   const Scratch<uint64_t> codes(l.blocks * (l.block / kPacked), launch);
   const Scratch<int64_t> begins(l.ranges + 1, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     start(quantise_kernel<T>, l.blocks * kWarp, launch,
-          Quantise<T>{static_cast<const T*>(grad), l, shape, *key, offset, place, out, room, codes.get(), nonfinite});
+          Quantise<T>{static_cast<const T*>(grad), l, shape, error, draws_of(key), offset, place, out, room,
+                      codes.get(), nonfinite});
   });
   start(measure_kernel, (l.ranges + 1) * kWarp, launch, codes.get(), l, begins.get());
   prefix_sums(begins.get(), begins.get(), l.ranges + 1, launch);

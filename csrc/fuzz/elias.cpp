@@ -22,7 +22,7 @@ void written_is_read(Input& in, QsgdShape shape, int64_t count) {
   const Bytes x = in.array<float>(count), out(most_bytes(count, shape)), found(4 * count);
   const Stream key = in.key();
   int64_t nonfinite = 0, wrong = 0, place[2] = {};
-  elias_encode(x.get(), kFloat32, count, shape, &key, 0, place, out.get(), out.size, &nonfinite, kHere);
+  elias_encode(x.get(), kFloat32, count, shape, 0.0, &key, 0, place, out.get(), out.size, &nonfinite, kHere);
   const int64_t used = place[1];
   require(used >= 0 && used <= out.size, "a section is no longer than its bound");
   Bytes section(used);

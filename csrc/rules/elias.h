@@ -35,6 +35,48 @@ HVC_RULE int lowest_one(uint64_t word) {
 #endif
 }
 
+// ---- levels for a bound of the error ----------------------------------------------------------------------
+
+// The largest norm of those it tries with which a block, rounded to the nearest level, is off by no more than a share
+// of its squares. Errors grow about as the square of the distance of levels: each try is where the last one would have
+// met the bound. The norm of the largest |x| meets it always, where the share is at least block / levels^2.
+class WidestNorm {
+ public:
+  HVC_RULE WidestNorm(double share, double squares, double largest, int64_t count, int32_t levels)
+      : most_(share * squares), best_(norm_at_least(largest)), next_(best_), left_(most_ > 0 ? kTries : 0) {
+    // Where errors are spread evenly over a level, as of many values they almost are.
+    tries(kSafely * (double(levels) * sqrt(12.0 * most_ / double(count))));
+  }
+
+  // Whether there is another one to try; lost() says what it lost, in squares.
+  HVC_RULE bool more() const { return left_ > 0; }
+  HVC_RULE float next() const { return next_; }
+  HVC_RULE void lost(double squares) {
+    const bool good = squares <= most_;
+    if (good && next_ > best_) best_ = next_;
+    left_ = good && squares >= kNear * most_ ? 0 : left_ - 1;
+    const double factor = kSafely * sqrt(most_ / squares);
+    tries(double(next_) * (factor < 2.0 ? factor : 2.0));  // not by far where hardly anything was lost
+  }
+
+  HVC_RULE float best() const { return best_; }
+
+ private:
+  static constexpr int kTries = 6;
+  static constexpr double kNear = 0.9, kSafely = 1.0 - 1.0 / 64.0;
+
+  HVC_RULE void tries(double norm) {
+    const float at_least = norm_at_least(norm);
+    next_ = at_least > best_ ? at_least : best_;
+  }
+
+  double most_;
+  float best_, next_;
+  int left_;
+};
+
+// ---- codes ------------------------------------------------------------------------------------------------
+
 struct Gamma {
   uint32_t bits;
   int length;

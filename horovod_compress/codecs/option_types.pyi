@@ -90,6 +90,7 @@ class ForQsgd(AllMethods, total=False):
     beta: float | None
     reset_every: int | None
     residual_bits: int | None
+    error: float
 
 class ForRandomk(AllMethods, total=False):
     density: float
@@ -174,6 +175,7 @@ class OfSomeMethod(TypedDict, total=False):
     rank: int
     error_feedback: Literal["dense", "sketch"] | bool
     coding: Literal["packed", "elias"]
+    error: float
     scaled: bool
     ties: Literal["random", "positive"]
     cells: float

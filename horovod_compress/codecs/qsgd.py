@@ -10,6 +10,8 @@
 
 All roundings are unbiased, so there is no residual. A payload is complete when its last gradient is. With feedback,
 roundings are to the nearest level, and ranks and owners keep errors: see :mod:`.shared.rounding`.
+
+With ``error`` it is sparse dithering in Elias codes, with a residual: see :mod:`.shared.elias`.
 """
 
 from __future__ import annotations
@@ -26,84 +28,18 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import DITHER, Key
-from ..ops.sizes import BLOCK_UNIT, MOST_BLOCK
-from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, ByForm, Codec, Divides, Law, Piece, Properties, check_choice, whole
+from ..ops.sizes import BLOCK_UNIT, MOST_BLOCK, least_error
+from ..schedule.plan import Bucket
+from .base import Algebra, ByForm, Piece, Properties, check_choice, whole
 from .registry import register
 from .shared.averaging import Remembering
-from .shared.rounding import COARSE, PLAIN, Average, average_of, check_feedback, excess, key_of
-from .shared.sections import LENGTH_BYTES, check_well_formed, cut
-from .work import Counts, Cutting, Layout, Part, Work, counts_of, slices
+from .shared.elias import Bounded, Elias, Quantised
+from .shared.rounding import PLAIN, Average, average_of, check_feedback, key_of
+from .work import Counts, Cutting, Layout, Part, Work
 
 
 @dataclass(frozen=True)
-class _Quantised(Codec):
-    """What both codings share: the blocks, and the error of one quantisation."""
-
-    bits: int
-    block: int
-    norm: str | int
-    correlated: bool = False
-
-    name: ClassVar[str] = "qsgd"
-
-    @property
-    def levels(self) -> int:
-        """Return s: the code of the norm."""
-        return (1 << (self.bits - 1)) - 1
-
-    def _blocks(self, tensor: TensorSpec) -> int:
-        return -(-tensor.count // self.block)
-
-    def _rule(self) -> dict[str, int]:
-        return {"bits": self.bits, "block": self.block}
-
-    def _power(self) -> int:
-        return 0 if self.norm == "max" else 2
-
-    def properties(self) -> Properties:
-        first = "sum over ranks and blocks of N/s min(d N/s / 4, |x|_1) / M^2"
-        bound = f"{first}, and the same for the mean" if self.algebra is Algebra.FOLD else first
-        law = Law(unbiased=True, bound=bound, error=self._error, zeros=True)
-        return Properties(law, divides=self._divides())
-
-    def _divides(self) -> Divides:
-        # With 8 bits the optimizer's own second moment hardly notices.
-        return "before" if self.bits < COARSE else "never"
-
-    def _error(self, x: Sequence[Tensor]) -> float:
-        raise NotImplementedError
-
-    def prepare(self, work: Work) -> None:
-        work.memo["blocks"] = slices([self._blocks(tensor) for tensor in work.bucket.tensors])
-
-    def _offset(self, work: Work, position: int) -> int:
-        """Return which element of the bucket's random bits the first one of a tensor is."""
-        return int(work.memo["blocks"][position].start) * self.block
-
-    def _norm_of(self, block: Tensor) -> float:
-        return float(block.abs().max() if self.norm == "max" else block.square().sum().sqrt())
-
-    def variance(self, size: int, norm: float, magnitudes: float) -> float:
-        """Return a bound of the expected squared error of one quantisation of a block.
-
-        Args:
-            size: elements of the block.
-            magnitudes: the sum of ``|x|``.
-        """
-        return norm / self.levels * min(size * norm / (4 * self.levels), magnitudes)
-
-    def variance_of_mean(self, blocks: Sequence[Tensor]) -> float:
-        """Return a bound of the expected squared error of the mean of the ranks' quantised blocks."""
-        size, world, norms = blocks[0].numel(), len(blocks), [self._norm_of(block) for block in blocks]
-        magnitudes = [float(block.abs().sum()) for block in blocks]
-        found = sum(self.variance(size, n, m) for n, m in zip(norms, magnitudes, strict=True)) / world**2
-        step = sum(norms) / world / self.levels
-        return found + (excess(size, step, sum(magnitudes), world) if self.correlated else 0.0)
-
-
-@dataclass(frozen=True)
-class Packed(_Quantised):
+class Packed(Quantised):
     """Codes of a fixed width in records, which the owner of a chunk averages and rounds again."""
 
     algebra: ClassVar[Algebra] = Algebra.FOLD
@@ -214,77 +150,6 @@ class Averaged(Remembering, Packed):
         self.keep(work, parts, key)
 
 
-@dataclass(frozen=True)
-class Elias(_Quantised):
-    """Codes of variable length in sections, one for each tensor, which every rank decodes and adds."""
-
-    algebra: ClassVar[Algebra] = Algebra.GATHER
-    summary: ClassVar[str] = "integers on each rank's own scale in Elias codes, gathered"
-    batched: ClassVar[bool] = True
-
-    def _room(self, tensor: TensorSpec) -> int:
-        return ops.elias_bound(tensor.count, **self._rule())
-
-    def layout(self, bucket: Bucket, world: int) -> Layout:
-        for tensor in bucket.tensors:
-            if self._room(tensor) >= 1 << 31:
-                raise ConfigError(
-                    f'qsgd with coding="elias" takes sections of less than 2 GB; {tensor.name} is too large'
-                )
-        room = sum(LENGTH_BYTES + self._room(tensor) for tensor in bucket.tensors)
-        return Layout({"payload": (torch.uint8, room)}, local={"places": (torch.int64, 2 * len(bucket.tensors))})
-
-    def prepare(self, work: Work) -> None:
-        super().prepare(work)
-        rooms = slices([self._room(tensor) for tensor in work.bucket.tensors])
-        work.memo["starts"] = starts = [LENGTH_BYTES * len(rooms) + room.start for room in rooms]
-        work.local["places"][::2] = torch.tensor(starts)
-
-    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        return counts_of([self._submit(work, position, key) for position in positions])
-
-    def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
-        """Write the section of a tensor where it fits at any length; ``encode`` moves them together."""
-        place = work.local["places"][2 * position : 2 * position + 2]
-        rule = self._rule() | {"norm": self._power(), "offset": self._offset(work, position)}
-        drawn = key_of(key, work.world, self.correlated)
-        return ops.elias_encode(work.grad(position), place, work.regions["payload"], drawn, **rule)
-
-    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
-        payload, starts = work.regions["payload"], work.memo["starts"]
-        at = table = LENGTH_BYTES * len(work.bucket.tensors)
-        ends = work.local["places"][1::2].tolist()
-        lengths = [0] * len(ends)  # sparse gradients, which Horovod reduces itself, have no section
-        for position in (part.position for part in parts):
-            if ends[position] < 0:
-                raise RuntimeError(f"bucket {work.bucket.index}: a section found no room in its payload")
-            lengths[position] = ends[position] - starts[position]
-            _move(payload, starts[position], at, lengths[position])
-            at += lengths[position]
-        payload[:table].view(torch.int32).copy_(torch.tensor(lengths, dtype=torch.int32))
-        work.used = at
-
-    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
-        sections = cut(work.gathered, len(work.bucket.tensors))
-        rule: dict[str, Any] = self._rule() | {"scale": result_scale / (work.world * self.levels)}
-        positions = [part.position for part in parts]
-        wrong = [ops.elias_decode([of_rank[p] for of_rank in sections], work.grad(p), **rule) for p in positions]
-        check_well_formed(wrong, positions, "Elias codes", work, key)
-
-    def _error(self, x: Sequence[Tensor]) -> float:
-        blocks = zip(*(one.split(self.block) for one in x), strict=True)
-        return sum(map(self.variance_of_mean, blocks), 0.0)
-
-
-def _move(payload: Tensor, start: int, at: int, nbytes: int) -> None:
-    """Move bytes of a payload to where they may overlap."""
-    if payload.is_cpu:
-        memory = payload.numpy()
-        memory[at : at + nbytes] = memory[start : start + nbytes]  # NumPy moves what overlaps
-    elif at != start:
-        payload[at : at + nbytes] = payload[start : start + nbytes].clone()
-
-
 @register
 @dataclass(frozen=True)
 class Qsgd(ByForm):
@@ -302,6 +167,9 @@ class Qsgd(ByForm):
         beta: what share of that average stays in a step; 0 for plain error feedback. None for 0.8 with feedback.
         reset_every: after how many steps all errors are forgotten, 0 for never. None for 1024 with feedback.
         residual_bits: bits of an error that is kept, 2 to 8. None for 8 with feedback.
+        error: the largest squared error of a rank's own payload, as a share of the squared norm of what it has, below
+            1; 0 for no such bound. With ``coding="elias"``, ``rounding="nearest"`` and ``norm=2``: levels are as far
+            apart as that allows, and the residual keeps what is lost.
     """
 
     bits: int = 8
@@ -313,6 +181,7 @@ class Qsgd(ByForm):
     beta: float | None = None
     reset_every: int | None = None
     residual_bits: int | None = None
+    error: float = 0.0
 
     name: ClassVar[str] = "qsgd"
     summary: ClassVar[str] = "2 to 8 bits: unbiased, on each rank's own scale"
@@ -328,6 +197,7 @@ class Qsgd(ByForm):
         {"bits": 4, "block": 64, "rounding": "correlated"},
         {"bits": 4, "rounding": "nearest", "feedback": "average"},
         {"bits": 3, "block": 64, "rounding": "nearest", "feedback": "average", "beta": 0.0, "reset_every": 3},
+        {"norm": 2, "coding": "elias", "rounding": "nearest", "error": 0.1},
     )
 
     def __post_init__(self) -> None:
@@ -339,15 +209,35 @@ class Qsgd(ByForm):
             raise ConfigError(f'norm should be "max" or 2, got {self.norm!r}')
         check_choice("coding", self.coding, "packed", "elias")
         check_choice("rounding", self.rounding, "independent", "correlated", "nearest")
+        if type(self.error) not in (int, float) or not 0 <= self.error < 1:
+            raise ConfigError(f"error should be a number below 1, or 0 for no bound, got {self.error!r}")
+        object.__setattr__(self, "error", float(self.error))  # 0 and 0.0 are the same option in saved states
+        if self.error:
+            self._check_bounded()
+            return
         check_feedback(self, "qsgd")
         if self.coding == "elias" and self.feedback != "none":
             raise ConfigError(
                 'feedback="average" is for coding="packed", got "elias": leave feedback out, or leave coding out'
             )
 
+    def _check_bounded(self) -> None:
+        due: dict[str, Any] = {"norm": 2, "coding": "elias", "rounding": "nearest", "feedback": "none"}
+        due |= dict.fromkeys(("beta", "reset_every", "residual_bits"))
+        for name, needed in due.items():
+            if getattr(self, name) != needed:
+                raise ConfigError(f"error= needs {name}={needed!r}, got {getattr(self, name)!r}: its residual is exact")
+        if self.error < (least := least_error(self.bits, self.block)):
+            raise ConfigError(
+                f"error should be at least block / (2^(bits-1) - 1)^2 = {least:.4f}, where the levels suffice, got "
+                f"{self.error!r}; choose a larger error, or a smaller block"
+            )
+
     @cached_property
-    def form(self) -> _Quantised:
+    def form(self) -> Quantised:
         rule = self.bits, self.block, self.norm, self.rounding == "correlated"
+        if self.error:
+            return Bounded(*rule, self.error)
         if average := average_of(self):
             return Averaged(*rule, average)
         return Packed(*rule) if self.coding == "packed" else Elias(*rule)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .dispatch import Counts, run
 from .keys import Key
-from .sizes import check_blocks
+from .sizes import check_blocks, least_error
 
 __all__ = [
     "elias_decode",
@@ -145,7 +145,16 @@ def _check_kept(bits: int, block: int, norm: int, kept_bits: int, beta: float) -
 
 
 def elias_encode(
-    grad: Tensor, place: Tensor, out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
+    grad: Tensor,
+    place: Tensor,
+    out: Tensor,
+    key: Key | None,
+    *,
+    bits: int,
+    block: int,
+    norm: int,
+    offset: int = 0,
+    error: float = 0.0,
 ) -> int | Tensor:
     """Write a tensor's section; return how many elements are not finite, a tensor on CUDA.
 
@@ -153,9 +162,16 @@ def elias_encode(
         place: int64, two: where the section begins in ``out``; and where it ends, which is written. That is -1 where
             it begins at -1, and on CUDA if there is no room; then nothing that was written counts.
         out: uint8, from there on at least :func:`.sizes.elias_bound` of them.
+        error: the largest squared error of a block, as a share of its squares, to the nearest level: without a key.
+            Norms are then as large as that allows, see ``WidestNorm`` in ``rules/elias.h``. 0 for norms as ``norm``
+            says.
     """
     check_blocks(bits, block, norm)
-    return run.elias_encode(grad, place, out, key, bits, block, norm, offset)
+    if error and (key is not None or not least_error(bits, block) <= error < 1):
+        raise ValueError(
+            f"error must be in [{least_error(bits, block)}, 1) with bits={bits}, block={block} and no key, got {error}"
+        )
+    return run.elias_encode(grad, place, out, key, bits, block, norm, offset, error)
 
 
 def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: int, scale: float) -> int | Tensor:

@@ -23,6 +23,7 @@ __all__ = [
     "elias_bound",
     "golomb_bound",
     "golomb_parameter",
+    "least_error",
     "qsgd_record_bytes",
     "record_bytes",
     "sketch_columns",
@@ -115,6 +116,16 @@ def whole_records(nbytes: int, bits: int, block: int) -> int:
     if rest:
         raise ValueError(f"out must hold whole records of {qsgd_record_bytes(bits, block)} bytes, {rest} are left")
     return number
+
+
+def least_error(bits: int, block: int) -> float:
+    """Return the least bound of a block's squared error, as a share of its squares, that levels always meet.
+
+    The distance of levels is then at most that of the largest magnitude's, of which no element is lost by more than a
+    half, and where numbers are so small that they have few digits, by more than a whole.
+    """
+    check_blocks(bits, block, 0)
+    return block / ((1 << (bits - 1)) - 1) ** 2
 
 
 def elias_bound(count: int, *, bits: int, block: int) -> int:

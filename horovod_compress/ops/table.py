@@ -271,8 +271,9 @@ TABLE = (
         options="bits block norm kept_bits beta", of="out",
         first=(*PARTS, "records = whole_records(n, bits, block)", "kept_size = qsgd_record_bytes(kept_bits, block)")),
     Operation("elias_encode",
-        "grad_at, grad_code, n, (bits, block, norm), key.words(), offset, place_at, out_at, out.numel()",
-        arrays=(GRAD, PLACE, new("out", U8, ANY_LENGTH, disjoint="grad")), options="key bits block norm offset",
+        "grad_at, grad_code, n, (bits, block, norm), float(error), key and key.words(), offset, place_at, out_at, "
+        "out.numel()",
+        arrays=(GRAD, PLACE, new("out", U8, ANY_LENGTH, disjoint="grad")), options="key bits block norm offset error",
         first=("check_room('out', out, begin_of(place) + elias_bound(n, bits=bits, block=block))",
                "check_draws(offset, -(-n // block) * block)"), counts=True),
     Operation("elias_decode", "sections_at, ranks, grad_code, n, (bits, block, 0), scale, grad_at",

@@ -37,6 +37,8 @@ def _takes_long(case: Sample, dtype: torch.dtype) -> bool:
         return options.get("masking") is False or options.get("momentum_kind") == "global"
     if options.get("filter", 1) < 1:
         return True  # so does what waits
+    if options.get("error"):
+        return True  # of a value, each step leaves at most the root of that share
     if case.method in ("sparse_binary", "randomk", "stc"):
         return True  # a mean over k elements is sent, or nothing until the element is drawn
     return dtype is torch.float16 and case.method in ("ef_signsgd", "onebit", "onebit_adam")

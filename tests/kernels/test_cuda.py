@@ -416,6 +416,14 @@ class TestNumbers:
                     sections.append(section[:used])
                 same("elias_decode", sections[1:], poison(count, dtype), **rule, scale=0.3)
 
+    def test_elias_within_an_error(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for count in lengths:
+            for bits, block, error in ((8, 512, 0.1), (6, 64, 0.3), (8, 8192, 0.6)):
+                rule = {"bits": bits, "block": block, "norm": 2, "error": error}
+                for grad in (numbers(count, dtype, 1), tame(count, dtype, 2) ** 3, spiked(count, dtype)):
+                    room = poison(ops.elias_bound(count, bits=bits, block=block), torch.uint8)
+                    same("elias_encode", grad, begins(), room, None, **rule)
+
     def test_values(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
         for count in lengths:

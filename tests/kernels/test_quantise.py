@@ -237,6 +237,19 @@ def test_elias_encode(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
+def test_elias_encode_within_an_error(dtype: torch.dtype) -> None:
+    """The norms that are tried, and the one that is taken, are the reference's bit for bit."""
+    for count in (1, 2, 63, 64, 65, 511, 513, 1025, 4097, 8193):
+        for i, x in enumerate(
+            (numbers(count, dtype, count), tame(count, dtype, 1) ** 3, torch.ones(count, dtype=dtype))
+        ):
+            for bits, block, error in ((8, 512, 0.1), (6, 64, 0.3), (8, 8192, 0.6)):
+                out = poison(ops.elias_bound(count, bits=bits, block=block), U8)
+                rule = {"bits": bits, "block": block, "norm": 2, "error": error}
+                compare("elias_encode", x, begins(), out, None, **rule, shift=count + i)
+
+
+@pytest.mark.parametrize("dtype", FEW_DTYPES)
 def test_elias_decode(dtype: torch.dtype) -> None:
     for count in (*ODD[::4], 16385, 20000):
         shape = shape_of(count)
@@ -406,6 +419,10 @@ REFUSED = {
     r"parts\[1\] must be": lambda: ops.exponential_fold([poison(9, U8), poison(8, U8)], poison(9, U8), KEY, headroom=1),
     "headroom must be": lambda: ops.exponential_fold([poison(9, U8)], poison(9, U8), KEY, headroom=0),
     "grad must be float32": lambda: single.qsgd_decode(poison(36, U8), poison(4, U8), bits=4, block=64, scale=1.0),
+    "error must be in": lambda: elias_encode(torch.ones(64), poison(99, U8), None, **SHAPE, error=0.1),
+    r"and no key, got 0\.3": lambda: elias_encode(
+        torch.ones(64), poison(99, U8), KEY, bits=8, block=64, norm=2, error=0.3
+    ),
     "out must hold at least": lambda: elias_encode(torch.ones(64), poison(30, U8), KEY, **SHAPE),
     "must be on the CPU or the current CUDA device": lambda: elias_encode(
         torch.ones(4, device="meta"), poison(99, U8), KEY, **SHAPE

@@ -87,7 +87,7 @@ ONCE: dict[str, tuple[int, dict[str, Any]]] = {
     "exponential_fold": (640, {"headroom": 3, **DRAWN}),
     "qsgd_fold": (680, {**QSGD, **DRAWN}),
     "loco_fold": (680, {**QSGD, "kept_bits": 4, "beta": 0.8, "records": 10, "kept_size": 36}),
-    "elias_encode": (640, {**QSGD, **DRAWN}),
+    "elias_encode": (640, {**QSGD, **DRAWN, "error": 0.0}),
     "elias_decode": (640, {"bits": 8, "block": 64, "scale": 0.5}),
     "sketch_encode": (640, {"rows": 3, "factor": 0.5, **DRAWN}),
     "sketch_top": (ROOM["table"], {"rows": 3, "spans": [(0, 64)], "k": 4, "key": KEY}),

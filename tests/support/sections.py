@@ -66,7 +66,7 @@ def values_encode(
     return int(place[1])
 
 
-def elias_encode(grad: Tensor, out: Tensor, key: Key, **options: Any) -> tuple[int, int]:
+def elias_encode(grad: Tensor, out: Tensor, key: Key | None, **options: Any) -> tuple[int, int]:
     """Write a section; return its bytes, and how many elements are not finite."""
     nonfinite = ops.elias_encode(grad, place := begins(device=out.device), out, key, **options)
     return int(place[1]), int(nonfinite)

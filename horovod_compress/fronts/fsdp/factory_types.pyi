@@ -87,6 +87,10 @@ class Factories:
     @classmethod
     def loco(cls, named_parameters: Named, *, replicate: Ranks | None = ..., **options: Unpack[of.ForQsgd]) -> Self: ...
     @classmethod
+    def sparse_dithering(
+        cls, named_parameters: Named, *, replicate: Ranks | None = ..., **options: Unpack[of.ForQsgd]
+    ) -> Self: ...
+    @classmethod
     def scalecom(
         cls, named_parameters: Named, *, replicate: Ranks | None = ..., **options: Unpack[of.ForTopk]
     ) -> Self: ...

@@ -79,6 +79,10 @@ class Factories:
     @classmethod
     def loco(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForQsgd]) -> Self: ...
     @classmethod
+    def sparse_dithering(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForQsgd]
+    ) -> Self: ...
+    @classmethod
     def scalecom(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForTopk]) -> Self: ...
     @classmethod
     def sbc(

@@ -105,6 +105,10 @@ class Factories:
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForQsgd]
     ) -> Self: ...
     @classmethod
+    def sparse_dithering(
+        cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForQsgd]
+    ) -> Self: ...
+    @classmethod
     def scalecom(
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForTopk]
     ) -> Self: ...

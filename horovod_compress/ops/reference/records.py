@@ -25,6 +25,10 @@ def _norms(x: np.ndarray, block: int, norm: int) -> np.ndarray:
     exact = np.array([kept[at : at + block].max() for at in range(0, x.size, block)], dtype=np.float64)
     if norm:
         exact = np.maximum(np.sqrt(row_sums(kept**2, block)), exact)
+    return _at_least(exact)
+
+
+def _at_least(exact: np.ndarray) -> np.ndarray:
     nearest = np.where(exact < _MOST, exact, _MOST).astype(np.float32)
     above = np.nextafter(nearest, np.float32(np.inf))
     return np.asarray(np.where((nearest < exact) & (nearest < _MOST), above, nearest))
@@ -249,11 +253,44 @@ def _levels_of(raw: bytes, count: int, top: int) -> np.ndarray:
     return found
 
 
+@quiet
+def _widest(x: np.ndarray, bits: int, error: float) -> np.ndarray:
+    """Return the largest norm of those tried with which a block loses no more than a share of its squares."""
+    kept, top = np.where(np.isfinite(x), np.abs(x), 0).astype(np.float64), _top(bits)
+    largest, most = _at_least(kept.max()), np.float64(error) * row_sums(kept**2, x.size)[0]
+    safely, best = 1 - 1 / 64, largest
+    tried = max(largest, _at_least(safely * (top * np.sqrt(12 * most / x.size))))
+    for _ in range(6 if most > 0 else 0):
+        norm = np.array([tried], dtype=np.float32)
+        codes = _levels(x, norm, x.size, bits, None, 0)
+        lost = x - (codes.astype(x.dtype) * x.dtype.type(1 / top)) * x.dtype.type(tried)
+        squares = row_sums(np.where(np.isfinite(lost), lost, 0).astype(np.float64) ** 2, x.size)[0]
+        if squares <= most:
+            best = max(best, tried)
+            if squares >= 0.9 * most:
+                break
+        factor = safely * np.sqrt(most / squares)
+        tried = max(best, _at_least(np.float64(tried) * (factor if factor < 2 else 2.0)))
+    return best
+
+
 def elias_encode(
-    grad: Tensor, place: Tensor, out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
+    grad: Tensor,
+    place: Tensor,
+    out: Tensor,
+    key: Key | None,
+    *,
+    bits: int,
+    block: int,
+    norm: int,
+    offset: int = 0,
+    error: float = 0.0,
 ) -> int:
     x, length = load(grad), max(1, ELIAS_RANGE // block) * block
-    norms = _norms(x, block, norm)
+    if error:
+        norms = np.array([_widest(x[at : at + block], bits, error) for at in range(0, x.size, block)], dtype=np.float32)
+    else:
+        norms = _norms(x, block, norm)
     codes = _levels(x, norms, block, bits, key, offset)
     streams = [_stream(codes[at : at + length]) for at in range(0, x.size, length)]
     lengths = np.array([len(stream) for stream in streams], dtype=np.uint32)
