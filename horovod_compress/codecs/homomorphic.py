@@ -160,6 +160,8 @@ class Homomorphic(Codec):
         ops.dense_decode_all(sums, results, scale=result_scale / work.world)
         for (position, _, inside), result in zip(found, results, strict=True):
             work.grad(position).index_copy_(0, inside, result)
+        if not values.is_cuda:  # else what is queued has yet to read them, and the next round replaces them
+            work.memo["at"] = []
 
 
 def _packed(flags: Tensor) -> Tensor:
