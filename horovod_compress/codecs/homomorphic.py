@@ -4,12 +4,13 @@ After lossless homomorphic compression, Li et al., arXiv:2402.07529. There, rank
 not zero, and hash values into a table of 1.3 cells for each, which adds; what does not peel out of it again is sent
 otherwise. But once every rank knows all positions, values can be sent in their order, without hashes:
 
-    U = the elements that are not zero on some rank; with blocks, all elements of a block that holds one
+    U = the elements that are not zero on some rank; with blocks, all elements of a block that holds one;
+        all of a tensor, where these are more than 7/8 of it
     prelude = a bit for each element, or for each block of consecutive elements of a tensor; these become equal by OR
     payload = the gradient at U, in order: these add
     result  = mean over ranks at U, 0 elsewhere
 
-Where every element is in U, that is what float32 takes, and the bits. Nothing is kept from round to round.
+Nothing is kept from round to round.
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
 from .base import Algebra, Codec, Law, Piece, Properties, whole
 from .registry import register
-from .shared.positions import Places, places
 from .work import Counts, Layout, Part, Work, together, work_dtype
 
 #: Blocks may be as long as this; longer ones save no more bytes.
 _MOST_BLOCK = 1 << 16
 #: On a CPU so many elements are marked at a time: what lies between two operations stays in its cache.
 _AT_A_TIME = 1 << 17
+#: Tensors of which more is sent are sent whole, so that nobody has to look for the elements; it takes few more bytes.
+_NEARLY_ALL = 7 / 8
 # Of 8 bytes that are 0 or 1, times this, the highest byte has them as bits, lowest first.
 _GATHERED = 0x0102040810204080
 # A byte in each of 8 bytes, and of each the bit with its number.
 _EVERYWHERE, _ONE_OF_EACH = 0x0101010101010101, -0x7FBFDFEFF7FBFDFF
+
+#: A tensor's position, where in the payload its values are, and of which elements these are, None for all.
+_Place = tuple[int, slice, Tensor | None]
 
 
 @register
@@ -78,18 +83,26 @@ class Homomorphic(Codec):
         return Bucket(bucket.index, tuple(tensors))
 
     def prepare(self, work: Work) -> None:
-        work.memo |= {"blocks": self._blocks(work.bucket), "at": []}
+        blocks, bitmap = self._blocks(work.bucket), work.shared["bitmap"]
+        work.memo |= {"blocks": blocks, "at": []}
+        flags = torch.ones(blocks.padded, dtype=torch.bool)
+        for position in range(len(blocks.tensors)):
+            first = blocks.offsets[position]
+            flags[first : first + blocks.tensors[position].count] = False
+        outside = torch.zeros_like(bitmap, device="cpu").copy_(_packed(flags)).view(torch.int64)
+        edges = torch.tensor([*blocks.offsets, blocks.padded]) // 64
+        work.memo |= {"outside": outside.to(bitmap.device), "edges": edges.to(bitmap.device)}
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         for position in positions:
-            self._mark(work.grad(position), self._bits(work, position))
+            self._mark(work.grad(position), self._bits(work, position, work.shared["bitmap"]))
         return [0] * len(positions)  # counted where values are packed: one pass less, and none of a zero
 
-    def _bits(self, work: Work, position: int) -> Tensor:
-        """Return the bytes that hold a tensor's bits: every tensor starts a byte."""
+    def _bits(self, work: Work, position: int, bitmap: Tensor) -> Tensor:
+        """Return the bytes that hold a tensor's bits: every tensor starts a word."""
         blocks: Bucket = work.memo["blocks"]
         first = blocks.offsets[position] // 8
-        return work.shared["bitmap"][first : first - (-blocks.tensors[position].count // 8)]
+        return bitmap[first : first - (-blocks.tensors[position].count // 8)]
 
     def _mark(self, grad: Tensor, bits: Tensor) -> None:
         size = bits.numel() if grad.is_cuda else max(1, _AT_A_TIME // (8 * self.block))
@@ -109,39 +122,59 @@ class Homomorphic(Codec):
     def before(self, number: int, work: Work, key: Key) -> dict[int, int] | None:
         if number == 0:
             for position in work.absent():
-                self._bits(work, position).zero_()
+                self._bits(work, position, work.shared["bitmap"]).zero_()
             return None
         values, found = work.regions["values"], self._places(work, key)
         work.memo["at"], work.used = found, found[-1][1].stop * values.element_size() if found else 0
         if not found:
             return None
-        mine = [work.grad(position).index_select(0, inside) for position, _, inside in found]
+        grads = [work.grad(position) for position, _, _ in found]
+        mine = [g if at is None else g.index_select(0, at) for g, (_, _, at) in zip(grads, found, strict=True)]
         counts = ops.dense_offer_all(mine, None, [values[where] for _, where, _ in found])
         numbers = counts.tolist() if isinstance(counts, Tensor) else together(counts)
         return {position: count for (position, _, _), count in zip(found, numbers, strict=True) if count}
 
-    def _places(self, work: Work, key: Key) -> list[Places]:
-        """Return which elements of which tensors are sent, and where in the payload they are."""
-        try:
-            found = places(work.memo["blocks"], _set_bits(work.shared["bitmap"]), work.present())
-        except ValueError as error:
+    def _places(self, work: Work, key: Key) -> list[_Place]:
+        """Return which elements of which tensors are sent, and where in the payload they are. Waits on CUDA."""
+        blocks: Bucket = work.memo["blocks"]
+        if not (counts := self._counts(work, key)):
+            return []
+        whole = {p for p, number in counts.items() if number > _NEARLY_ALL * blocks.tensors[p].count}
+        bitmap = work.shared["bitmap"]
+        if whole:
+            bitmap = bitmap.clone()
+            for position in whole:
+                self._bits(work, position, bitmap).zero_()
+        every, found, at, read = _set_bits(bitmap), [], 0, 0
+        for position, number in counts.items():
+            count = work.bucket.tensors[position].count
+            inside = None
+            if position not in whole:
+                inside = self._elements(every[read : read + number] - blocks.offsets[position], count)
+                read, count = read + number, inside.numel()
+            found.append((position, slice(at, at + count), inside))
+            at += count
+        return found
+
+    def _counts(self, work: Work, key: Key) -> dict[int, int]:
+        """Return how many bits of each tensor are 1, of those that have any."""
+        words = work.shared["bitmap"].view(torch.int64)
+        before = torch.nn.functional.pad(_ones(words).cumsum(0), (1, 0))[work.memo["edges"]]
+        outside = (words & work.memo["outside"]).count_nonzero()
+        *numbers, wrong = torch.cat([before.diff(), outside.view(1)]).tolist()
+        if wrong or any(numbers[position] for position in work.absent()):
             raise CorruptFrameError(
                 f"rank {key.rank}: the bitmap that the ranks share has bits of no gradient that is exchanged (step "
                 f"{key.step}, bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
-            ) from error
-        return found if self.block == 1 or not found else self._elements(work.bucket, found)
+            )
+        return {position: number for position, number in enumerate(numbers) if number}
 
-    def _elements(self, bucket: Bucket, found: list[Places]) -> list[Places]:
-        """Return the elements of blocks; the last one of a tensor may be shorter. Waits once on CUDA."""
-        each = torch.arange(self.block, device=found[0][2].device)
-        lasts: list[int] = torch.stack([blocks[-1] for _, _, blocks in found]).tolist()
-        elements, at = [], 0
-        for (position, _, blocks), last in zip(found, lasts, strict=True):
-            missing = max(0, (last + 1) * self.block - bucket.tensors[position].count)
-            inside = (blocks[:, None] * self.block + each).view(-1)[: blocks.numel() * self.block - missing]
-            elements.append((position, slice(at, at + inside.numel()), inside))
-            at += inside.numel()
-        return elements
+    def _elements(self, blocks: Tensor, count: int) -> Tensor:
+        """Return the elements of some blocks of a tensor; its last one may be shorter."""
+        if self.block == 1:
+            return blocks
+        elements = (blocks[:, None] * self.block + torch.arange(self.block, device=blocks.device)).view(-1)
+        return elements if count % self.block == 0 else elements[elements < count]
 
     def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         if piece.region == "bitmap":
@@ -150,16 +183,19 @@ class Homomorphic(Codec):
             super().combine(work, piece, other, weights, key)
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
-        for grad in work.grads_of(parts):
-            grad.zero_()
         found, values = work.memo["at"], work.regions["values"]
+        whole = {position for position, _, inside in found if inside is None}
+        for part in parts:
+            if part.position not in whole:
+                work.grad(part.position).zero_()
         if not found:
             return
-        results = [work.grad(position).new_empty(inside.numel()) for position, _, inside in found]
-        sums = [values[where] for _, where, _ in found]
-        ops.dense_decode_all(sums, results, scale=result_scale / work.world)
-        for (position, _, inside), result in zip(found, results, strict=True):
-            work.grad(position).index_copy_(0, inside, result)
+        grads = [work.grad(position) for position, _, _ in found]
+        results = [g if at is None else g.new_empty(at.numel()) for g, (_, _, at) in zip(grads, found, strict=True)]
+        ops.dense_decode_all([values[where] for _, where, _ in found], results, scale=result_scale / work.world)
+        for grad, result, (_, _, inside) in zip(grads, results, found, strict=True):
+            if inside is not None:
+                grad.index_copy_(0, inside, result)
         if not values.is_cuda:  # else what is queued has yet to read them, and the next round replaces them
             work.memo["at"] = []
 
@@ -170,9 +206,21 @@ def _packed(flags: Tensor) -> Tensor:
     return (bytes_ * _GATHERED) >> 56  # the sign that is shifted in is cut off with all but a byte
 
 
+def _ones(words: Tensor) -> Tensor:
+    """Return how many bits of each word are 1."""
+    pairs = words - ((words >> 1) & 0x5555555555555555)
+    fours = (pairs & 0x3333333333333333) + ((pairs >> 2) & 0x3333333333333333)
+    return ((fours + (fours >> 4) & 0x0F0F0F0F0F0F0F0F) * _EVERYWHERE) >> 56
+
+
 def _set_bits(bitmap: Tensor) -> Tensor:
     """Return the numbers of bits that are 1, in order. Most bytes are 0: only the others are spread out."""
-    there = bitmap.nonzero().view(-1)
-    spread = (bitmap[there].to(torch.int64) * _EVERYWHERE & _ONE_OF_EACH).view(torch.uint8)
-    number = spread.nonzero().view(-1)
-    return there[number >> 3] * 8 + (number & 7)
+    size = bitmap.numel() if bitmap.is_cuda else _AT_A_TIME // 8
+    found = []
+    for at in range(0, bitmap.numel(), size):
+        some = bitmap[at : at + size]
+        there = some.nonzero().view(-1)
+        spread = (some[there].to(torch.int64) * _EVERYWHERE & _ONE_OF_EACH).view(torch.uint8)
+        number = spread.nonzero().view(-1)
+        found.append(there[number >> 3].add_(at).mul_(8).add_(number & 7))
+    return torch.cat(found)

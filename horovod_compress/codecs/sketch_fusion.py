@@ -140,7 +140,7 @@ class FullState(_Sketching):
         present = work.present()
         positions, _ = self._largest(work, work.shared["table"], _hash_key(key), values.numel(), present)
         values[positions.numel() :] = 0
-        for position, where, inside in places(work.bucket, positions, present):
+        for position, where, inside in places(work, positions, present):
             values[where] = self._offered(work, position, inside)
         values.clamp_(-work.limit(), work.limit())
         work.memo["positions"] = positions
@@ -161,7 +161,7 @@ class FullState(_Sketching):
             assert residual is not None
             ops.absorb(work.grad(position), residual, momentum, self.momentum)
         limit = work.limit()
-        for position, where, inside in places(work.bucket, positions, work.present()):
+        for position, where, inside in places(work, positions, work.present()):
             grad, residual = work.grad(position), work.residual_of(position)
             grad[inside] = (values[where] * (result_scale / work.world)).to(grad.dtype)
             work.saturate(position, result_scale)
@@ -222,7 +222,7 @@ class InSketch(_Sketching):
             ops.sketch_clear(work.tables[name], self.rows, key, positions)
         for part in parts:
             work.grad(part.position).zero_()
-        found = places(work.bucket, positions, present)
+        found = places(work, positions, present)
         rests = clamped_all([values[where] for _, where, _ in found], [work.limit()] * len(found))
         for (position, where, inside), rest in zip(found, rests, strict=True):
             grad, mine = work.grad(position), values[where]
@@ -244,7 +244,7 @@ class InSketch(_Sketching):
         for name in self._tables():
             # Of all values the smaller ones are noise for the most part: in a new table they would add to it.
             positions, values = self._largest(work, work.tables[name], key, self.most(work.bucket), every)
-            for position, where, inside in places(work.bucket, positions, every):
+            for position, where, inside in places(work, positions, every):
                 held[position][name] = inside, values[where].clone()
         return held
 

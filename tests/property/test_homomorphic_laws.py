@@ -96,6 +96,21 @@ def test_bytes_are_a_bit_for_each_block_and_the_values_of_the_union(block: int, 
         assert 0.6 < payload / (4 * count) < 0.72
 
 
+@pytest.mark.parametrize("block", [1, 8])
+def test_a_tensor_of_which_nearly_all_is_sent_is_sent_whole(block: int) -> None:
+    """Of more than 7/8; at 7/8 it is not. Other tensors of the bucket keep their places."""
+    tensors = [spec("before", 640), spec("w", 640), spec("behind", 640)]
+    for kept, sent in ((560, 560), (560 + block, 640)):
+        grads = random_grads(2, tensors, seed=3)
+        for mine in grads:
+            mine["before"][8:], mine["behind"][:-8], mine["w"][kept:] = 0, 0, 0
+        exact = {name: (grads[0][name] + grads[1][name]) * 0.5 for name in grads[0]}
+        with Fleet(2, tensors, "homomorphic", block=block, verify_every=1) as fleet:
+            results = fleet.step(grads)
+            assert all_same(results) and all(torch.equal(results[0][name], exact[name]) for name in exact)
+            assert fleet.reducers[0].buckets[0].round(0).work.used == 4 * (8 + sent + 8)
+
+
 def test_values_that_cancel_are_sent_as_zeros() -> None:
     """The sum may be 0 where gradients are not, and a negative zero is one."""
     grads = [{"w": torch.tensor([1.5, -0.0, 0.0, 2.0])}, {"w": torch.tensor([-1.5, -0.0, 0.0, 1.0])}]
@@ -125,7 +140,7 @@ def test_bits_of_no_gradient_are_an_error_on_every_rank(
     def marking(self: Homomorphic, grad: Tensor, bits: Tensor) -> None:
         mark(self, grad, bits)
         if grad.numel() == 3:
-            bits[-1] = 128 if fault else 1
+            bits[0] = 128 if fault else 1
 
     monkeypatch.setattr(Homomorphic, "_mark", marking)
     with Fleet(3, TENSORS, "homomorphic", block=block) as fleet:

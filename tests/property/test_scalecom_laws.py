@@ -106,7 +106,7 @@ def test_positions_lie_in_tensors_that_are_here(wrong: int) -> None:
     assert bucket.offsets == (0, 192) and bucket.padded < 300 + 64
     work, among = Work(bucket, 2, [None, None]), [0] if wrong == 195 else [0, 1]
     right = torch.tensor([0, 149, *([192, 261] if len(among) == 2 else [])])
-    position, _, inside = written.places(work.bucket, right, among)[0]
+    position, _, inside = written.places(work, right, among)[0]
     assert (position, inside.tolist()) == (0, [0, 149])
     with pytest.raises(ValueError, match="none of the tensors"):
-        written.places(work.bucket, torch.cat([right, torch.tensor([wrong])]).sort().values, among)
+        written.places(work, torch.cat([right, torch.tensor([wrong])]).sort().values, among)

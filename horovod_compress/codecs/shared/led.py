@@ -116,7 +116,7 @@ class Led(Codec):
 
     def _shared_out(self, work: Work, at: Tensor, key: Key) -> list[written.Places]:
         try:
-            return written.places(work.bucket, at, work.present())
+            return written.places(work, at, work.present())
         except ValueError:  # of a tensor that is not here, or of none
             check_well_formed([1], [0], "positions", work, key)
             raise

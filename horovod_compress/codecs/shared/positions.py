@@ -16,27 +16,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...schedule.plan import Bucket
+from ..work import Work
 
 #: A tensor's position, which positions of the bucket lie in it, and where in the tensor they are.
 Places = tuple[int, slice, Tensor]
 
 
-def places(bucket: Bucket, positions: Tensor, among: Sequence[int]) -> list[Places]:
+def places(work: Work, positions: Tensor, among: Sequence[int]) -> list[Places]:
     """Share sorted positions of a bucket out among its tensors.
 
     Raises:
         ValueError: one is in none of these.
     """
-    ends = [bucket.offsets[p] + bucket.tensors[p].count for p in among]
-    edges = torch.tensor([bucket.offsets[p] for p in among] + ends, device=positions.device)
+    ends = [work.bucket.offsets[p] + work.bucket.tensors[p].count for p in among]
+    edges = torch.tensor([work.bucket.offsets[p] for p in among] + ends, device=positions.device)
     bounds = torch.searchsorted(positions, edges).tolist()
     if sum(bounds[len(among) :]) - sum(bounds[: len(among)]) != positions.numel():
         raise ValueError("a position lies in none of the tensors")
     found = []
     for position, first, last in zip(among, bounds[: len(among)], bounds[len(among) :], strict=True):
         if last > first:
-            inside = positions[first:last] - bucket.offsets[position]
+            inside = positions[first:last] - work.bucket.offsets[position]
             found.append((position, slice(first, last), inside))
     return found
 
