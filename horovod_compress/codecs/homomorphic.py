@@ -32,8 +32,8 @@ from .work import Counts, Layout, Part, Work, together, work_dtype
 
 #: Blocks may be as long as this; longer ones save no more bytes.
 _MOST_BLOCK = 1 << 16
-#: On a CPU so many elements are marked at a time: what lies between two operations stays in its cache.
-_AT_A_TIME = 1 << 17
+#: On a CPU so many elements are marked, or their bits read, at a time: what lies between two operations stays small.
+_AT_A_TIME = 1 << 20
 #: Tensors of which more is sent are sent whole, so that nobody has to look for the elements; it takes few more bytes.
 _NEARLY_ALL = 7 / 8
 # Of 8 bytes that are 0 or 1, times this, the highest byte has them as bits, lowest first.
