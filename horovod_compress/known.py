@@ -14,6 +14,7 @@ MethodName = Literal[
     "dgc",
     "ef_signsgd",
     "global_qsgd",
+    "homomorphic",
     "marsit",
     "natural",
     "onebit",
@@ -67,6 +68,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "reset_every": None,
         "residual_bits": None,
     },
+    "homomorphic": {"block": None},
     "marsit": {
         "full_precision_every": None,
         "step_size": None,

@@ -148,7 +148,7 @@ def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
         "payloads": form.algebra.name,
         "collectives": fitting(form.algebra),
         "bits": 8 * size / _ELEMENTS,
-        "bits_are_the_most": form.algebra is Algebra.GATHER,
+        "bits_are_the_most": form.algebra is Algebra.GATHER or layout.varies,
         "kept_bytes": kept,
         "unbiased": law.unbiased,
         "conserves": law.conserves,

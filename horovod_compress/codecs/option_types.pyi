@@ -52,6 +52,9 @@ class ForGlobalQsgd(AllMethods, total=False):
     reset_every: int | None
     residual_bits: int | None
 
+class ForHomomorphic(AllMethods, total=False):
+    block: int
+
 class ForMarsit(AllMethods, total=False):
     full_precision_every: int
     step_size: Literal["tensor", "row"] | float

@@ -158,7 +158,8 @@ class Work:
         state: what is kept from step to step for every element, flat with the bucket's gaps.
         tables: what is kept from step to step for the bucket as a whole.
         regions: the arrays of the payload; after the exchange, the consensus bytes.
-        used: bytes of the payload that ``encode`` filled, where payloads are gathered.
+        used: bytes of the payload that this round sends: ``encode`` says it where payloads are gathered, and ``before``
+            where ``Layout.varies``.
         gathered: the payloads of all ranks in rank order, where payloads are gathered.
         shared: the arrays of the preludes; after its prelude, each is equal on every rank.
         local: arrays that stay on this rank.
@@ -325,6 +326,8 @@ class Layout:
             may take.
         records: for regions that consist of records, how many elements make one. A record is handed to merging
             whole: a scale and its codes, for example.
+        varies: the length of the payload, of one region that is reduced, follows from the preludes: ``before`` sets
+            ``Work.used``, to the same on every rank, and no more is exchanged. The region is as long as it may become.
         results: by region, the array that the owner of a chunk passes on in its place, if it does: payloads then merge
             better where one rank sees all of them. What becomes of a record lies at its place: the array is as many
             times as long as the region everywhere. ``fold`` writes it, and every rank finds all of it in
@@ -351,6 +354,7 @@ class Layout:
 
     regions: Regions = field(default_factory=dict)
     records: Mapping[str, int] = field(default_factory=dict)
+    varies: bool = False
     results: Regions = field(default_factory=dict)
     carries: Mapping[str, int] = field(default_factory=dict)
     preludes: tuple[Regions, ...] = ()

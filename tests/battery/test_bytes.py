@@ -83,7 +83,7 @@ def _prelude(regions: Regions, rank: int, world: int) -> int:
 
 
 def _expected(reducer: Reducer, case: Sample, step: int) -> int:
-    """Return what one rank sends in a step; asked after it, as gathered payloads have any length."""
+    """Return what one rank sends in a step; asked after it, as some payloads have any length."""
     rank, world = reducer.rank, reducer.world
     total = (world - 1) * (HEADER + AGREE) if step == 0 else 0
     codec = case.codec().for_step(step)
@@ -97,6 +97,11 @@ def _expected(reducer: Reducer, case: Sample, step: int) -> int:
             assert 0 <= used <= _size(regions)
             total += (world - 1) * (HEADER + LENGTH + HEADER + used)
         else:
+            if layout.varies:
+                ((name_of_one, (dtype, most)),) = regions.items()
+                used = state.round(step).work.used
+                assert used % dtype.itemsize == 0 and 0 <= used <= dtype.itemsize * most
+                regions = {name_of_one: (dtype, used // dtype.itemsize)}
             chunks = _chunks(regions, world, layout.records)
             if name == "ring":
                 total += _ring(chunks, rank)

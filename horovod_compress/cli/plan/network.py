@@ -229,7 +229,7 @@ def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", fi
     Args:
         codec: of that round, one of ``variants_of(method)``.
         exchange: as the option of that name.
-        filled: which part of a payload's room is used, where payloads are gathered: their arrays say the most only.
+        filled: which part of a payload's room is used, where its arrays say the most only.
 
     Raises:
         ConfigError: the exchange does not fit the method.
@@ -240,6 +240,8 @@ def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", fi
     room = nbytes(layout.regions)
     collective = Choose(exchange)(codec, room, ranks, by_owner=bool(layout.results)).name
     if codec.algebra is Algebra.GATHER:
+        return Traffic(preludes, TrafficPart(filled * room, collective))
+    if layout.varies:
         return Traffic(preludes, TrafficPart(filled * room, collective))
     results = layout.results if collective == "fold" else {}
     passed_on = nbytes(layout.regions | results)  # as much is sent of the one as of the other

@@ -43,7 +43,8 @@ class Processor:
         decode: on the decoding thread; of gathered payloads without what each of them adds.
         decode_each: what every rank's gathered payload adds to that.
         copy: seconds for a byte that is sent and received: checksums and copies of frames.
-        filled: which part of a gathered payload's room is used, for normally distributed gradients.
+        filled: which part is used of the room of a payload that is gathered, or whose length varies, for normally
+            distributed gradients.
     """
 
     offer: Affine
@@ -118,8 +119,7 @@ class _CodecRun:
             found.append(self._once(len(found)))
         least = {name: min(run[name] for run in found) for name in found[0]}
         room = sum(array.nbytes for array in self._work.regions.values())
-        gathered = self._codec.algebra is Algebra.GATHER
-        return least | {"n": self._source.numel(), "filled": self._work.used / room if gathered else 1.0}
+        return least | {"n": self._source.numel(), "filled": self._work.used / room if self._work.used else 1.0}
 
     def _once(self, step: int) -> dict[str, float]:
         work, key, codec = self._work, Key(0, step, 0, 0), self._codec

@@ -35,6 +35,8 @@ from ...ops.keys import Key
 Take = Callable[[Sequence[Part]], None]
 #: Returns a context to encode parts in.
 Encoding = Callable[[], contextlib.AbstractContextManager[object]]
+#: Cuts so many bytes of a payload, with the copy in host memory, if they are exchanged from there.
+Cut = Callable[[int], tuple[Partition, "Staging | None"]]
 #: Parts of a bucket by chunk.
 Parts = Mapping[int, Sequence[Part]]
 
@@ -247,6 +249,7 @@ class Round:
     collective: Collective
     preludes: tuple[Prelude, ...] = ()
     layout: Partition = field(kw_only=True)
+    cut: Cut | None = None  # where the payload's length is known after the preludes: cuts so many bytes of it
     to_encode: Parts = field(default_factory=dict)  # what has to be encoded before each chunk is sent
     parts: Parts = field(default_factory=dict)  # what each chunk makes ready to be decoded
     inbox: all_gatherv.Inbox | on_device.Mailbox | None = None  # where payloads are gathered
@@ -329,7 +332,8 @@ class Round:
             bad, self.work.gathered = self._gather(exchange, self.inbox)
             return bad
         reduction = CodecReduction(self.codec, self.work, key, self.to_encode, self.parts, encoding, ready)
-        return self.collective.run(exchange, self.layout, _around(self.staging, reduction, exchange.deadline))
+        layout, staging = self.cut(self.work.used) if self.cut else (self.layout, self.staging)
+        return self.collective.run(exchange, layout, _around(staging, reduction, exchange.deadline))
 
     def _gather(
         self, exchange: Exchange, inbox: all_gatherv.Inbox | on_device.Mailbox

@@ -29,6 +29,10 @@ class Factories:
         cls, named_parameters: Named, *, replicate: Ranks | None = ..., **options: Unpack[of.ForGlobalQsgd]
     ) -> Self: ...
     @classmethod
+    def homomorphic(
+        cls, named_parameters: Named, *, replicate: Ranks | None = ..., **options: Unpack[of.ForHomomorphic]
+    ) -> Self: ...
+    @classmethod
     def marsit(
         cls, named_parameters: Named, *, replicate: Ranks | None = ..., **options: Unpack[of.ForMarsit]
     ) -> Self: ...

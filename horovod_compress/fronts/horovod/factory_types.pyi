@@ -29,6 +29,10 @@ class Factories:
         cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForGlobalQsgd]
     ) -> Self: ...
     @classmethod
+    def homomorphic(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForHomomorphic]
+    ) -> Self: ...
+    @classmethod
     def marsit(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForMarsit]) -> Self: ...
     @classmethod
     def natural(

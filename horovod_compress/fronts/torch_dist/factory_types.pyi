@@ -37,6 +37,10 @@ class Factories:
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForGlobalQsgd]
     ) -> Self: ...
     @classmethod
+    def homomorphic(
+        cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForHomomorphic]
+    ) -> Self: ...
+    @classmethod
     def marsit(
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForMarsit]
     ) -> Self: ...

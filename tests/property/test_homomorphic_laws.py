@@ -1,0 +1,160 @@
+"""The mean of gradients that are mostly zeros: exact at any density, in as many bytes as the union takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress.codecs.base import Piece
+from horovod_compress.codecs.homomorphic import Homomorphic, _packed, _set_bits
+from horovod_compress.codecs.work import Work
+from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
+from horovod_compress.exchange.wire import HEADER_BYTES
+from horovod_compress.ops.keys import Key
+from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+
+TENSORS = [spec("a", 13, 77), spec("b", 3), spec("c", 0), spec("d", 200), spec("e", 64)]
+Grads = list[dict[str, Tensor]]
+
+
+def _whole(world: int, density: float, seed: int) -> Grads:
+    """Return whole numbers, whose sums are exact in any order; a share of them is not zero."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def one(shape: Sequence[int]) -> Tensor:
+        kept = torch.rand(shape, generator=generator) < density
+        return torch.randint(-9, 10, shape, generator=generator) * kept + 0.0  # which leaves no negative zeros
+
+    return [{t.name: one(t.shape) for t in TENSORS} for _ in range(world)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("block", [1, 5, 64])
+def test_results_are_those_without_compression(world: int, block: int) -> None:
+    """To the bit, at every density, one after the other: payloads grow and shrink again."""
+    with (
+        Fleet(world, TENSORS, "homomorphic", block=block, verify_every=1) as fleet,
+        Fleet(world, TENSORS, "none") as plain,
+    ):
+        for seed, density in enumerate((0.0, 0.01, 0.3, 1.0, 0.05, 0.0, 0.5)):
+            grads = _whole(world, density, seed)
+            results = fleet.step(grads)
+            assert all_same(results)
+            assert all(same_bits(results[0][name], exact) for name, exact in plain.step(grads)[0].items())
+
+
+def test_the_bits_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: where each rank's bits replace those of others, values are lost or ranks disagree."""
+
+    def last(self: Homomorphic, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        (piece.values.copy_ if piece.region == "bitmap" else piece.values.add_)(other)
+
+    monkeypatch.setattr(Homomorphic, "combine", last)
+    grads = _whole(3, 0.1, seed=1)
+    with Fleet(3, TENSORS, "homomorphic", verify_every=0) as fleet:
+        result = fleet.step(grads)[0]["a"]
+    assert not torch.equal(result, torch.stack([mine["a"] for mine in grads]).sum(0) * torch.tensor(1 / 3))
+
+
+@pytest.mark.parametrize("exchange", ["ring", "fold", "torus"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_sums_are_rounded_as_those_of_a_full_precision_round(exchange: str, dtype: torch.dtype) -> None:
+    """Where every element is sent, payloads are the same array; gradients of 16 bits add in float32, too."""
+    tensors = [spec("w", 40, 64, dtype=dtype)]
+    grads = random_grads(4, tensors)
+    with (
+        Fleet(4, tensors, "homomorphic", exchange=exchange) as fleet,
+        Fleet(4, tensors, "scalecom", warmup_steps=2, exchange=exchange) as exact,
+    ):
+        assert same_bits(fleet.step(grads)[0]["w"], exact.step(grads)[0]["w"])
+
+
+@pytest.mark.parametrize("block", [1, 64])
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.05, 0.2, 1.0])
+def test_bytes_are_a_bit_for_each_block_and_the_values_of_the_union(block: int, density: float) -> None:
+    """Two (M - 1) / M of them from each rank, whatever the number of ranks, without headers."""
+    world, count = 4, 1 << 20
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randn(count, generator=generator) for _ in range(world)]
+    for grad in grads:
+        grad[torch.rand(count, generator=generator) >= density / world] = 0
+    some = torch.stack(grads).ne(0).any(0).view(-1, block).any(1)
+    payload = 4 * (count if int(some.sum()) > 7 / 8 * some.numel() else block * int(some.sum()))
+    with Fleet(world, [spec("w", count)], "homomorphic", block=block, exchange="ring", verify_every=0) as fleet:
+        before = sum(reducer.metrics.bytes_sent for reducer in fleet.reducers)
+        results = fleet.step([{"w": grad} for grad in grads])
+        sent = sum(reducer.metrics.bytes_sent for reducer in fleet.reducers) - before
+    assert all_same(results)
+    bitmap = count // 8 // block
+    exchanged = 2 * (world - 1) * payload
+    exchanged += world * (world - 1) * bitmap if bitmap * (world - 1) <= 1 << 18 else 2 * (world - 1) * bitmap
+    assert 0 <= sent - exchanged <= 200 * HEADER_BYTES
+    if density == 1.0 and block == 1:  # the control: four ranks leave out a third of the elements
+        assert 0.6 < payload / (4 * count) < 0.72
+
+
+@pytest.mark.parametrize("block", [1, 8])
+def test_a_tensor_of_which_nearly_all_is_sent_is_sent_whole(block: int) -> None:
+    """Of more than 7/8; at 7/8 it is not. Other tensors of the bucket keep their places."""
+    tensors = [spec("before", 640), spec("w", 640), spec("behind", 640)]
+    for kept, sent in ((560, 560), (560 + block, 640)):
+        grads = random_grads(2, tensors, seed=3)
+        for mine in grads:
+            mine["before"][8:], mine["behind"][:-8], mine["w"][kept:] = 0, 0, 0
+        exact = {name: (grads[0][name] + grads[1][name]) * 0.5 for name in grads[0]}
+        with Fleet(2, tensors, "homomorphic", block=block, verify_every=1) as fleet:
+            results = fleet.step(grads)
+            assert all_same(results) and all(torch.equal(results[0][name], exact[name]) for name in exact)
+            assert fleet.reducers[0].buckets[0].round(0).work.used == 4 * (8 + sent + 8)
+
+
+def test_values_that_cancel_are_sent_as_zeros() -> None:
+    """The sum may be 0 where gradients are not, and a negative zero is one."""
+    grads = [{"w": torch.tensor([1.5, -0.0, 0.0, 2.0])}, {"w": torch.tensor([-1.5, -0.0, 0.0, 1.0])}]
+    with Fleet(2, [spec("w", 4)], "homomorphic") as fleet:
+        assert fleet.step(grads)[0]["w"].tolist() == [0.0, 0.0, 0.0, 1.5]
+        assert fleet.reducers[0].buckets[0].round(0).work.used == 8
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 64, 1000])
+def test_bits_are_read_as_they_were_written(count: int) -> None:
+    for density in (0.0, 0.1, 1.0):
+        flags = torch.rand(count, generator=torch.Generator().manual_seed(count)) < density
+        bits = torch.zeros(-(-count // 8), dtype=torch.uint8).copy_(_packed(flags))
+        assert torch.equal(_set_bits(bits), flags.nonzero().view(-1))
+        by_hand = [sum(int(flag) << at for at, flag in enumerate(flags[i : i + 8])) for i in range(0, count, 8)]
+        assert bits.tolist() == by_hand
+
+
+@pytest.mark.parametrize("block", [1, 64])
+@pytest.mark.parametrize("fault", [True, False])
+def test_bits_of_no_gradient_are_an_error_on_every_rank(
+    block: int, fault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank sets the bits behind the last element of a tensor; the control sets its last one."""
+    mark = Homomorphic._mark
+
+    def marking(self: Homomorphic, grad: Tensor, bits: Tensor) -> None:
+        mark(self, grad, bits)
+        if grad.numel() == 3:
+            bits[0] = 128 if fault else 1
+
+    monkeypatch.setattr(Homomorphic, "_mark", marking)
+    with Fleet(3, TENSORS, "homomorphic", block=block) as fleet:
+        step = fleet.offer(_whole(3, 0.1, seed=2))
+        for reducer in fleet.reducers:
+            if not fault:
+                reducer.result(0, step)
+                continue
+            with pytest.raises(HorovodCompressError) as caught:
+                reducer.result(0, step)
+            assert isinstance(caught.value, CorruptFrameError) or "bits of no gradient" in str(caught.value)
+
+
+def test_blocks_are_whole_numbers() -> None:
+    for wrong in (0, -1, 1.0, True, 1 << 17):
+        with pytest.raises(ConfigError, match="block should be"):
+            Homomorphic(block=wrong)  # type: ignore[arg-type]
