@@ -336,7 +336,7 @@ def elias(a: Arrays) -> Iterable[Case]:
     n, piece = a.count, a.grad[:CHECKED_ELEMENTS]
     for name, bits, key, more in (("4 bits", 4, KEY, 0.0), ("8 bits", 8, KEY, 0.0), ("error 0.1", 8, None, 0.1)):
         rule = {"bits": bits, "block": QSGD_BLOCK}
-        how = {**rule, "norm": 2, "error": more}
+        how: dict[str, Any] = {**rule, "norm": 2, "error": more}
         out, small = (torch.zeros(ops.elias_bound(x.numel(), **rule), dtype=torch.uint8) for x in (a.grad, piece))
         place, place_there = single.place_in(out), single.place_in(small)
         encode = partial(ops.elias_encode, a.grad, place, out, key, **how)
