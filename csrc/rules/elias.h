@@ -39,7 +39,8 @@ HVC_RULE int lowest_one(uint64_t word) {
 
 // The largest norm of those it tries with which a block, rounded to the nearest level, is off by no more than a share
 // of its squares. Errors grow about as the square of the distance of levels: each try is where the last one would have
-// met the bound. The norm of the largest |x| meets it always, where the share is at least block / levels^2.
+// met the bound. The norm of the largest |x| meets it always, where the share is at least block / levels^2
+// and a float32 can hold that norm.
 class WidestNorm {
  public:
   HVC_RULE WidestNorm(double share, double squares, double largest, int64_t count, int32_t levels)

@@ -5,7 +5,7 @@ not zero, and hash values into a table of 1.3 cells for each, which adds; what d
 otherwise. But once every rank knows all positions, values can be sent in their order, without hashes:
 
     U = the elements that are not zero on some rank; with blocks, all elements of a block that holds one;
-        all of a tensor, where these are more than 7/8 of it
+        all of a tensor, where more than 7/8 of its bits are 1
     prelude = a bit for each element, or for each block of consecutive elements of a tensor; these become equal by OR
     payload = the gradient at U, in order: these add
     result  = mean over ranks at U, 0 elsewhere
@@ -34,7 +34,7 @@ from .work import Counts, Layout, Part, Work, together, work_dtype
 _MOST_BLOCK = 1 << 16
 #: On a CPU so many elements are marked, or their bits read, at a time: what lies between two operations stays small.
 _AT_A_TIME = 1 << 20
-#: Tensors of which more is sent are sent whole, so that nobody has to look for the elements; it takes few more bytes.
+#: Tensors of whose bits more are 1 are sent whole, so that nobody looks for the elements; it takes few more bytes.
 _NEARLY_ALL = 7 / 8
 # Of 8 bytes that are 0 or 1, times this, the highest byte has them as bits, lowest first.
 _GATHERED = 0x0102040810204080
@@ -95,7 +95,7 @@ class Homomorphic(Codec):
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         for position in positions:
-            self._mark(work.grad(position), self._bits(work, position, work.shared["bitmap"]))
+            self._flag(work.grad(position), self._bits(work, position, work.shared["bitmap"]))
         return [0] * len(positions)  # counted where values are packed: one pass less, and none of a zero
 
     def _bits(self, work: Work, position: int, bitmap: Tensor) -> Tensor:
@@ -104,8 +104,8 @@ class Homomorphic(Codec):
         first = blocks.offsets[position] // 8
         return bitmap[first : first - (-blocks.tensors[position].count // 8)]
 
-    def _mark(self, grad: Tensor, bits: Tensor) -> None:
-        size = bits.numel() if grad.is_cuda else max(1, _AT_A_TIME // (8 * self.block))
+    def _flag(self, grad: Tensor, bits: Tensor) -> None:
+        size = max(1, bits.numel() if grad.is_cuda else _AT_A_TIME // (8 * self.block))  # a tensor may be empty
         for at in range(0, bits.numel(), size):
             some = grad[8 * self.block * at : 8 * self.block * (at + size)]
             bits[at : at + size] = _packed(self._any(some != 0))
@@ -139,17 +139,17 @@ class Homomorphic(Codec):
         blocks: Bucket = work.memo["blocks"]
         if not (counts := self._counts(work, key)):
             return []
-        whole = {p for p, number in counts.items() if number > _NEARLY_ALL * blocks.tensors[p].count}
+        entire = {p for p, number in counts.items() if number > _NEARLY_ALL * blocks.tensors[p].count}
         bitmap = work.shared["bitmap"]
-        if whole:
+        if entire:
             bitmap = bitmap.clone()
-            for position in whole:
+            for position in entire:
                 self._bits(work, position, bitmap).zero_()
         every, found, at, read = _set_bits(bitmap), [], 0, 0
         for position, number in counts.items():
             count = work.bucket.tensors[position].count
             inside = None
-            if position not in whole:
+            if position not in entire:
                 inside = self._elements(every[read : read + number] - blocks.offsets[position], count)
                 read, count = read + number, inside.numel()
             found.append((position, slice(at, at + count), inside))
@@ -165,7 +165,7 @@ class Homomorphic(Codec):
         if wrong or any(numbers[position] for position in work.absent()):
             raise CorruptFrameError(
                 f"rank {key.rank}: the bitmap that the ranks share has bits of no gradient that is exchanged (step "
-                f"{key.step}, bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
+                f"{key.step}, bucket {key.bucket}); its memory may be faulty, or ranks left out different tensors"
             )
         return {position: number for position, number in enumerate(numbers) if number}
 
@@ -184,9 +184,9 @@ class Homomorphic(Codec):
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         found, values = work.memo["at"], work.regions["values"]
-        whole = {position for position, _, inside in found if inside is None}
+        entire = {position for position, _, inside in found if inside is None}
         for part in parts:
-            if part.position not in whole:
+            if part.position not in entire:
                 work.grad(part.position).zero_()
         if not found:
             return
@@ -215,9 +215,9 @@ def _ones(words: Tensor) -> Tensor:
 
 def _set_bits(bitmap: Tensor) -> Tensor:
     """Return the numbers of bits that are 1, in order. Most bytes are 0: only the others are spread out."""
-    size = bitmap.numel() if bitmap.is_cuda else _AT_A_TIME // 8
+    size = max(1, bitmap.numel() if bitmap.is_cuda else _AT_A_TIME // 8)
     found = []
-    for at in range(0, bitmap.numel(), size):
+    for at in range(0, max(1, bitmap.numel()), size):
         some = bitmap[at : at + size]
         there = some.nonzero().view(-1)
         spread = (some[there].to(torch.int64) * _EVERYWHERE & _ONE_OF_EACH).view(torch.uint8)

@@ -226,7 +226,10 @@ class Qsgd(ByForm):
         due |= dict.fromkeys(("beta", "reset_every", "residual_bits"))
         for name, needed in due.items():
             if getattr(self, name) != needed:
-                raise ConfigError(f"error= needs {name}={needed!r}, got {getattr(self, name)!r}: its residual is exact")
+                raise ConfigError(
+                    f"error= needs {name}={needed!r}, got {getattr(self, name)!r}: choose sparse_dithering, which "
+                    "sets what it needs, or leave error out"
+                )
         if self.error < (least := least_error(self.bits, self.block)):
             raise ConfigError(
                 f"error should be at least block / (2^(bits-1) - 1)^2 = {least:.4f}, where the levels suffice, got "
@@ -237,7 +240,7 @@ class Qsgd(ByForm):
     def form(self) -> Quantised:
         rule = self.bits, self.block, self.norm, self.rounding == "correlated"
         if self.error:
-            return Bounded(*rule, self.error)
+            return Bounded(*rule, error=self.error)
         if average := average_of(self):
             return Averaged(*rule, average)
         return Packed(*rule) if self.coding == "packed" else Elias(*rule)

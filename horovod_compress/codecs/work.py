@@ -366,6 +366,11 @@ class Layout:
     cutting: Cutting | None = None
     zero_groups: Sequence[int] = ()
 
+    def __post_init__(self) -> None:
+        whole_only = (self.records, self.results, self.carries, self.cutting)
+        if self.varies and (len(self.regions) != 1 or any(whole_only)):
+            raise ValueError("a payload whose length varies should be one region that is not cut, without records")
+
 
 def per_element(bucket: Bucket, *names: str, short: bool = False) -> dict[str, torch.dtype]:
     """Return state of the dtype of the bucket's arithmetic, such as "residual"; or of bfloat16, if it may be short."""

@@ -42,7 +42,8 @@ def test_the_file_holds_every_case() -> None:
 
 def test_runs_can_differ() -> None:
     """The control: what differs in a run shows in what is written down."""
-    results = [json.dumps(GOLDEN[f"{sample.name} | float32"]["results"]) for sample in runs.FIRST]
+    others = [sample for sample in runs.FIRST if sample.method != "homomorphic"]  # its results are those of none
+    results = [json.dumps(GOLDEN[f"{sample.name} | float32"]["results"]) for sample in others]
     assert len(set(results)) == len(results)
     kinds = {kind for found in GOLDEN.values() for kind in found.get("kept", ())}
     assert kinds == {"carry", "error", "last_step", "momentum", "residual", "server", "table", "waiting"} - {"error"}

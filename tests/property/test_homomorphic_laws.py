@@ -11,7 +11,7 @@ from torch import Tensor
 from horovod_compress.codecs.base import Piece
 from horovod_compress.codecs.homomorphic import Homomorphic, _packed, _set_bits
 from horovod_compress.codecs.work import Work
-from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
+from horovod_compress.errors import ConfigError, CorruptFrameError
 from horovod_compress.exchange.wire import HEADER_BYTES
 from horovod_compress.ops.keys import Key
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
@@ -134,24 +134,36 @@ def test_bits_are_read_as_they_were_written(count: int) -> None:
 def test_bits_of_no_gradient_are_an_error_on_every_rank(
     block: int, fault: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank sets the bits behind the last element of a tensor; the control sets its last one."""
-    mark = Homomorphic._mark
+    """Ranks set the first bit behind a tensor's; the control sets the last one of the tensor."""
+    flag, last = Homomorphic._flag, 4 if block == 1 else 1
 
-    def marking(self: Homomorphic, grad: Tensor, bits: Tensor) -> None:
-        mark(self, grad, bits)
+    def flagging(self: Homomorphic, grad: Tensor, bits: Tensor) -> None:
+        flag(self, grad, bits)
         if grad.numel() == 3:
-            bits[0] = 128 if fault else 1
+            bits[0] = 2 * last if fault else last
 
-    monkeypatch.setattr(Homomorphic, "_mark", marking)
+    monkeypatch.setattr(Homomorphic, "_flag", flagging)
     with Fleet(3, TENSORS, "homomorphic", block=block) as fleet:
         step = fleet.offer(_whole(3, 0.1, seed=2))
         for reducer in fleet.reducers:
             if not fault:
                 reducer.result(0, step)
                 continue
-            with pytest.raises(HorovodCompressError) as caught:
+            with pytest.raises(
+                CorruptFrameError, match=f"rank {reducer.rank}: the bitmap .* of no gradient .*bucket 0"
+            ):
                 reducer.result(0, step)
-            assert isinstance(caught.value, CorruptFrameError) or "bits of no gradient" in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_bad_element_among_zeros_is_not_lost(bad: float) -> None:
+    """The control has a number there."""
+    for value, refused in ((bad, 1), (2.0, 0)):
+        with Fleet(3, TENSORS, "homomorphic") as fleet:
+            grads = [{tensor.name: torch.zeros(tensor.shape) for tensor in TENSORS} for _ in range(3)]
+            grads[1][TENSORS[0].name].view(-1)[1] = value
+            fleet.step(grads)
+            assert [reducer.metrics.nonfinite for reducer in fleet.reducers] == [refused] * 3
 
 
 def test_blocks_are_whole_numbers() -> None:

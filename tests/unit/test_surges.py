@@ -22,7 +22,7 @@ def noise(seed: int, size: float, count: int = 1000) -> Tensor:
     return size * torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
-def test_results_of_the_usual_size_are_none_however_large() -> None:
+def test_results_of_the_usual_size_are_none() -> None:
     for size in (0.01, 1.0, 5.0, 0.9 * TIMES * FIRST):  # of coded results, with their errors
         assert not any(looked(held_of(torch.ones(1000)), *(noise(seed, size) for seed in range(50)))), size
 

@@ -239,9 +239,7 @@ def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", fi
     preludes = tuple(TrafficPart(size, for_prelude(size, ranks).name) for size in sizes)
     room = nbytes(layout.regions)
     collective = Choose(exchange)(codec, room, ranks, by_owner=bool(layout.results)).name
-    if codec.algebra is Algebra.GATHER:
-        return Traffic(preludes, TrafficPart(filled * room, collective))
-    if layout.varies:
+    if codec.algebra is Algebra.GATHER or layout.varies:
         return Traffic(preludes, TrafficPart(filled * room, collective))
     results = layout.results if collective == "fold" else {}
     passed_on = nbytes(layout.regions | results)  # as much is sent of the one as of the other

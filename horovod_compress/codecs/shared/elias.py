@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -163,7 +163,7 @@ class Elias(Quantised):
 class Bounded(Elias):
     """Levels as far apart as a bound of each block's error allows, to the nearest; the residual keeps what is lost."""
 
-    error: float = 1.0
+    error: float = field(kw_only=True)
 
     summary: ClassVar[str] = "integers on the widest scale that keeps an error in bounds, in Elias codes, gathered"
 
@@ -177,11 +177,10 @@ class Bounded(Elias):
 
     def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
         x = torch.add(self._residual(work, position), work.grad(position), out=work.local["x"][work.span(position)])
-        if work.bucket.dtype == "float16":  # rounded up, a value at most doubles; the residual keeps the rest
-            bad = x.isfinite().logical_not_()
-            x.clamp_(-work.limit() / 2, work.limit() / 2).masked_fill_(bad, math.nan)
-        elif work.bucket.dtype == "float64":  # no norm could be as large, and what it leaves would wait for ever
-            x.masked_fill_(x.abs() > torch.finfo(torch.float32).max, math.nan)
+        largest = torch.finfo(torch.float32).max
+        bad = x.abs() > largest  # in float64, what such a value leaves would wait for ever
+        limit = min(work.limit(), largest / (2 * work.world)) / 2  # rounded up, a value at most doubles
+        x.clamp_(-limit, limit).masked_fill_(bad, math.nan)  # the residual keeps the rest
         return self._write(work, position, x, None, error=self.error)
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:

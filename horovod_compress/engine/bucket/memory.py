@@ -195,17 +195,24 @@ def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept:
     on_host = carve(payload.host[behind:], results) if payload.host is not None else work.results
     pairs = {name: (array, on_host[name]) for name, array in work.results.items()}
 
-    def cut(used: int | None = None) -> tuple[Partition, Staging | None]:
-        """Return the payload, or some bytes of the region that it is, cut into chunks."""
-        given = {name: array[: used and used // array.element_size()] for name, array in regions.items()}
-        staging = _staging(memory, given, payload.host, order, records, pairs)
-        return Partition.of(staging.host if staging else given, site.world, records, on_host), staging
+    def cut(regions: dict[str, Tensor]) -> tuple[Partition, Staging | None]:
+        """Return what is sent of the payload, cut into chunks."""
+        staging = _staging(memory, regions, payload.host, order, records, pairs)
+        return Partition.of(staging.host if staging else regions, site.world, records, on_host), staging
 
-    chunks, staging = cut()
+    def beginning(used: int) -> tuple[Partition, Staging | None]:
+        ((name, array),) = regions.items()
+        if not 0 <= used <= array.nbytes or used % array.element_size():
+            raise ValueError(
+                f"{label}: expected a payload of whole elements and at most {array.nbytes} bytes, got {used}"
+            )
+        return cut({name: array[: used // array.element_size()]})
+
+    chunks, staging = cut(regions)
     return Round(
         *(codec, properties, label, work, collective, preludes),
         layout=chunks,
-        cut=cut if layout.varies else None,
+        cut=beginning if layout.varies else None,
         to_encode=encoded_by_chunk(layout, work, order),
         parts=decoded_by_chunk(layout, work, collective.order(site.rank, site.world)),
         staging=staging,

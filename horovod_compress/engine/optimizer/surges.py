@@ -25,7 +25,7 @@ from .held_moment import HeldMoment
 TIMES = 2.0
 #: What is usual moves by this part of the way to each result.
 SHARE = 0.1
-#: Before the first one, it is at most so many times as large as what the second moment stands for.
+#: Before the first result, what is usual is at most so many times as large as what the second moment stands for.
 FIRST = 5.0
 #: Of each tensor, so many elements are looked at, in its middle.
 LOOKED_AT = 4096
@@ -56,7 +56,7 @@ def _is_surge(held: HeldMoment, square: float) -> bool:
     if not 0.0 < square < math.inf:  # rows of an embedding may have nothing for a while
         return False
     size = held.size or 0.0
-    # The first result may be a surge: then it is not what is usual.
+    # The first result may be a surge: it does not say alone what is usual.
     usual = held.usual or (min(square, FIRST**2 * size) if size else square)
     surge = square > TIMES**2 * max(usual, size)
     held.usual = usual + SHARE * (square - usual)

@@ -50,6 +50,7 @@ _UNSAID: dict[str, tuple[Any, ...]] = {
     "average": ("ranks",),
     "block": (1,),
     "residual_dtype": ("float32",),
+    "error": (0.0,),
 }
 #: Of options that another method had before, one that only the method has to which they came later.
 _BESIDE = {"value_bits": "momentum", "residual_decay": "density"}
