@@ -28,7 +28,7 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import DITHER, Key
-from ..ops.sizes import BLOCK_UNIT, MOST_BLOCK, least_error
+from ..ops.sizes import BLOCK_UNIT, MOST_BLOCK
 from ..schedule.plan import Bucket
 from .base import Algebra, ByForm, Piece, Properties, check_choice, whole
 from .registry import register
@@ -230,7 +230,7 @@ class Qsgd(ByForm):
                     f"error= needs {name}={needed!r}, got {getattr(self, name)!r}: choose sparse_dithering, which "
                     "sets what it needs, or leave error out"
                 )
-        if self.error < (least := least_error(self.bits, self.block)):
+        if self.error < (least := ops.least_error(self.bits, self.block)):
             raise ConfigError(
                 f"error should be at least block / (2^(bits-1) - 1)^2 = {least:.4f}, where the levels suffice, got "
                 f"{self.error!r}; choose a larger error, or a smaller block"
