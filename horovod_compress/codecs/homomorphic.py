@@ -28,18 +28,13 @@ from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
 from .base import Algebra, Codec, Law, Piece, Properties, whole
 from .registry import register
+from .shared.bits import AT_A_TIME, ones, packed, set_bits
 from .work import Counts, Layout, Part, Work, together, work_dtype
 
 #: Blocks may be as long as this; longer ones save no more bytes.
 _MOST_BLOCK = 1 << 16
-#: On a CPU so many elements are marked, or their bits read, at a time: what lies between two operations stays small.
-_AT_A_TIME = 1 << 20
 #: Tensors of whose bits more are 1 are sent whole, so that nobody looks for the elements; it takes few more bytes.
 _NEARLY_ALL = 7 / 8
-# Of 8 bytes that are 0 or 1, times this, the highest byte has them as bits, lowest first.
-_GATHERED = 0x0102040810204080
-# A byte in each of 8 bytes, and of each the bit with its number.
-_EVERYWHERE, _ONE_OF_EACH = 0x0101010101010101, -0x7FBFDFEFF7FBFDFF
 
 #: A tensor's position, where in the payload its values are, and of which elements these are, None for all.
 _Place = tuple[int, slice, Tensor | None]
@@ -89,7 +84,7 @@ class Homomorphic(Codec):
         for position in range(len(blocks.tensors)):
             first = blocks.offsets[position]
             flags[first : first + blocks.tensors[position].count] = False
-        outside = torch.zeros_like(bitmap, device="cpu").copy_(_packed(flags)).view(torch.int64)
+        outside = torch.zeros_like(bitmap, device="cpu").copy_(packed(flags)).view(torch.int64)
         edges = torch.tensor([*blocks.offsets, blocks.padded]) // 64
         work.memo |= {"outside": outside.to(bitmap.device), "edges": edges.to(bitmap.device)}
 
@@ -105,10 +100,10 @@ class Homomorphic(Codec):
         return bitmap[first : first - (-blocks.tensors[position].count // 8)]
 
     def _flag(self, grad: Tensor, bits: Tensor) -> None:
-        size = max(1, bits.numel() if grad.is_cuda else _AT_A_TIME // (8 * self.block))  # a tensor may be empty
+        size = max(1, bits.numel() if grad.is_cuda else AT_A_TIME // (8 * self.block))  # a tensor may be empty
         for at in range(0, bits.numel(), size):
             some = grad[8 * self.block * at : 8 * self.block * (at + size)]
-            bits[at : at + size] = _packed(self._any(some != 0))
+            bits[at : at + size] = packed(self._any(some != 0))
 
     def _any(self, flags: Tensor) -> Tensor:
         """Return whether some flag of each block is set."""
@@ -145,7 +140,7 @@ class Homomorphic(Codec):
             bitmap = bitmap.clone()
             for position in entire:
                 self._bits(work, position, bitmap).zero_()
-        every, found, at, read = _set_bits(bitmap), [], 0, 0
+        every, found, at, read = set_bits(bitmap), [], 0, 0
         for position, number in counts.items():
             count = work.bucket.tensors[position].count
             inside = None
@@ -159,7 +154,7 @@ class Homomorphic(Codec):
     def _counts(self, work: Work, key: Key) -> dict[int, int]:
         """Return how many bits of each tensor are 1, of those that have any."""
         words = work.shared["bitmap"].view(torch.int64)
-        before = torch.nn.functional.pad(_ones(words).cumsum(0), (1, 0))[work.memo["edges"]]
+        before = torch.nn.functional.pad(ones(words).cumsum(0), (1, 0))[work.memo["edges"]]
         outside = (words & work.memo["outside"]).count_nonzero()
         *numbers, wrong = torch.cat([before.diff(), outside.view(1)]).tolist()
         if wrong or any(numbers[position] for position in work.absent()):
@@ -198,29 +193,3 @@ class Homomorphic(Codec):
                 grad.index_copy_(0, inside, result)
         if not values.is_cuda:  # else what is queued has yet to read them, and the next round replaces them
             work.memo["at"] = []
-
-
-def _packed(flags: Tensor) -> Tensor:
-    """Return flags as bits, lowest first; the last byte is filled with zeros."""
-    bytes_ = torch.nn.functional.pad(flags, (0, -flags.numel() % 8)).view(torch.int64)
-    return (bytes_ * _GATHERED) >> 56  # the sign that is shifted in is cut off with all but a byte
-
-
-def _ones(words: Tensor) -> Tensor:
-    """Return how many bits of each word are 1."""
-    pairs = words - ((words >> 1) & 0x5555555555555555)
-    fours = (pairs & 0x3333333333333333) + ((pairs >> 2) & 0x3333333333333333)
-    return ((fours + (fours >> 4) & 0x0F0F0F0F0F0F0F0F) * _EVERYWHERE) >> 56
-
-
-def _set_bits(bitmap: Tensor) -> Tensor:
-    """Return the numbers of bits that are 1, in order. Most bytes are 0: only the others are spread out."""
-    size = max(1, bitmap.numel() if bitmap.is_cuda else _AT_A_TIME // 8)
-    found = []
-    for at in range(0, max(1, bitmap.numel()), size):
-        some = bitmap[at : at + size]
-        there = some.nonzero().view(-1)
-        spread = (some[there].to(torch.int64) * _EVERYWHERE & _ONE_OF_EACH).view(torch.uint8)
-        number = spread.nonzero().view(-1)
-        found.append(there[number >> 3].add_(at).mul_(8).add_(number & 7))
-    return torch.cat(found)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Piece
-from horovod_compress.codecs.homomorphic import Homomorphic, _packed, _set_bits
+from horovod_compress.codecs.homomorphic import Homomorphic
+from horovod_compress.codecs.shared.bits import packed, set_bits
 from horovod_compress.codecs.work import Work
 from horovod_compress.errors import ConfigError, CorruptFrameError
 from horovod_compress.exchange.wire import HEADER_BYTES
@@ -123,8 +124,8 @@ def test_values_that_cancel_are_sent_as_zeros() -> None:
 def test_bits_are_read_as_they_were_written(count: int) -> None:
     for density in (0.0, 0.1, 1.0):
         flags = torch.rand(count, generator=torch.Generator().manual_seed(count)) < density
-        bits = torch.zeros(-(-count // 8), dtype=torch.uint8).copy_(_packed(flags))
-        assert torch.equal(_set_bits(bits), flags.nonzero().view(-1))
+        bits = torch.zeros(-(-count // 8), dtype=torch.uint8).copy_(packed(flags))
+        assert torch.equal(set_bits(bits), flags.nonzero().view(-1))
         by_hand = [sum(int(flag) << at for at, flag in enumerate(flags[i : i + 8])) for i in range(0, count, 8)]
         assert bits.tolist() == by_hand
 

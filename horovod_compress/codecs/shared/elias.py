@@ -125,8 +125,8 @@ class Elias(Quantised):
 
     def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
         """Write the section of a tensor where it fits at any length; ``encode`` moves them together."""
-        rule, drawn = {"offset": self._offset(work, position)}, key_of(key, work.world, self.correlated)
-        return self._write(work, position, work.grad(position), drawn, **rule)
+        drawn = key_of(key, work.world, self.correlated)
+        return self._write(work, position, work.grad(position), drawn, offset=self._offset(work, position))
 
     def _write(self, work: Work, position: int, x: Tensor, key: Key | None, **more: Any) -> int | Tensor:
         place = work.local["places"][2 * position : 2 * position + 2]
@@ -178,9 +178,10 @@ class Bounded(Elias):
     def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
         x = torch.add(self._residual(work, position), work.grad(position), out=work.local["x"][work.span(position)])
         largest = torch.finfo(torch.float32).max
-        bad = x.abs() > largest  # in float64, what such a value leaves would wait for ever
+        if work.bucket.dtype == "float64":  # what such a value leaves would wait for ever
+            x.masked_fill_(x.abs() > largest, math.nan)
         limit = min(work.limit(), largest / (2 * work.world)) / 2  # rounded up, a value at most doubles
-        x.clamp_(-limit, limit).masked_fill_(bad, math.nan)  # the residual keeps the rest
+        x.nan_to_num_(math.nan, math.nan, math.nan).clamp_(-limit, limit)  # the residual keeps the rest
         return self._write(work, position, x, None, error=self.error)
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:

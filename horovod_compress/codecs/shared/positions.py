@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..work import Work
+from .bits import packed, set_bits, unpacked
 
 #: A tensor's position, which positions of the bucket lie in it, and where in the tensor they are.
 Places = tuple[int, slice, Tensor]
@@ -52,26 +53,26 @@ def write(positions: Tensor, most: int, count: int, out: Tensor) -> None:
     low = _low(most, count)
     bits = torch.zeros(_bits(most, count, low), dtype=torch.uint8, device=out.device)
     bits[(positions >> low) + torch.arange(positions.numel(), device=out.device)] = 1
-    packed = _packed(bits)
-    out[: packed.numel()] = packed
-    planes = out[packed.numel() :].view(low, -(-most // 8))
+    high = packed(bits)
+    out[: high.numel()] = high
+    planes = out[high.numel() :].view(low, -(-most // 8))
     for bit in range(low):
         plane = torch.zeros(most, dtype=torch.uint8, device=out.device)
         plane[: positions.numel()] = (positions >> bit) & 1
-        planes[bit] = _packed(plane)
+        planes[bit] = packed(plane)
 
 
 def read(given: Tensor, most: int, count: int) -> Tensor | None:
     """Return the int64 positions that were written; None for what :func:`write` writes of no positions."""
     low = _low(most, count)
     size = -(-_bits(most, count, low) // 8)
-    set_bits = _unpacked(given[:size]).nonzero().view(-1)
-    number = set_bits.numel()
+    high = set_bits(given[:size])
+    number = high.numel()
     if number > most:
         return None
-    positions = (set_bits - torch.arange(number, device=given.device)) << low
+    positions = (high - torch.arange(number, device=given.device)) << low
     for bit, plane in enumerate(given[size:].view(low, -(-most // 8))):
-        positions |= _unpacked(plane)[:number].long() << bit
+        positions |= unpacked(plane)[:number].long() << bit
     rises = number < 2 or bool((positions[1:] > positions[:-1]).all())
     return positions if rises and (not number or int(positions[-1]) < count) else None
 
@@ -83,12 +84,3 @@ def _low(most: int, count: int) -> int:
 
 def _bits(most: int, count: int, low: int) -> int:
     return most + (count >> low) + 1 if most else 0
-
-
-def _packed(bits: Tensor) -> Tensor:
-    whole = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).view(-1, 8)
-    return (whole << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(1, dtype=torch.uint8)
-
-
-def _unpacked(packed: Tensor) -> Tensor:
-    return ((packed[:, None] >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1).view(-1)
