@@ -22,9 +22,7 @@ class AllMethods(TypedDict, total=False):
     follow_lr: bool
 
 class ForNone(AllMethods, total=False): ...
-
 class ForFp16(AllMethods, total=False): ...
-
 class ForBf16(AllMethods, total=False): ...
 
 class ForDgc(AllMethods, total=False):

@@ -86,8 +86,9 @@ class Pace:
 
 
 def _longest(steps: Iterable[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
-    """Return steps that sent about as much as each other, and more than those left out; the most of which enough are."""
-    found, rest = [], sorted(steps, key=itemgetter(2), reverse=True)
+    """Return the steps that sent most, and about as much as each other, if they are enough; else those that sent less."""
+    found: list[tuple[float, float, int]] = []
+    rest = sorted(steps, key=itemgetter(2), reverse=True)
     while rest and len(found) < LEAST:
         found = [step for step in rest if step[2] > ALIKE * rest[0][2]]
         rest = rest[len(found) :]

@@ -231,9 +231,9 @@ class TestNumbers:
                         rest = {"bits": bits, "headroom": 3, "scale": 0.3}
                         same("exponential_decode", codes, norms, row_length, poison(count, dtype), **rest)
                     if bits == 8:
-                        rule = {"bits": 8, "headroom": 1, "mantissa": 2}
-                        same("exponential_encode", *given, **rule, offset=count % 5 * 2)
-                        rest = rule | {"scale": 0.3}
+                        short = {"bits": 8, "headroom": 1, "mantissa": 2}
+                        same("exponential_encode", *given, **short, offset=count % 5 * 2)
+                        rest = short | {"scale": 0.3}
                         same("exponential_decode", codes, norms, row_length, poison(count, dtype), **rest)
 
     def test_packed_levels(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:

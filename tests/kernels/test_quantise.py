@@ -392,9 +392,8 @@ def test_numbers_with_a_mantissa_by_hand() -> None:
     other, out = torch.tensor([5, 3, 3, 0, 5, 0, 0], dtype=U8), poison(7, U8)
     ops.exponential_fold([codes, other], out, KEY, headroom=1, mantissa=2)
     single.exponential_decode(out, norm, 7, back, **rule, scale=1.0)
-    # 0.75, 0.8125 (0.75 or 0.875), 0, 0.3125, 0.5, 2^-32 (2^-31 or 0), 0
-    assert back.tolist()[0] == 0.75 and back.tolist()[1] in (0.75, 0.875) and back.tolist()[2] == 0.0
-    assert back.tolist()[3] == 0.3125 and back.tolist()[4] == 0.5 and back.tolist()[5] in (0.0, 2.0**-31)
+    means = [{0.75}, {0.75, 0.875}, {0.0}, {0.3125}, {0.5}, {0.0, 2.0**-31}, {0.0}]  # of these, two are between levels
+    assert all(number in mean for number, mean in zip(back.tolist(), means, strict=True))
 
 
 @pytest.mark.parametrize("threads", [2, *slow(1)])

@@ -248,7 +248,7 @@ class PowersOfTwo(Dithering):
     def _decode(self, *given: Any, world: int, result_scale: float) -> None:
         ops.exponential_decode_all(*given, **self._rule(world), scale=result_scale / world)
 
-    def _rule(self, world: int) -> dict[str, int]:
+    def _rule(self, world: int) -> dict[str, Any]:
         return {"bits": self.bits, "headroom": self.headroom(world), "mantissa": self.mantissa}
 
 

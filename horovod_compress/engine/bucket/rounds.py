@@ -11,7 +11,6 @@ from ...codecs.dense import BFloat, Uncompressed
 from ...codecs.natural import Natural
 from ...schedule.plan import Bucket
 
-
 Kind = Literal["method", "plain", "short", "coded", "exact", "first"]
 #: Those without the method.
 WITHOUT: frozenset[Kind] = frozenset(("plain", "short", "exact", "first"))
