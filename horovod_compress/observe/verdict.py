@@ -86,7 +86,7 @@ class Pace:
 
 
 def _longest(steps: Iterable[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
-    """Return the steps that sent most, and about as much as each other, if they are enough; else those that sent less."""
+    """Return the steps that sent most, and about as much as each other; those that sent less, if they are too few."""
     found: list[tuple[float, float, int]] = []
     rest = sorted(steps, key=itemgetter(2), reverse=True)
     while rest and len(found) < LEAST:
