@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import nn
@@ -27,6 +28,8 @@ from horovod_compress.schedule.plan import TensorSpec
 from models import CharTransformer, digits_mlp
 
 LENGTHS = (100, 300, 1000, 10_000)
+#: Of steps; the first of all is a method's own in full precision.
+KINDS: tuple[Literal["full", "first", "exact", "coded"], ...] = ("full", "first", "exact", "coded")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": torch.optim.AdamW,
     "SGD, momentum 0.9": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
@@ -81,11 +84,11 @@ def bytes_of_steps(model: nn.Module, method: str, ranks: int) -> dict[str, int]:
         Reducer(plan, methods.codecs, transport, Choose(options.exchange, transport.adds), options, None)
         for transport in Hub(ranks).transports()
     ]
-    found = {}
-    for kind in ("full", "exact", "compressed"):  # the first step of all is a method's own full-precision one
+    found: dict[str, int] = {}
+    for kind in KINDS:
         for reducer in reducers:
             if kind != "full":
-                reducer.buckets.choose(Next("exact" if kind == "exact" else "coded"))
+                reducer.buckets.choose(Next(kind))
         before = reducers[0].metrics.bytes_exact + reducers[0].metrics.bytes_compressed
         for reducer in reducers:
             for index, name in enumerate(plan.names()):
@@ -109,11 +112,11 @@ def kinds_of_steps(
     properties = methods.codecs[1].properties()
     if isinstance(optimizer, torch.optim.AdamW) and properties.divides != "never":
         rounds = chosen(every, properties.law.few_exact, total_steps=given)
-        exact = sum(step in rounds for step in range(length))
-        return {"exact": exact, "compressed": length - exact}
+        first, exact = min(rounds.warmup, length), sum(step in rounds for step in range(length))
+        return {"first": first, "exact": exact - first, "coded": length - exact}
     first = exact_first(optimizer, methods, model.named_parameters(), given)
     full = sum(step % every == 0 for step in range(first, length)) if every else 0
-    return {"exact": min(first, length), "full": full, "compressed": length - min(first, length) - full}
+    return {"first": min(first, length), "full": full, "coded": length - min(first, length) - full}
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ class Training:
             self.held.begin(self.reducers[0].next_step())
         if self.exact_first:
             for reducer in self.reducers:
-                reducer.buckets.choose(Next("halved" if step < self.exact_first else "method"))
+                reducer.buckets.choose(Next("short" if step < self.exact_first else "method"))
         if self.matching:
             self.matching.begin()
         self.every.norms.begin(self.reducers[0].next_step(), exact=bool(self.held and self.held.exact))

@@ -83,10 +83,23 @@ def exponential_merge(
     into: int, other: int, bytes_: int, bits: int, key: _Key, offset: int, launch: int, /
 ) -> None: ...
 def exponential_fold(
-    parts: Sequence[int], part_count: int, count: int, headroom: int, key: _Key, offset: int, out: int, launch: int, /
+    parts: Sequence[int],
+    part_count: int,
+    count: int,
+    headroom: int,
+    mantissa: int,
+    key: _Key,
+    offset: int,
+    out: int,
+    launch: int,
+    /,
 ) -> None: ...
-def exponential_encode(rows: _Rows, dtype: int, bits: int, headroom: int, key: _Key, launch: int, /) -> None: ...
-def exponential_decode(rows: _Rows, dtype: int, bits: int, headroom: int, scale: float, launch: int, /) -> None: ...
+def exponential_encode(
+    rows: _Rows, dtype: int, bits: int, headroom: int, mantissa: int, key: _Key, launch: int, /
+) -> None: ...
+def exponential_decode(
+    rows: _Rows, dtype: int, bits: int, headroom: int, mantissa: int, scale: float, launch: int, /
+) -> None: ...
 def qsgd_fold(
     parts: Sequence[int], part_count: int, blocks: int, shape: _Shape, key: _Key, offset: int, out: int, launch: int, /
 ) -> None: ...

@@ -170,6 +170,7 @@ _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # DiLoCo's outer SGD
 #: Systems that are known under a name of their own, docs/systems.md has the paper of each. What ranks compare, what
 #: checkpoints hold and what a running job names is the method with its options.
 PRESETS: dict[str, Preset] = {
+    "fp8": Preset("natural", {"mantissa": 2}),
     "gmc": Preset("dgc", {"momentum_kind": "global"}),
     "loco": Preset("qsgd", {"bits": 4, "rounding": "nearest", "feedback": "average"}),
     "sparse_dithering": Preset("qsgd", {"norm": 2, "coding": "elias", "rounding": "nearest", "error": 0.1}),

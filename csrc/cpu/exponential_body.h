@@ -5,10 +5,10 @@
 typedef uint16_t Shorts __attribute__((vector_size(HVC_WIDTH)));
 constexpr int kPerShorts = kWidth / 2;
 
-template <int kBits, class T>
+template <int kBits, int kMantissa, class T>
 void encode(const ExponentialEncoded& e, int32_t headroom, const Stream& key, int64_t first, int64_t last) {
   Draws draws(key);
-  const PowersOfTwo powers = powers_for(kBits, headroom);
+  const PowersOfTwo powers = powers_for(kBits, headroom, kMantissa);
   alignas(64) float z[kChunk];
   alignas(64) uint8_t codes[kChunk + 1];
   each_part(first, last, e.row_length, [&](int64_t row, int64_t begin, int count) {
@@ -16,12 +16,14 @@ void encode(const ExponentialEncoded& e, int32_t headroom, const Stream& key, in
     const Work<T> norm = static_cast<const Work<T>*>(e.norms)[row];
     scale_part(static_cast<const T*>(e.grad) + begin, count, scaling_for(norm, Work<T>(1)), z);
     uint8_t* out = kBits == 4 ? codes : e.codes + begin;
-    each_element(count, [&](int i) { out[i] = uint8_t(exponential_of(z[i], powers, 1u << (kBits - 1), random[i])); });
+    each_element(count, [&](int i) {
+      out[i] = uint8_t(exponential_of<kMantissa>(z[i], powers, 1u << (kBits - 1), random[i]));
+    });
     if (kBits == 4) pack_codes(e.codes + begin / 2, codes, count);
   });
 }
 
-template <int kBits, class T>
+template <int kBits, int kMantissa, class T>
 void decode(const ExponentialDecoded& d, int32_t headroom, double by, int64_t first, int64_t last) {
   using W = Work<T>;
   const bool streamed = streams(d.count * int64_t(sizeof(T)));
@@ -32,7 +34,7 @@ void decode(const ExponentialDecoded& d, int32_t headroom, double by, int64_t fi
     const uint8_t* from = kBits == 4 ? codes : d.codes + begin;
     if (kBits == 4) unpack_codes(d.codes + begin / 2, codes, count);
     each_element(count, [&](int i) {
-      values[i] = decoded(exponential_value(from[i], 1u << (kBits - 1), headroom), scale, norm);
+      values[i] = decoded(exponential_value<kMantissa>(from[i], 1u << (kBits - 1), headroom), scale, norm);
     });
     put_part(static_cast<T*>(d.grad) + begin, values, count, streamed);
   });
@@ -87,9 +89,9 @@ void merge(uint8_t* into, const uint8_t* other, const Stream& key, int64_t offse
 }
 
 // Codes of 8 bits: the numbers of all parts are added in their order, and the mean is rounded again.
-void fold(const ExponentialFold& f, int64_t first, int64_t last) {
+template <int kMantissa> void fold(const ExponentialFold& f, int64_t first, int64_t last) {
   Draws draws(*f.key);
-  const PowersOfTwo powers = powers_for(8, f.headroom);
+  const PowersOfTwo powers = powers_for(8, f.headroom, kMantissa);
   const float share = 1.0f / float(f.part_count);
   alignas(64) float sums[kChunk];
   for (; first < last; first += kChunk) {
@@ -98,11 +100,13 @@ void fold(const ExponentialFold& f, int64_t first, int64_t last) {
     for (int64_t part = 0; part < f.part_count; ++part) {
       const uint8_t* codes = f.parts[part] + first;
       if (part == 0)
-        each_element(count, [&](int i) { sums[i] = exponential_value(codes[i], 0x80, f.headroom); });
+        each_element(count, [&](int i) { sums[i] = exponential_value<kMantissa>(codes[i], 0x80, f.headroom); });
       else
-        each_element(count, [&](int i) { sums[i] += exponential_value(codes[i], 0x80, f.headroom); });
+        each_element(count, [&](int i) { sums[i] += exponential_value<kMantissa>(codes[i], 0x80, f.headroom); });
     }
     uint8_t* out = f.out + first;
-    each_element(count, [&](int i) { out[i] = uint8_t(exponential_of(sums[i] * share, powers, 0x80, random[i])); });
+    each_element(count, [&](int i) {
+      out[i] = uint8_t(exponential_of<kMantissa>(sums[i] * share, powers, 0x80, random[i]));
+    });
   }
 }

@@ -37,13 +37,13 @@ struct ExponentialFold {
 template <int kBits> constexpr uint32_t kSignBit = 1u << (kBits - 1);
 constexpr int kCodes = 256;  // of 8 bits
 
-template <int kBits> struct PowerOf {
+template <int kBits, int kMantissa> struct PowerOf {
   int32_t headroom;
   __device__ uint8_t load(const void* codes, int64_t i) const {
     return kBits == 4 ? nibble_at(codes, i) : static_cast<const uint8_t*>(codes)[i];
   }
   __device__ float operator()(uint8_t code, int64_t) const {
-    return exponential_value(code, kSignBit<kBits>, headroom);
+    return exponential_value<kMantissa>(code, kSignBit<kBits>, headroom);
   }
 };
 
@@ -53,6 +53,14 @@ template <class Run> void with_bits(int bits, const Run& run) {
     run(std::integral_constant<int, 4>());
   else
     run(std::integral_constant<int, 8>());
+}
+
+// Calls run(constants of so many bits, and of so many in the mantissa).
+template <class Run> void with_format(int bits, int32_t mantissa, const Run& run) {
+  if (mantissa > 0)
+    run(std::integral_constant<int, 8>(), std::integral_constant<int, kMantissaBits>());
+  else
+    with_bits(bits, [&](auto width) { run(width, std::integral_constant<int, 0>()); });
 }
 
 // ---- eight neighbours, a thread's: their random numbers stay where they are drawn --------------------------
@@ -102,7 +110,7 @@ template <int kBits, class Body> __device__ void each_eight(int64_t bytes, bool 
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <int kBits, class T, class Table>
+template <int kBits, int kMantissa, class T, class Table>
 __global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
   using W = Work<T>;
   const auto of_row = [](const ExponentialEncoded& e, int64_t row) {
@@ -113,7 +121,8 @@ __global__ void encode_kernel(const __grid_constant__ Table table, const __grid_
       each_drawn(
           rule.key, e.offset, go, [&](int64_t i, const Scaling<W>&) { return static_cast<const T*>(e.grad)[i]; },
           [&](const Place& place, T x, const Scaling<W>& scaling, uint32_t random) {
-            use(place, exponential_of(scaled(W(to_work(x)), scaling), rule.powers, kSignBit<kBits>, random));
+            const float z = scaled(W(to_work(x)), scaling);
+            use(place, exponential_of<kMantissa>(z, rule.powers, kSignBit<kBits>, random));
           });
     };
     if constexpr (kBits == 8) {
@@ -141,11 +150,11 @@ template <int kBits> __global__ void merge_kernel(ExponentialMerge m) {
 
 // Codes of 8 bits: the numbers of all parts are added in their order, and the mean is rounded again. What a code
 // stands for is looked up in shared memory, which takes a third of the instructions.
-__global__ void fold_kernel(ExponentialFold f) {
+template <int kMantissa> __global__ void fold_kernel(ExponentialFold f) {
   static_assert(kCodes == kThreads, "a thread makes one number");
   __shared__ float of_codes[kCodes];
   float* const values = of_codes;
-  values[threadIdx.x] = exponential_value(threadIdx.x, kSignBit<8>, f.powers.headroom);
+  values[threadIdx.x] = exponential_value<kMantissa>(threadIdx.x, kSignBit<8>, f.powers.headroom);
   __syncthreads();
   const float share = 1.0f / float(f.part_count);
   each_eight<8>(f.count, f.aligned, [&](const auto& eight) {
@@ -157,8 +166,9 @@ __global__ void fold_kernel(ExponentialFold f) {
 #pragma unroll
       for (int k = 0; k < kPacked; ++k) sums[k] += values[eight.code(codes, k)];
     }
-    eight.put(f.out, f.key, f.offset,
-              [&](int k, uint32_t random) { return exponential_of(sums[k] * share, f.powers, kSignBit<8>, random); });
+    eight.put(f.out, f.key, f.offset, [&](int k, uint32_t random) {
+      return exponential_of<kMantissa>(sums[k] * share, f.powers, kSignBit<8>, random);
+    });
   });
 }
 
@@ -170,13 +180,13 @@ bool has_whole_eights(const void* codes, int bits = 8) { return reinterpret_cast
 // ---- launchers --------------------------------------------------------------------------------------------
 
 void exponential_encode(const ExponentialEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits,
-                        int32_t headroom, const Stream* key, Launch launch) {
+                        int32_t headroom, int32_t mantissa, const Stream* key, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     in_tables_of(tensors, tensor_count, units_of_goes(tensors, tensor_count), [&](const auto& table, int64_t) {
-      with_bits(bits, [&](auto width) {
-        start(encode_kernel<width(), T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-              Rule{powers_for(bits, headroom), *key});
+      with_format(bits, mantissa, [&](auto width, auto kept) {
+        start(encode_kernel<width(), kept(), T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
+              Rule{powers_for(bits, headroom, mantissa), *key});
       });
     });
   });
@@ -192,19 +202,19 @@ void exponential_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int b
 }
 
 void exponential_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int32_t headroom,
-                      const Stream* key, int64_t offset, uint8_t* out, Launch launch) {
+                      int32_t mantissa, const Stream* key, int64_t offset, uint8_t* out, Launch launch) {
   if (count == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
   const bool aligned = has_whole_eights(out) && std::all_of(parts, parts + part_count,
                                                             [](const uint8_t* part) { return has_whole_eights(part); });
-  start(fold_kernel, ceil_div(count, int64_t(kPacked)), launch,
-        ExponentialFold{listed.list(), part_count, count, powers_for(8, headroom), *key, offset, out, aligned});
+  start(mantissa > 0 ? fold_kernel<kMantissaBits> : fold_kernel<0>, ceil_div(count, int64_t(kPacked)), launch,
+        ExponentialFold{listed.list(), part_count, count, powers_for(8, headroom, mantissa), *key, offset, out, aligned});
 }
 
 void exponential_decode(const ExponentialDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits,
-                        int32_t headroom, double scale, Launch launch) {
-  with_bits(bits, [&](auto width) {
-    decode_multiples(tensors, tensor_count, dtype, PowerOf<width()>{headroom}, scale, launch);
+                        int32_t headroom, int32_t mantissa, double scale, Launch launch) {
+  with_format(bits, mantissa, [&](auto width, auto kept) {
+    decode_multiples(tensors, tensor_count, dtype, PowerOf<width(), kept()>{headroom}, scale, launch);
   });
 }
 

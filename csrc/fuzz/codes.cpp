@@ -38,6 +38,7 @@ void packed(Input& in, Dtype dtype, int64_t count) {
 
 void exponential(Input& in, Dtype dtype, int64_t count) {
   const int bits = in.coin() ? 4 : 8, headroom = int(1 + in.below(bits == 4 ? 7 : 31));
+  const int mantissa = bits == 8 && in.coin() ? 2 : 0;
   const int64_t row = 2 * (1 + in.below(300)), ranks = 1 + in.below(4);
   const Stream key = in.key();
   const Bytes norms = in.bytes(work_width(dtype) * ceil_div(count, row)), grad(width(dtype) * count);
@@ -45,12 +46,12 @@ void exponential(Input& in, Dtype dtype, int64_t count) {
   const Bytes into = in.bytes(code_bytes(bits, count));
   exponential_merge(into.get(), parts[0].get(), into.size, bits, &key, 0, kHere);
   if (bits == 8)
-    exponential_fold(pointers<const uint8_t>(parts).data(), ranks, count, headroom, &key, 0, into.get(), kHere);
+    exponential_fold(pointers<const uint8_t>(parts).data(), ranks, count, headroom, mantissa, &key, 0, into.get(), kHere);
   const ExponentialDecoded tensor{into.get(), norms.get(), count, row, grad.get()};
-  exponential_decode(&tensor, 1, dtype, bits, headroom, 1.0 / double(ranks), kHere);
+  exponential_decode(&tensor, 1, dtype, bits, headroom, mantissa, 1.0 / double(ranks), kHere);
   const Bytes x = in.bytes(width(dtype) * count);
   const ExponentialEncoded encoded{x.get(), norms.get(), count, row, 0, into.get()};
-  exponential_encode(&encoded, 1, dtype, bits, headroom, &key, kHere);
+  exponential_encode(&encoded, 1, dtype, bits, headroom, mantissa, &key, kHere);
 }
 
 void qsgd(Input& in, Dtype dtype, int64_t count) {

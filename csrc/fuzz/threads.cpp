@@ -114,7 +114,7 @@ Written quantised(Launch launch) {
   const QsgdDecoded decoded{out.get(), kCount, grad.get()};
   qsgd_decode(&decoded, 1, kFloat32, shape, 1, launch);
   const ExponentialEncoded exponential{grad.get(), norms.get(), kCount, kRow, 0, codes.as<uint8_t>()};
-  exponential_encode(&exponential, 1, kFloat32, 8, 3, &kKey, launch);
+  exponential_encode(&exponential, 1, kFloat32, 8, 3, 0, &kKey, launch);
   w.counted += place[1] + wrong;
   for (const Bytes* array : {&grad, &out, &norms, &codes}) w.arrays.push_back(copy_of(*array));
   return w;

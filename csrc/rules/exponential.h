@@ -1,6 +1,9 @@
 // Exponential dithering: levels that are powers of two. A code of `bits` = 8 or 4 bits is a sign, the top bit, and an
 // exponent e: it stands for +-norm 2^(headroom - e), and e = 0 for zero. |x| = norm is e = headroom; the codes below
 // it are for sums. Merging a balanced tree of depth headroom - 1 therefore never reaches e = 0.
+//
+// With a mantissa of m bits, 2^m evenly spaced levels begin at each power of two: small floating-point numbers. Then e
+// counts levels: e = headroom + k 2^m stands for norm 2^-k. Such codes are folded, but not merged.
 #pragma once
 #include <type_traits>
 
@@ -10,28 +13,32 @@ namespace hvc {
 
 // Elements smaller than norm 2^-96 are rounded to that or to 0: what is left of float32's exponents is for scaling.
 constexpr int kExponents = 96;
+// Codes have a mantissa of so many bits, or none.
+constexpr int kMantissaBits = 2;
 
 // How elements become codes.
 struct PowersOfTwo {
-  int32_t headroom, smallest;  // the exponents of the norm and of the smallest level
+  int32_t headroom, smallest;  // the exponents of the norm and of the smallest level, which is a power of two
   uint32_t smallest_bits;      // the smallest level relative to the norm, as bits of float32
   float stretch;               // makes the smallest level 2^16
 };
 
-HVC_RULE PowersOfTwo powers_for(int bits, int headroom) {
-  const int most = (1 << (bits - 1)) - 1;
-  const int smallest = most < headroom + kExponents ? most : headroom + kExponents;
-  const int below = smallest - headroom;
-  return {headroom, smallest, uint32_t(127 - below) << 23, bit_cast<float>(uint32_t(127 + kDrawBits + below) << 23)};
+HVC_RULE PowersOfTwo powers_for(int bits, int headroom, int mantissa) {
+  const int octaves = ((1 << (bits - 1)) - 1 - headroom) >> mantissa;
+  const int below = octaves < kExponents ? octaves : kExponents;
+  return {headroom, headroom + (below << mantissa), uint32_t(127 - below) << 23, bit_cast<float>(uint32_t(127 + kDrawBits + below) << 23)};
 }
 
-// `z` is x / norm. Adding random bits below the mantissa carries into the exponent with the probability that makes
-// the two neighbouring powers of two unbiased. Below the smallest level the neighbours are it and 0. NaN counts as 1:
-// its sign is no result, as processors give it one or another.
+// `z` is x / norm. Adding random bits below those that are kept carries into them with the probability that makes the
+// two neighbouring levels unbiased. Below the smallest level the neighbours are it and 0. NaN counts as 1: its sign is
+// no result, as processors give it one or another.
+template <int kMantissa>
 HVC_RULE uint32_t exponential_of(float z, const PowersOfTwo& o, uint32_t sign_bit, uint32_t random) {
   const uint32_t size = bit_cast<uint32_t>(z) & 0x7fffffffu;
   const uint32_t a = size < 0x3f800000u ? size : 0x3f800000u;
-  const uint32_t large = uint32_t(127 + o.headroom) - ((a + (random << 7) + 64u) >> 23);
+  constexpr int kDropped = 23 - kMantissa, kBelow = kDropped - kDrawBits;  // of float32's bits; fewer are drawn
+  const uint32_t drawn = a + (random << kBelow) + (1u << (kBelow - 1));
+  const uint32_t large = (127u << kMantissa) + uint32_t(o.headroom) - (drawn >> kDropped);
   // Masks and no branches: loops over this are vectors.
   const uint32_t below = 0u - uint32_t(a < o.smallest_bits);
   const uint32_t chance = uint32_t(nearest(bit_cast<float>(a & below) * o.stretch));
@@ -41,10 +48,11 @@ HVC_RULE uint32_t exponential_of(float z, const PowersOfTwo& o, uint32_t sign_bi
 }
 
 // The factor of a code, to be multiplied by 1 / ranks and then by the norm: a subnormal norm loses nothing so.
+template <int kMantissa>
 HVC_RULE float exponential_value(uint32_t code, uint32_t sign_bit, int32_t headroom) {
   const uint32_t e = code & (sign_bit - 1u);
-  const uint32_t bits = uint32_t(127 + headroom) - e;
-  return bit_cast<float>(e == 0u ? 0u : bits << 23 | ((code & sign_bit) != 0u ? 0x80000000u : 0u));
+  const uint32_t bits = (127u << kMantissa) + uint32_t(headroom) - e;
+  return bit_cast<float>(e == 0u ? 0u : bits << (23 - kMantissa) | ((code & sign_bit) != 0u ? 0x80000000u : 0u));
 }
 
 // What is true of a number, or where of a vector: a mask of all ones. A GPU has registers of one bit for such answers,

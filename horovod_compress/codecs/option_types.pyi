@@ -66,7 +66,8 @@ class ForMarsit(AllMethods, total=False):
     levels: Literal[2, 3] | None
     residual_dtype: Literal["float32", "bfloat16"]
 
-class ForNatural(AllMethods, total=False): ...
+class ForNatural(AllMethods, total=False):
+    mantissa: Literal[0, 2]
 
 class ForOnebit(AllMethods, total=False):
     step_size: Literal["tensor", "row"]
@@ -173,6 +174,7 @@ class OfSomeMethod(TypedDict, total=False):
     zeros: Literal["random", "positive"]
     residual_decay: float | None
     merge: Literal["shaped", "sampled", "majority"]
+    mantissa: Literal[0, 2]
     scale: Literal["l1", "l2"]
     owner_scale: Literal["shared", "own"]
     rank: int

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..codecs.base import Codec, Divides, Held, Properties, TableMoves, tables_that_stay, variants_of, zero_groups_of
 from ..codecs.by_step import ByStep
-from ..codecs.dense import BFloat, Dense, LeftPlain, Uncompressed
+from ..codecs.dense import Dense, LeftPlain
 from ..codecs.work import Work, work_dtype
 from ..exchange.choose import Choose
 from ..exchange.device import Device, Event
@@ -21,13 +22,12 @@ from .bucket.fits import refuse
 from .bucket.memory import Memory, Site, make_round
 from .bucket.pruned import PrunedBucket, Rest, rows_of
 from .bucket.round import Round
-from .bucket.rounds import Next, labels
+from .bucket.rounds import HELD, WITHOUT, Kind, Next, labels, without_method
 from .bucket.shares import HostBucket, HostMemory, owned
 from .context import Context
 
 # ---- one bucket ----------------------------------------------------------------------------------
 
-_AS_IT_IS = Uncompressed()
 _CPU = Device()
 
 
@@ -114,11 +114,11 @@ class Rounds:
         self._empties = isinstance(codec, LeftPlain) and codec.plain_when_empty(memory.bucket)
         self.kinds = {kind: self._make(kind, label) for kind, label in labels(variants_of(codec)).items()}
         self.next = Next()
-        self._plain: Round | None = None
+        self._without: dict[Kind, Round] = {}  # the method
         self._last: tuple[int, Round] | None = None  # the step that was asked for last: every gradient asks
         self._nothing_waits = False  # see :meth:`note_emptied`
         if self._empties or always_plain:
-            self._make_plain(halved=False)
+            self._make_without("plain")
 
     def _make(self, codec: Codec, label: str) -> Round:
         own = self._memory.layout(codec).state
@@ -126,17 +126,18 @@ class Rounds:
         kept = {n: kept for n, kept in self._memory.state.items() if n in own or isinstance(codec, Dense)}
         return make_round(self._memory, codec, label, self._memory.payload, kept)
 
-    def _make_plain(self, halved: bool) -> None:
-        halved = halved and not self._always_plain and self._memory.bucket.dtype == "float32"
-        codec = BFloat() if halved else _AS_IT_IS
-        payload = self._memory.payload_that_holds(codec)
-        self._plain = make_round(self._memory, codec, codec.name, payload, {})
+    def _make_without(self, kind: Kind) -> None:
+        codec = without_method(kind, self._memory.bucket)
+        made = make_round(self._memory, codec, codec.name, self._memory.payload_that_holds(codec), {})
+        self._without[kind] = replace(made, exact=True)
         self._memory.site.device.synchronize()  # between two steps nothing is under way
 
     def at(self, step: int) -> Round:
         """Return the round of a step."""
-        if self._plain and (self._always_plain or self._is_plain or self._nothing_waits):
-            return self._plain
+        if self._always_plain or self._nothing_waits:
+            return self._without["plain"]
+        if self.next.kind in WITHOUT:
+            return self._without[self.next.kind]
         last = self._last
         if last is None or last[0] != step:
             index = step if self.next.index is None else self.next.index
@@ -145,19 +146,14 @@ class Rounds:
         return last[1]
 
     def choose(self, coming: Next) -> None:
-        """Choose what the coming steps exchange; between two steps, on every rank alike.
-
-        A bucket has one round without the method: whether it is halved is decided by the first of these kinds.
-        """
-        if coming.kind in ("coded", "exact") and self.divides == "never":
+        """Choose what the coming steps exchange; between two steps, on every rank alike."""
+        if coming.kind in HELD and self.divides == "never":
             return  # a second moment that is held is nothing to this method
-        if coming.kind in ("plain", "halved", "exact") and not self._plain:
-            self._make_plain(halved=coming.kind != "plain")
+        if coming.kind == "short" and isinstance(self._codec, LeftPlain):
+            coming = Next("plain")  # its gradients are sent as they are, all the time
         self.next, self._last = coming, None
-
-    @property
-    def _is_plain(self) -> bool:
-        return self.next.kind in ("plain", "halved", "exact")
+        if coming.kind in WITHOUT and coming.kind not in self._without:
+            self._make_without(coming.kind)
 
     def zero_groups(self) -> dict[str, int]:
         """Return, by tensor, which zeros stay zeros in the compressed rounds; see ``Layout.zero_groups``."""
@@ -167,7 +163,7 @@ class Rounds:
 
     def note_emptied(self) -> None:
         """Take note that a round went well on every rank: nothing waits now, where every round sends all of it."""
-        if self._is_plain or self._nothing_waits or not self._empties:
+        if self.next.kind in WITHOUT or self._nothing_waits or not self._empties:
             return
         if all(grad is not None for grad in self._memory.grads):  # what was skipped may wait
             self._nothing_waits = True

@@ -207,7 +207,7 @@ class Steps:
         if several := self._takers.held:
             held.begin(several, reducer.next_step())
         if self._exact_first:
-            self._buckets.choose(Next("halved" if reducer.next_step() < self._exact_first else "method"))
+            self._buckets.choose(Next("short" if reducer.next_step() < self._exact_first else "method"))
         for taker in self._takers:
             if taker.matching:
                 taker.matching.begin()

@@ -6,17 +6,19 @@ two kinds of step can be compared where the job runs:
     t, b    seconds that training waits in a step, coding included, and bytes that the step sends, of each kind
     t of a float32 step = t_compressed + (t_exact - t_compressed) (b_float32 - b_compressed) / (b_exact - b_compressed)
 
-Exact rounds often send bfloat16, half of what float32 takes; hence the straight line through the two kinds. What waits
-for a slower rank is in t as well. It varies most, and so the lower quartile of the steps stands for each kind.
+Exact rounds often send bfloat16, half of what float32 takes, and the first ones 8 bits; hence the straight line through
+the two kinds, which is longer from shorter rounds: the longest count, once there are enough. What waits for a slower
+rank is in t as well. It varies most, and so the lower quartile of the steps stands for each kind.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
+from operator import itemgetter
 from statistics import mean, median
 
 from .metrics import Metrics, Overlap
@@ -25,6 +27,8 @@ from .metrics import Metrics, Overlap
 FIRST = 3
 #: How many steps of each kind it takes to compare them, and how many of the last ones are kept.
 LEAST, KEPT = 4, 200
+#: Numbers of two types differ by more than this part in length, and steps of one by less.
+ALIKE = 0.75
 #: A saving below this part of a step is none.
 SMALL = 0.03
 #: So many steps ahead are looked at one by one; after these, exact rounds come at the same distances.
@@ -67,18 +71,28 @@ class Pace:
     def sent(self) -> dict[bool, float] | None:
         """Return the bytes of an exact step and of a compressed one, or None where there was but one kind.
 
-        Of exact steps the last one counts: the first may be in bfloat16, and a method's own in full precision.
+        Of exact steps the last one counts: the first send less, and a method's own are in full precision.
         """
         exact, compressed = self._steps[True], self._steps[False]
         return {True: exact[-1][2], False: mean(step[2] for step in compressed)} if exact and compressed else None
 
     def of(self, *, exact: bool) -> StepTimes | None:
         """Return what steps of a kind take, or None where there were too few of them."""
-        steps = self._steps[exact]
+        steps = _longest(self._steps[True]) if exact else self._steps[False]
         if len(steps) < LEAST:
             return None
         seconds, waits, sent = zip(*steps, strict=True)
         return StepTimes(median(seconds), *_lower_quartile(waits), median(sent))
+
+
+def _longest(steps: Iterable[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
+    """Return the steps that sent most, and about as much as each other; those that sent less, if they are too few."""
+    found: list[tuple[float, float, int]] = []
+    rest = sorted(steps, key=itemgetter(2), reverse=True)
+    while rest and len(found) < LEAST:
+        found = [step for step in rest if step[2] > ALIKE * rest[0][2]]
+        rest = rest[len(found) :]
+    return found
 
 
 def _lower_quartile(values: tuple[float, ...]) -> tuple[float, float]:

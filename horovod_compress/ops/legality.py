@@ -242,9 +242,10 @@ def check_levels(bits: int, levels: int) -> None:
         raise ValueError(f"levels must be in [1, {1 << (bits - 1)}), got {levels}")
 
 
-def check_headroom(bits: int, headroom: int) -> None:
-    """Refuse a headroom that does not fit into the bits of a code."""
+def check_headroom(bits: int, headroom: int, mantissa: int = 0) -> None:
+    """Refuse a headroom or a mantissa that does not fit into the bits of a code."""
     check_one_of("bits", bits, (4, 8))
+    check_one_of("mantissa", mantissa, (0, 2) if bits == 8 else (0,))
     most = min(1 << (bits - 1), 32) - 1
     if not 1 <= headroom <= most:
         raise ValueError(f"headroom must be in [1, {most}], got {headroom}")

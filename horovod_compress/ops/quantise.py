@@ -144,6 +144,7 @@ def exponential_encode_all(
     *,
     bits: int,
     headroom: int,
+    mantissa: int = 0,
     offsets: Sequence[int] | None = None,
 ) -> None:
     """Round ``grad / norm`` to a power of two, up or down at random, without bias.
@@ -154,10 +155,12 @@ def exponential_encode_all(
     Args:
         bits: 8, or 4 with two codes to a byte.
         headroom: the exponent of the norm itself; sums may come down to 1.
+        mantissa: 2 for four evenly spaced levels from each power of two on, with 8 bits; ``e`` then counts levels.
     """
-    check_headroom(bits, headroom)
+    check_headroom(bits, headroom, mantissa)
     _check_rows(grads, row_lengths, bits)
-    run.exponential_encode(grads, norms, row_lengths, offsets, codes, key=key, bits=bits, headroom=headroom)
+    rule = {"bits": bits, "headroom": headroom, "mantissa": mantissa}
+    run.exponential_encode(grads, norms, row_lengths, offsets, codes, key=key, **rule)
 
 
 def exponential_decode_all(
@@ -169,11 +172,13 @@ def exponential_decode_all(
     bits: int,
     headroom: int,
     scale: float,
+    mantissa: int = 0,
 ) -> None:
-    """Write ``(+-2 ** (headroom - e) * scale) * norm`` over the gradients."""
-    check_headroom(bits, headroom)
+    """Write the numbers of :func:`exponential_encode_all`, times ``scale``, over the gradients."""
+    check_headroom(bits, headroom, mantissa)
     _check_rows(grads, row_lengths, bits)
-    run.exponential_decode(codes, norms, row_lengths, grads, bits=bits, headroom=headroom, scale=scale)
+    rule = {"bits": bits, "headroom": headroom, "mantissa": mantissa}
+    run.exponential_decode(codes, norms, row_lengths, grads, **rule, scale=scale)
 
 
 def exponential_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: int = 0) -> None:
@@ -188,7 +193,9 @@ def exponential_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offse
     run.exponential_merge(into, other, key, bits, offset)
 
 
-def exponential_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
+def exponential_fold(
+    parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, mantissa: int = 0, offset: int = 0
+) -> None:
     """Write codes of the mean of some ranks' codes of :func:`exponential_encode_all`, rounded again without bias.
 
     Codes have 8 bits; numbers are added in the order of the list, in float32.
@@ -197,9 +204,8 @@ def exponential_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom
         out: uint8; may be one of the parts.
         offset: which element of the stream the first one is.
     """
-    if not 1 <= headroom <= 31:
-        raise ValueError(f"headroom must be in [1, 31], got {headroom}")
-    run.exponential_fold(parts, out, key, headroom, offset)
+    check_headroom(8, headroom, mantissa)
+    run.exponential_fold(parts, out, key, headroom, mantissa, offset)
 
 
 def _check_rows(grads: Sequence[Tensor], row_lengths: Sequence[int], bits: int) -> None:

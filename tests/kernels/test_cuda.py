@@ -230,6 +230,11 @@ class TestNumbers:
                         same("exponential_merge", codes, words(size, 4).to(kind), KEY, bits=bits, offset=count % 5)
                         rest = {"bits": bits, "headroom": 3, "scale": 0.3}
                         same("exponential_decode", codes, norms, row_length, poison(count, dtype), **rest)
+                    if bits == 8:
+                        short = {"bits": 8, "headroom": 1, "mantissa": 2}
+                        same("exponential_encode", *given, **short, offset=count % 5 * 2)
+                        rest = short | {"scale": 0.3}
+                        same("exponential_decode", codes, norms, row_length, poison(count, dtype), **rest)
 
     def test_packed_levels(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths[::2]:
@@ -267,7 +272,9 @@ class TestNumbers:
                         same("loco_encode", x, before, *room, **rule, **more)
                     same("loco_fold", parts, before, *room, **rule, **more)
             codes = [words(count, rank).to(torch.uint8) for rank in range(3)]
-            same("exponential_fold", codes, poison(count, torch.uint8), KEY, headroom=1, offset=count % 5)
+            for mantissa in (0, 2):
+                rest = {"headroom": 1, "mantissa": mantissa, "offset": count % 5}
+                same("exponential_fold", codes, poison(count, torch.uint8), KEY, **rest)
             for row_length in {max(count, 1), 2048}:
                 rows = -(-count // row_length)
                 grad, largest = numbers(count, dtype, count), tame(rows, work(dtype), 1).abs()

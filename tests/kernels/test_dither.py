@@ -18,7 +18,7 @@ CODES = ((4, 1), (4, 7), (8, 1), (8, 31), (8, 127), (16, 5), (16, 32767))
 PACKED = ((2, 1), (3, 2), (5, 15), (6, 31), (7, 63))
 #: Rows of whole bytes, however many bits a code has.
 WHOLE_ROWS = (8, 56, 256, 2048)
-EXPONENTS = ((4, 1), (4, 3), (4, 6), (8, 1), (8, 3), (8, 31))
+EXPONENTS = ((4, 1, 0), (4, 3, 0), (4, 6, 0), (8, 1, 0), (8, 3, 0), (8, 31, 0), (8, 1, 2), (8, 6, 2))
 
 
 def norms_of(x: Tensor, row_length: int, shrink: float = 1.0) -> Tensor:
@@ -123,12 +123,12 @@ def test_uniform_decode(bits: int, dtype: torch.dtype) -> None:
 
 @each_value
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
-@pytest.mark.parametrize(("bits", "headroom"), EXPONENTS)
-def test_exponential_encode(bits: int, headroom: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("bits", "headroom", "mantissa"), EXPONENTS)
+def test_exponential_encode(bits: int, headroom: int, mantissa: int, dtype: torch.dtype) -> None:
     for count in LENGTHS[::2]:
         x = numbers(count, dtype, count)
         for row_length, shrink in ((max(count, 1), 1.0), (ROWS[count % 4], 1.0), (62, 0.3)):
-            rest = {"bits": bits, "headroom": headroom, "offset": count % 19 * 2}
+            rest = {"bits": bits, "headroom": headroom, "mantissa": mantissa, "offset": count % 19 * 2}
             norms = norms_of(x, row_length, shrink)
             compare("exponential_encode", x, norms, row_length, empty(bits, count), KEY, **rest, shift=count)
 
@@ -150,13 +150,14 @@ def test_exponential_merge_of_every_pair() -> None:
 
 @each_value
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
-@pytest.mark.parametrize(("bits", "headroom"), EXPONENTS)
-def test_exponential_decode(bits: int, headroom: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("bits", "headroom", "mantissa"), EXPONENTS)
+def test_exponential_decode(bits: int, headroom: int, mantissa: int, dtype: torch.dtype) -> None:
+    rest = {"bits": bits, "headroom": headroom, "mantissa": mantissa, "scale": 0.3}
     for count in LENGTHS[::4]:
         for row_length in (max(count, 1), ROWS[count % 4]):
             norms = tame(-(-count // row_length), work(dtype), 5).abs()
             arguments = (codes_for(bits, count, 3), norms, row_length, poison(count, dtype))
-            compare("exponential_decode", *arguments, bits=bits, headroom=headroom, scale=0.3, shift=count)
+            compare("exponential_decode", *arguments, **rest, shift=count)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.float64, torch.float16, torch.bfloat16)])
@@ -185,11 +186,13 @@ def test_norms_of_every_size_scale_without_loss() -> None:
             assert found[:, :3].unique(dim=0).tolist() == [[42, -42, 0]]
             if size > 2 * tiny:
                 assert found[:, 3].unique().tolist() == [21]
-            single.exponential_encode(x, norm, 64, codes, KEY, bits=8, headroom=3)
-            assert codes.view(16, 4)[:, :3].unique(dim=0).tolist() == [[3, 131, 0]]
-            back = poison(64, dtype)
-            single.exponential_decode(codes, norm, 64, back, bits=8, headroom=3, scale=1.0)
-            assert differences(back.view(16, 4)[:, :3].contiguous().view(-1), x.view(16, 4)[:, :3].reshape(-1)) == 0
+            for mantissa in (0, 2):
+                rule = {"bits": 8, "headroom": 3, "mantissa": mantissa}
+                single.exponential_encode(x, norm, 64, codes, KEY, **rule)
+                assert codes.view(16, 4)[:, :3].unique(dim=0).tolist() == [[3, 131, 0]]
+                back = poison(64, dtype)
+                single.exponential_decode(codes, norm, 64, back, **rule, scale=1.0)
+                assert differences(back.view(16, 4)[:, :3].contiguous().view(-1), x.view(16, 4)[:, :3].reshape(-1)) == 0
 
 
 def test_nibbles_do_not_carry_into_each_other() -> None:

@@ -142,7 +142,10 @@ def _quantise(dtype: torch.dtype, count: int, bits: int, norm: int) -> str:
     bad.append(single.moments_offer(grad, *moments, count))
     codes = [words(count // 8, rank).view(torch.uint8) for rank in range(3)]
     ops.exponential_fold(codes, codes[0], KEY, headroom=2, offset=6)
-    return _digest([*parts, *coded, *decoded, *moments, codes[0]], *map(int, bad))
+    small, rule = poison(count, torch.uint8), {"headroom": 1, "mantissa": 2, "offset": 6}
+    single.exponential_encode(grad, moments[0], max(count, 1), small, KEY, bits=8, **rule)
+    ops.exponential_fold([small, *codes[1:]], codes[1], KEY, **rule)
+    return _digest([*parts, *coded, *decoded, *moments, *codes[:2], small], *map(int, bad))
 
 
 def _sketch(dtype: torch.dtype, count: int, columns: int) -> str:

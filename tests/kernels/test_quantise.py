@@ -361,8 +361,8 @@ def test_bounds_by_hand() -> None:
 def test_exponential_fold(ranks: int) -> None:
     for count in LENGTHS[::3]:
         parts = [random_bytes(count, rank) for rank in range(ranks)]
-        for headroom in (1, 5):
-            rest = {"headroom": headroom, "offset": count % 23}
+        for headroom, mantissa in ((1, 0), (5, 0), (1, 2), (6, 2)):
+            rest = {"headroom": headroom, "mantissa": mantissa, "offset": count % 23}
             compare("exponential_fold", parts, poison(count, U8), KEY, **rest, shift=count)
         copies = [part.clone() for part in parts]
         apart = poison(count, U8)
@@ -378,6 +378,22 @@ def test_exponential_fold_by_hand() -> None:
     out = poison(5, U8)
     ops.exponential_fold([a, b], out, KEY, headroom=1)
     assert out.tolist() == [1, 0, 4, 6, 0]
+
+
+def test_numbers_with_a_mantissa_by_hand() -> None:
+    """With headroom 1, 1 is the code 1, and 4 codes further each power of two; levels lie evenly between."""
+    x = torch.tensor([1.0, 0.875, -0.75, 0.625, 0.5, 2.0**-31, 0.0])
+    codes, back, norm = poison(7, U8), poison(7, torch.float32), torch.ones(1)
+    rule = {"bits": 8, "headroom": 1, "mantissa": 2}
+    single.exponential_encode(x, norm, 7, codes, KEY, **rule)
+    assert codes.tolist() == [1, 2, 128 + 3, 4, 5, 125, 0]
+    single.exponential_decode(codes, norm, 7, back, **rule, scale=1.0)
+    assert torch.equal(back, x)
+    other, out = torch.tensor([5, 3, 3, 0, 5, 0, 0], dtype=U8), poison(7, U8)
+    ops.exponential_fold([codes, other], out, KEY, headroom=1, mantissa=2)
+    single.exponential_decode(out, norm, 7, back, **rule, scale=1.0)
+    means = [{0.75}, {0.75, 0.875}, {0.0}, {0.3125}, {0.5}, {0.0, 2.0**-31}, {0.0}]  # of these, two are between levels
+    assert all(number in mean for number, mean in zip(back.tolist(), means, strict=True))
 
 
 @pytest.mark.parametrize("threads", [2, *slow(1)])
@@ -418,6 +434,7 @@ REFUSED = {
     "parts must hold 1 to": lambda: ops.qsgd_fold([], poison(36, U8), KEY, **SHAPE),
     r"parts\[1\] must be": lambda: ops.exponential_fold([poison(9, U8), poison(8, U8)], poison(9, U8), KEY, headroom=1),
     "headroom must be": lambda: ops.exponential_fold([poison(9, U8)], poison(9, U8), KEY, headroom=0),
+    "mantissa must be": lambda: ops.exponential_fold([poison(9, U8)], poison(9, U8), KEY, headroom=1, mantissa=3),
     "grad must be float32": lambda: single.qsgd_decode(poison(36, U8), poison(4, U8), bits=4, block=64, scale=1.0),
     "error must be in": lambda: elias_encode(torch.ones(64), poison(99, U8), None, **SHAPE, error=0.1),
     r"and no key, got 0\.3": lambda: elias_encode(

@@ -184,24 +184,25 @@ def test_steps_of_several_buckets_are_exact_if_all_of_them_are() -> None:
         assert found.exact_steps == 0 and found.bytes_exact > 0 and found.bytes_compressed > 0
 
 
-@pytest.mark.parametrize(("dtype", "part"), [("float32", 2), ("float64", 1), ("bfloat16", 1)])
-def test_the_first_steps_beside_momentum_are_the_mean_in_half_the_bytes(dtype: str, part: int) -> None:
+@pytest.mark.parametrize(("dtype", "part"), [("float32", 4), ("float64", 1), ("bfloat16", 2)])
+def test_the_first_steps_beside_momentum_are_the_mean_in_a_quarter_of_the_bytes(dtype: str, part: int) -> None:
     tensors = [TensorSpec("a", (64, 64), dtype)]
     grads = [{"a": grad["a"].to(getattr(torch, dtype))} for grad in random_grads(2, [spec("a", 64, 64)])]
     sent = []
-    for halved in (False, True):
+    for short in (False, True):
         with Fleet(2, tensors, "marsit", verify_every=0) as fleet:
             for reducer in fleet.reducers:
-                reducer.buckets.choose(Next("halved" if halved else "plain"))
+                reducer.buckets.choose(Next("short" if short else "plain"))
             results = fleet.step(grads)
             sent.append(fleet.reducers[0].metrics.bytes_exact)
             assert not any(waits.any() for rank in fleet.residuals() for waits in rank.values())
-        mean = (grads[0]["a"].double() + grads[1]["a"].double()) / 2
+        first, second = (grad["a"].double() for grad in grads)
+        error = (results[0]["a"].double() - (first + second) / 2).abs()
         assert all_same(results)
-        assert (results[0]["a"].double() - mean).abs().max() <= 2**-6 * mean.abs().max()
-        if part == 2:
-            assert torch.equal(results[0]["a"].float(), mean.float()) is not halved
-    headers = 100
+        # Both roundings are right within a quarter of what they round.
+        assert bool((error <= (0.6 if short and part > 1 else 2**-6) * (first.abs() + second.abs()) / 2).all())
+        assert bool((error > 2**-6 * first.abs().max()).any()) is (short and part > 1)
+    headers = 250  # also of the exchange of a scale before
     assert abs(sent[0] / part - sent[1]) < headers
 
 

@@ -234,17 +234,22 @@ class Uniform(Dithering):
 
 
 class PowersOfTwo(Dithering):
-    """Codes are signs and exponents."""
+    """Codes are signs and exponents, with a mantissa or without."""
+
+    mantissa: int = 0
 
     def headroom(self, world: int) -> int:
         """Return the exponent of the norm."""
         raise NotImplementedError
 
     def _encode(self, work: Work, parts: Sequence[Part], *given: Any, offsets: list[int]) -> None:
-        ops.exponential_encode_all(*given, bits=self.bits, headroom=self.headroom(work.world), offsets=offsets)
+        ops.exponential_encode_all(*given, **self._rule(work.world), offsets=offsets)
 
     def _decode(self, *given: Any, world: int, result_scale: float) -> None:
-        ops.exponential_decode_all(*given, bits=self.bits, headroom=self.headroom(world), scale=result_scale / world)
+        ops.exponential_decode_all(*given, **self._rule(world), scale=result_scale / world)
+
+    def _rule(self, world: int) -> dict[str, Any]:
+        return {"bits": self.bits, "headroom": self.headroom(world), "mantissa": self.mantissa}
 
 
 def _of_rank(norms: Tensor, rows: Rows) -> Tensor:

@@ -178,13 +178,14 @@ def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept:
     added = {array.dtype for array in regions.values()} if isinstance(codec, Dense) else set()
     nbytes, records = sum(array.nbytes for array in regions.values()), layout.records
     collective = site.choose(codec, nbytes, site.world, added, bool(layout.results))
-    waits, properties = codec.batched and site.device.is_accelerator, codec.properties()
+    waits, exact = codec.batched and site.device.is_accelerator, isinstance(codec, Dense)
+    properties = codec.properties()
     if codec.algebra is Algebra.GATHER:
         assert memory.inbox is not None
         chunks, inbox = Partition.of(regions, site.world, records), memory.inbox.of(nbytes)
         return Round(
             *(codec, properties, label, work, collective, preludes),
-            layout=chunks, inbox=inbox, gather=memory.gather, waits=waits,
+            layout=chunks, inbox=inbox, gather=memory.gather, waits=waits, exact=exact,
         )  # fmt: skip
     collective = on_device.of(collective) if site.link else collective
     _make_carry(memory, layout, work, collective)
@@ -217,6 +218,7 @@ def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept:
         parts=decoded_by_chunk(layout, work, collective.order(site.rank, site.world)),
         staging=staging,
         waits=waits,
+        exact=exact,
     )
 
 

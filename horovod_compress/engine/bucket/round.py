@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...codecs.base import Codec, Properties
 from ...codecs.dense import Dense
-from ...codecs.work import Counts, Part, Work
+from ...codecs.work import Counts, Part, Work, dtype_of
 from ...exchange import all_gatherv, on_device
 from ...exchange.collective import Collective, Exchange, FramePiece, Partition, Reduction, chunk_bounds
 from ...exchange.device import Deadline, Device, Event
@@ -256,11 +256,7 @@ class Round:
     staging: Staging | None = None  # where the payload is exchanged from host memory of its own
     gather: StagedGather | None = None  # likewise, where payloads are gathered
     waits: bool = False  # whether gradients wait for the last one, to be submitted together
-
-    @property
-    def exact(self) -> bool:
-        """Whether gradients are sent as plain numbers."""
-        return isinstance(self.codec, Dense)
+    exact: bool = False  # whether gradients are sent as numbers, without what the method does
 
     # ---- submit ----
 
@@ -271,8 +267,10 @@ class Round:
 
     @property
     def wire(self) -> torch.dtype | None:
-        """What numbers are sent as; None where they are coded."""
-        return self.codec.wire_dtype(self.work.bucket) if isinstance(self.codec, Dense) else None
+        """What numbers are sent as, or what is right on average where they are rounded; None where they are coded."""
+        if isinstance(self.codec, Dense):
+            return self.codec.wire_dtype(self.work.bucket)
+        return dtype_of(self.work.bucket) if self.exact else None
 
     def submit(self, positions: Sequence[int], key: Key) -> Counts:
         """Hand gradients to the codec at once; return how many values of each are not finite."""

@@ -380,7 +380,7 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
     if rounds.every == 1:  # it is the stock optimizer
         buckets.choose(Next("plain"))
         return
-    buckets.choose(Next("exact" if exact else "coded"))
+    buckets.choose(Next(("first" if step < rounds.warmup else "exact") if exact else "coded"))
     if exact and reducer.watch:
         reducer.watch.spoil()  # what is measured now says nothing of the method
     factors: dict[str, Tensor] = {}

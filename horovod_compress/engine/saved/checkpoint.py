@@ -40,6 +40,7 @@ _UNSAID: dict[str, tuple[Any, ...]] = {
     "positions": ("own",),
     "filter": (1.0,),
     "rounding": ("independent",),
+    "mantissa": (0,),
     "feedback": ("none",),
     "beta": (None,),
     "reset_every": (None,),

@@ -101,6 +101,10 @@ class Factories:
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForTopk]
     ) -> Self: ...
     @classmethod
+    def fp8(
+        cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForNatural]
+    ) -> Self: ...
+    @classmethod
     def gmc(
         cls, named_parameters: Named, *, process_group: Ranks | None = ..., **options: Unpack[of.ForDgc]
     ) -> Self: ...

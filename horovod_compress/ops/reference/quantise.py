@@ -70,10 +70,11 @@ def signed(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.asarray(np.where(codes >> (bits - 1), codes - (1 << bits), codes))
 
 
-def _powers(codes: np.ndarray, bits: int, headroom: int) -> np.ndarray:
-    """Return the numbers of codes that are signs and exponents."""
-    sign = 1 << (bits - 1)
-    size = np.where(codes % sign, 2.0 ** (headroom - codes % sign), 0.0)
+def _powers(codes: np.ndarray, bits: int, headroom: int, mantissa: int) -> np.ndarray:
+    """Return the numbers of codes that are signs and exponents, or count levels where there is a mantissa."""
+    sign, levels = 1 << (bits - 1), 1 << mantissa
+    above = headroom - codes % sign
+    size = np.where(codes % sign, 2.0 ** (above // levels) * (1 + above % levels / levels), 0.0)
     return np.where((codes & sign != 0) & (codes % sign != 0), -size, size)
 
 
@@ -131,17 +132,28 @@ def uniform_decode(codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, 
 
 @quiet
 def exponential_encode(
-    grad: Tensor, norms: Tensor, row_length: int, codes: Tensor, key: Key, *, bits: int, headroom: int, offset: int = 0
+    grad: Tensor,
+    norms: Tensor,
+    row_length: int,
+    codes: Tensor,
+    key: Key,
+    *,
+    bits: int,
+    headroom: int,
+    mantissa: int = 0,
+    offset: int = 0,
 ) -> None:
     x = scaled(grad, norms, row_length, 1.0)
     z, random = x.view(np.uint32).astype(np.int64), draws(key, offset, x.size)
-    smallest = min((1 << (bits - 1)) - 1, headroom + 96)
+    octaves = min(((1 << (bits - 1)) - 1 - headroom) >> mantissa, 96)
     size = np.minimum(z & 0x7FFFFFFF, 0x3F800000)
-    below = size < (127 + headroom - smallest) << 23
-    large = 127 + headroom - (size + (random << 7) + 64 >> 23)
+    below = size < (127 - octaves) << 23
+    dropped = 23 - mantissa
+    drawn = (2 * random + 1) << (dropped - 17)  # the middle of an interval of 2^-16
+    large = (127 << mantissa) + headroom - (size + drawn >> dropped)
     tiny = np.where(below, size, 0).astype(np.uint32).view(np.float32)
-    chance = np.rint(tiny * np.float32(2.0 ** (16 + smallest - headroom))).astype(np.int64)
-    exponent = np.where(below, np.where(random < chance, smallest, 0), large)
+    chance = np.rint(tiny * np.float32(2.0 ** (16 + octaves))).astype(np.int64)
+    exponent = np.where(below, np.where(random < chance, headroom + (octaves << mantissa), 0), large)
     sign = np.where((x < 0) & (exponent > 0), 1 << (bits - 1), 0)
     _pack_codes(codes, exponent | sign, bits)
 
@@ -159,19 +171,30 @@ def exponential_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offse
 
 
 @quiet
-def exponential_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
+def exponential_fold(
+    parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, mantissa: int = 0, offset: int = 0
+) -> None:
     sums = None
     for part in parts:
-        values = _powers(unpack_codes(part, part.numel(), 8), 8, headroom).astype(np.float32)
+        values = _powers(unpack_codes(part, part.numel(), 8), 8, headroom, mantissa).astype(np.float32)
         sums = values if sums is None else sums + values
     assert sums is not None
     mean = torch.from_numpy(sums * (np.float32(1) / np.float32(len(parts))))
-    exponential_encode(mean, torch.ones(1), max(1, mean.numel()), out, key, bits=8, headroom=headroom, offset=offset)
+    rule = {"bits": 8, "headroom": headroom, "mantissa": mantissa}
+    exponential_encode(mean, torch.ones(1), max(1, mean.numel()), out, key, **rule, offset=offset)
 
 
 @quiet
 def exponential_decode(
-    codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, headroom: int, scale: float
+    codes: Tensor,
+    norms: Tensor,
+    row_length: int,
+    grad: Tensor,
+    *,
+    bits: int,
+    headroom: int,
+    scale: float,
+    mantissa: int = 0,
 ) -> None:
-    factors = _powers(unpack_codes(codes, grad.numel(), bits), bits, headroom)
+    factors = _powers(unpack_codes(codes, grad.numel(), bits), bits, headroom, mantissa)
     store_multiples(grad, factors, norms, row_length, scale)
