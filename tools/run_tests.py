@@ -53,8 +53,8 @@ def surroundings() -> dict[str, str]:
     """Return the environment of the tests.
 
     They start a hundred processes, which must not compile the same modules again and again: who wants no bytecode
-    beside the sources gets it in build/. And a core has a worker already: a kernel's threads that wait for each other
-    give theirs away, where they would turn in a loop by default, for half of all processor time.
+    beside the sources gets it in build/. And each core has a worker: torch's threads that wait for each other leave
+    theirs to it, where by default they would turn in a loop.
     """
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     if environment.pop("PYTHONDONTWRITEBYTECODE", None):
