@@ -53,9 +53,10 @@ def surroundings() -> dict[str, str]:
     """Return the environment of the tests.
 
     They start a hundred processes, which must not compile the same modules again and again: who wants no bytecode
-    beside the sources gets it in build/.
+    beside the sources gets it in build/. And each core has a worker: torch's threads that wait for each other leave
+    theirs to it, where by default they would turn in a loop.
     """
-    environment = dict(os.environ)
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     if environment.pop("PYTHONDONTWRITEBYTECODE", None):
         environment.setdefault("PYTHONPYCACHEPREFIX", str(BYTECODE))
     return environment

@@ -9,8 +9,8 @@ from horovod_compress.errors import MismatchError
 from tests.battery.cases import each_case
 from tests.battery.kept import kept_by, same
 from tests.support.local import Fleet, all_same, random_grads, spec
-from tests.support.marks import each_value
-from tests.support.samples import Sample
+from tests.support.marks import each_value, slow
+from tests.support.samples import FEW, Sample
 
 WORLD = 3
 TENSORS = [spec("a", 40, 50), spec("b", 700), spec("c", 90, 20)]
@@ -30,7 +30,7 @@ def _kept_for(fleet: Fleet, names: set[str]) -> list[dict[str, torch.Tensor]]:
 
 
 @each_value
-@each_case()
+@each_case(quick=FEW)
 @pytest.mark.parametrize("schedule", ["single", "layerwise"])
 @pytest.mark.parametrize("frozen", [{"b"}, {"a", "b", "c"}], ids=["one", "all"])
 def test_a_frozen_tensor_rests(case: Sample, schedule: str, frozen: set[str]) -> None:
@@ -68,7 +68,7 @@ def test_nothing_is_lost_meanwhile(case: Sample) -> None:
         torch.testing.assert_close(sent + waits, offered, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("schedule", ["single", "layerwise"])
+@pytest.mark.parametrize("schedule", [*slow("single"), "layerwise"])
 def test_ranks_that_freeze_different_tensors_are_told_at_once(schedule: str) -> None:
     with Fleet(WORLD, TENSORS, "topk", schedule=schedule, timeout=15.0) as fleet:
         fleet.step(GRADS[0])

@@ -12,7 +12,7 @@ from horovod_compress.engine.bucket.shares import cut
 from horovod_compress.schedule.plan import TensorSpec
 from tests.battery.cases import each_case
 from tests.support.local import Fleet, random_grads, same_bits, spec
-from tests.support.samples import Sample
+from tests.support.samples import FEW, Sample
 
 HOSTS, RANKS, STEPS = 2, 4, 4
 EACH = RANKS // HOSTS
@@ -38,7 +38,7 @@ def part(tensor: TensorSpec, place: int, values: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("one_key")
-@each_case()
+@each_case(quick=FEW)
 def test_a_method_makes_of_the_means_of_hosts_what_it_makes_of_gradients(case: Sample) -> None:
     if HOSTS not in case.worlds(HOSTS):
         return

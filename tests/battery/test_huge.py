@@ -106,7 +106,7 @@ def test_one_huge_value_on_every_rank_does_no_lasting_harm(case: Sample, dtype: 
     _run(case, dtype, huge, range(WORLD))
 
 
-@each_case(_registered)
+@each_case(_registered, quick=FEW)
 def test_values_that_are_almost_too_large_do_no_lasting_harm(case: Sample) -> None:
     """In every step for a while: whatever waits then is finite, and later steps are not refused for it."""
     tensors = [spec("b", 70), spec("a", 5, 40)]

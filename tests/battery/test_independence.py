@@ -46,7 +46,7 @@ def test_segments(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
         assert same(whole, cut)
 
 
-@each_case()
+@each_case(quick=FEW)
 def test_threads(case: Sample) -> None:
     tensors = [spec("a", 200_001), spec("b", 301, 70)]
     found, before = [], torch.get_num_threads()

@@ -13,7 +13,7 @@ from tests.battery.cases import each_case
 from tests.battery.kept import empty
 from tests.support.local import Fleet, one_tensor, random_grads, spec
 from tests.support.marks import each_value
-from tests.support.samples import ANY_BUCKET, Sample
+from tests.support.samples import ANY_BUCKET, KINDS, Sample
 
 WORLD = 3
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -80,7 +80,7 @@ def _draws(case: Sample, grads: list[Tensor], number: int) -> Tensor:
     return torch.stack(found)
 
 
-@each_case(lambda codec: codec.properties().law.unbiased)
+@each_case(lambda codec: codec.properties().law.unbiased, quick=set(KINDS) - {"none"})  # as fp16, without rounding
 def test_unbiased(case: Sample) -> None:
     """The mean of many draws is the mean of the ranks, within 5 standard errors and the rounding.
 

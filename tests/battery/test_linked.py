@@ -85,7 +85,7 @@ def test_payloads_on_a_device_give_the_same_bits(case: Sample, world: int) -> No
         _check(case, world, TENSORS, exchange=exchange)
 
 
-@each_case()
+@each_case(quick=FEW)
 def test_several_buckets_and_dtypes(case: Sample) -> None:
     _check(case, 3, MIXED, schedule="layerwise")
 

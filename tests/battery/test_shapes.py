@@ -73,7 +73,7 @@ KINDS: dict[str, tuple[Callable[[Tensor, int], Tensor], bool]] = {
 }
 
 
-@each_case()
+@each_case(quick=FEW)
 def test_kinds_of_input(case: Sample) -> None:
     """Nothing hangs, and no rank differs, whatever comes; what is small enough stays finite."""
     tensors = [spec("a", 20, 30), *GAPS]

@@ -127,7 +127,7 @@ def test_staging_copies_the_payload_and_no_more() -> None:
         assert all(round_.staging is None for r in fleet.reducers for round_ in r.buckets[0].rounds.kinds.values())
 
 
-@each_case()
+@each_case(quick=FEW)
 def test_no_result_depends_on_how_a_gpu_rounds(case: Sample) -> None:
     """Nor on how torch adds up there, or what it fuses."""
     tensors = [*TENSORS, spec("y", 129, dtype=torch.float16)]

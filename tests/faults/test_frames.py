@@ -19,7 +19,7 @@ from horovod_compress.exchange.device import Deadline
 from horovod_compress.exchange.transports.transport import Pending, Transport
 from horovod_compress.exchange.wire import FrameBuffer, NonFiniteCount
 from tests.support.local import Fleet, random_grads, same_bits, spec
-from tests.support.marks import slow
+from tests.support.marks import each_value, slow
 
 WORLD = 4
 TIMEOUT = 1.0
@@ -189,6 +189,7 @@ def test_every_frame(exchange: str, action: str, number: int) -> None:
     assert low <= took <= 2 * TIMEOUT + SLACK
 
 
+@each_value
 @pytest.mark.parametrize("number", [-3, -2, -1])
 @pytest.mark.parametrize("action", ["drop", "flip", "flip header", "truncate"])
 def test_comparing_steps(action: str, number: int) -> None:

@@ -19,6 +19,8 @@ from tests.support.marks import slow
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 #: `make test` takes one of each size: float16 is another conversion only, and the tests of batches have all four.
 FEW_DTYPES = [DTYPES[0], DTYPES[1], DTYPES[3], *slow(DTYPES[2])]
+#: For kernels that take batches, which test_table.py compares in all four: lengths are handled alike in each.
+BATCH_DTYPES = [DTYPES[0], DTYPES[3], *slow(*DTYPES[1:3])]
 KEY = Key(seed=0x0123456789ABCDEF, step=7, bucket=3, rank=2, hop=5, purpose=ZERO_SIGN)
 LENGTHS = (*range(131), *(2**k + d for k in range(8, 15) for d in (-1, 0, 1)))
 POISON = 0xA5

@@ -15,7 +15,7 @@ from tests.support.marks import each_value
 
 from . import emulator
 from .parity import Target
-from .support import FEW_DTYPES, KEY, LENGTHS, bits, compare, numbers, poison, tame, work
+from .support import BATCH_DTYPES, FEW_DTYPES, KEY, LENGTHS, bits, compare, numbers, poison, tame, work
 
 ROUNDING = KEY.at(purpose=KEPT)
 LONG = (65_537, 150_001)
@@ -60,7 +60,7 @@ def plain(same: Any, count: int, dtype: torch.dtype, **options: Any) -> None:
         same("dense_decode", numbers(count, out, 3), grad, scale=0.3, residual=residual, **options)
 
 
-@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("dtype", BATCH_DTYPES)
 def test_kernels_give_the_bits_of_their_references(dtype: torch.dtype) -> None:
     feedbacks = ("global", "own", "momentum")
     for count in (*LENGTHS[::6], *LONG):

@@ -346,7 +346,7 @@ def test_launches_do_not_depend_on_the_number_of_tensors(name: str) -> None:
         counts, select = [999] * number, getattr(ops, name)
         ks = [10 if name == "top_select_all" else 9] * number
         if name == "chunk_select_all":
-            select, room = partial(select, chunk=100, k=10), [99] * number
+            counts, select, room = [299] * number, partial(select, chunk=100, k=10), [29] * number
         else:
             room = ks
         values = outputs([1] * number if name == "binary_select_all" else room, torch.float32)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.support.marks import slow
 from tests.support.sections import binary_select, top_select
 
-from .support import FEW_DTYPES, LENGTHS, compare, numbers, poison, tame, work
+from .support import BATCH_DTYPES, FEW_DTYPES, LENGTHS, compare, numbers, poison, tame, work
 
 LARGE = 300_007  # the sample decides here, and threads share the work
 
@@ -41,7 +41,7 @@ def ugly(count: int, dtype: torch.dtype) -> Iterator[Tensor]:
     yield torch.where(torch.arange(count) % 1000 < 3, ordinary * 1000, ordinary)
 
 
-@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("dtype", BATCH_DTYPES)
 def test_every_length(dtype: torch.dtype) -> None:
     for count in LENGTHS:
         residual = tame(count, work(dtype), count + 1) if count % 3 else None
@@ -49,7 +49,7 @@ def test_every_length(dtype: torch.dtype) -> None:
             both(tame(count, dtype, count), residual, k, shift=count)
 
 
-@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("dtype", BATCH_DTYPES)
 def test_nasty_numbers(dtype: torch.dtype) -> None:
     for count in LENGTHS[::5]:
         residual = numbers(count, work(dtype), count + 1)
@@ -58,7 +58,7 @@ def test_nasty_numbers(dtype: torch.dtype) -> None:
             both(numbers(count, dtype, count), residual if count % 2 else None, k, shift=count)
 
 
-@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("dtype", BATCH_DTYPES)
 def test_ugly_tensors(dtype: torch.dtype) -> None:
     for count in (3, 100, 5000):
         for x in ugly(count, dtype):

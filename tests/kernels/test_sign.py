@@ -15,7 +15,7 @@ from horovod_compress import ops
 from horovod_compress.ops import reference
 from tests.support.marks import each_value, slow
 
-from .support import FEW_DTYPES, KEY, LENGTHS, bits, compare, numbers, poison, tame, work
+from .support import BATCH_DTYPES, FEW_DTYPES, KEY, LENGTHS, bits, compare, numbers, poison, tame, work
 
 #: Rows that begin inside words, at word borders, that hold one block or several superblocks.
 ROWS = (1, 2, 31, 32, 33, 63, 64, 65, 100, 1000, 1024, 1025, 4096)
@@ -53,7 +53,7 @@ def test_pack_defines_zero_and_nan() -> None:
     assert packed.item() == 0b0101001101
 
 
-@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("dtype", BATCH_DTYPES)
 def test_offer_every_length(dtype: torch.dtype) -> None:
     for count in LENGTHS:
         _offer(count, dtype, max(count, 1), shift=count)
@@ -68,13 +68,13 @@ def test_offer_every_row_length(dtype: torch.dtype, key) -> None:
             _offer(count, dtype, row_length, shift=row_length, key=key, word_offset=row_length)
 
 
-@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("dtype", BATCH_DTYPES)
 def test_offer_every_alignment(dtype: torch.dtype) -> None:
     for shift in range(64):
         _offer(777, dtype, 300, shift=shift)
 
 
-@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("dtype", BATCH_DTYPES)
 def test_offer_across_superblocks(dtype: torch.dtype) -> None:
     for count, row_length in ((65537, 65537), (200_001, 200_001), (200_001, 65_600), (150_000, 70_003)):
         _offer(count, dtype, row_length, shift=3)
@@ -85,7 +85,7 @@ def _spread(count: int, dtype: torch.dtype, seed: int) -> Tensor:
     return (torch.exp(1.5 * tame(count, torch.float64, seed)) * tame(count, torch.float64, seed + 1)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("dtype", BATCH_DTYPES)
 def test_sums_are_added_in_the_order_of_the_tree(dtype: torch.dtype) -> None:
     for count, row_length in ((400_004, 400_004), (300_000, 140_003), (40_000, 1500), (5000, 33), (3000, 3000)):
         grad, residual = _spread(count, dtype, count), _spread(count, work(dtype), count + 2)
@@ -193,7 +193,7 @@ def _decode(
     )
 
 
-@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("dtype", BATCH_DTYPES)
 def test_decode_without_residual(dtype: torch.dtype) -> None:
     for count in LENGTHS:
         for row_length in (max(count, 1), 7):

@@ -10,7 +10,7 @@ from benchmarks import single
 from horovod_compress import ops
 from tests.support.marks import each_value
 
-from .support import FEW_DTYPES, LENGTHS, bits, compare, numbers, poison, tame, work
+from .support import BATCH_DTYPES, FEW_DTYPES, LENGTHS, bits, compare, numbers, poison, tame, work
 
 ROWS = (1, 2, 31, 33, 64, 100, 1000, 1025, 4096)
 
@@ -28,7 +28,7 @@ def _offer(count: int, dtype: torch.dtype, row_length: int, *, shift: int, resid
     compare("two_value_offer", grad, left if residual else None, words, *outputs, row_length, shift=shift)
 
 
-@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("dtype", BATCH_DTYPES)
 def test_offer(dtype: torch.dtype) -> None:
     for count in LENGTHS[::3]:
         _offer(count, dtype, max(count, 1), shift=count)
@@ -37,7 +37,7 @@ def test_offer(dtype: torch.dtype) -> None:
             _offer(count, dtype, row_length, shift=row_length, residual=bool(count % 2))
 
 
-@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("dtype", BATCH_DTYPES)
 def test_offer_across_superblocks(dtype: torch.dtype) -> None:
     for count, row_length in ((65_537, 65_537), (200_001, 200_001), (150_000, 70_003)):
         _offer(count, dtype, row_length, shift=3)

@@ -15,18 +15,16 @@ COMPARED = [
     "two passes",
     "sum",
     "unused on some ranks",
-    "other hook order",
     "clipping",
-    "frozen",
     "sparse",
-    *slow("num_groups", "predivide", "two optimizers", "sparse_as_dense"),
+    *slow("num_groups", "predivide", "two optimizers", "sparse_as_dense", "other hook order", "frozen"),
 ]
 
 
 #: For `make test-all`: each has a sibling with the same way through the code.
 LATER = (
-    "num_groups", "predivide", "two optimizers", "sparse_as_dense", "float64", "repeated none",
-    "as if dense, to and fro", "flip, to and fro",
+    "num_groups", "predivide", "two optimizers", "sparse_as_dense", "other hook order", "frozen", "float64",
+    "repeated none", "as if dense, to and fro", "flip, to and fro",
 )  # fmt: skip
 value = checks_of("usage.py", LATER, WORLD, timeout=240, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 

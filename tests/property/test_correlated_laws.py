@@ -15,7 +15,7 @@ from horovod_compress.codecs.shared import rounding
 from horovod_compress.errors import ConfigError
 from horovod_compress.ops.keys import DITHER, Key
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
-from tests.support.marks import each_value
+from tests.support.marks import each_value, slow
 
 LEVELS = 100
 
@@ -106,7 +106,7 @@ def _most(ranks: list[Tensor]) -> float:
     return float((parts * (1 - parts)).sum(0).mean()) + 0.25
 
 
-@pytest.mark.parametrize("world", [2, 3, 16])
+@pytest.mark.parametrize("world", [2, 3, *slow(16)])
 def test_no_numbers_lose_more_than_a_quarter_of_a_level(world: int) -> None:
     for ranks in _hard(world):
         assert variance(ranks, 400) <= 1.05 * _most(ranks)

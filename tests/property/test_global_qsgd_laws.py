@@ -107,7 +107,7 @@ def test_the_squared_error_of_standard_dithering_is_bounded(world: int, bits: in
     for grads, least in ((ordinary, 0.0), (halves, 0.97)):
         norm = float(torch.stack(grads).abs().max())
         bound = count * norm**2 / (4 * levels**2 * world)
-        samples = _samples(grads, steps=200, **STANDARD, bits=bits)
+        samples = _samples(grads, steps=20, copies=10, **STANDARD, bits=bits)
         error = float(((samples - torch.stack(grads).double().mean(0)) ** 2).sum(1).mean())
         assert least * bound <= error <= 1.03 * bound
 
@@ -134,9 +134,9 @@ def test_mixed_norms_are_unbiased_and_within_their_bound(norm: str | int, across
 def _second_moment(world: int) -> tuple[float, float]:
     """Return (E|G|^2 / |x|^2 where all ranks hold x, E|G - mean|^2 where they do not)."""
     x = one_tensor(1, 4096, seed=3)[0]
-    equal = _samples([x] * world, steps=60, **EXPONENTIAL)
+    equal = _samples([x] * world, steps=6, copies=10, **EXPONENTIAL)
     others = one_tensor(world, 4096, seed=4)
-    error = _samples(others, steps=60, **EXPONENTIAL) - torch.stack(others).double().mean(0)
+    error = _samples(others, steps=6, copies=10, **EXPONENTIAL) - torch.stack(others).double().mean(0)
     return float((equal**2).sum(1).mean() / (x.double() ** 2).sum()), float((error**2).sum(1).mean())
 
 
@@ -313,20 +313,21 @@ def test_a_sum_at_the_limit_does_not_overflow(exchange: str) -> None:
                     torch.testing.assert_close(found, torch.full((500,), value))
 
 
-def test_bytes_are_the_formula() -> None:
+@each_value
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize(("block", "norm", "item"), [(0, "max", 4), (2048, "max", 4), (2048, 2, 8)])
+def test_bytes_are_the_formula(block: int, norm: Any, item: int, world: int, form: dict[str, Any]) -> None:
     """The payload as in every ring or fold, and (M-1) frames of norms before it."""
     count = 64 * 12 * 50
-    for world in (2, 3, 4):
-        for form in FORMS:
-            for block, norm, item in ((0, "max", 4), (2048, "max", 4), (2048, 2, 8)):
-                payload = count * form["bits"] // 8
-                norms = item * (-(-count // block) if block else 1)
-                exchange = "ring" if form["dithering"] == "standard" else "fold"
-                options = dict(block=block, norm=norm, exchange=exchange, verify_every=0)
-                with Fleet(world, [spec("a", count)], "global_qsgd", **options, **form) as fleet:
-                    fleet.step(random_grads(world, fleet.tensors))
-                    sent = 2 * (world - 1) * (payload // world + 64) + (world - 1) * (64 + 48 + 64 + norms)
-                    assert [r.metrics.document()["bytes_sent"] for r in fleet.reducers] == [sent] * world
+    payload = count * form["bits"] // 8
+    norms = item * (-(-count // block) if block else 1)
+    exchange = "ring" if form["dithering"] == "standard" else "fold"
+    options = dict(block=block, norm=norm, exchange=exchange, verify_every=0)
+    with Fleet(world, [spec("a", count)], "global_qsgd", **options, **form) as fleet:
+        fleet.step(random_grads(world, fleet.tensors))
+        sent = 2 * (world - 1) * (payload // world + 64) + (world - 1) * (64 + 48 + 64 + norms)
+        assert [r.metrics.document()["bytes_sent"] for r in fleet.reducers] == [sent] * world
 
 
 def test_packed_codes_decode_to_the_same_bits_in_fewer_bytes() -> None:

@@ -16,6 +16,7 @@ from horovod_compress.errors import ConfigError, CorruptFrameError
 from horovod_compress.exchange.wire import HEADER_BYTES
 from horovod_compress.ops.keys import Key
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+from tests.support.marks import each_value
 
 TENSORS = [spec("a", 13, 77), spec("b", 3), spec("c", 0), spec("d", 200), spec("e", 64)]
 Grads = list[dict[str, Tensor]]
@@ -32,6 +33,7 @@ def _whole(world: int, density: float, seed: int) -> Grads:
     return [{t.name: one(t.shape) for t in TENSORS} for _ in range(world)]
 
 
+@each_value
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("block", [1, 5, 64])
 def test_results_are_those_without_compression(world: int, block: int) -> None:

@@ -13,6 +13,7 @@ from horovod_compress.engine.reducer import Next
 from horovod_compress.errors import ExchangeError
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
+from tests.support.marks import each_value
 
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d")]
 #: Methods, and a step in which their buckets are plain.
@@ -39,6 +40,7 @@ def results(fleet: Fleet, world: int, steps: int = 1) -> list[list[dict[str, Ten
     return [fleet.step(random_grads(world, TENSORS, seed=step)) for step in range(steps)]
 
 
+@each_value
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("method", PLAIN)

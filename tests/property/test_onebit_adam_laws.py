@@ -13,6 +13,7 @@ from horovod_compress.codecs.onebit_adam import OneBitAdam
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
+from tests.support.marks import each_value
 
 F64 = torch.float64
 TENSORS = [spec("a", 700, dtype=F64), spec("b", 5, dtype=F64), spec("c", 9, 40, dtype=F64), spec("empty", 0, dtype=F64)]
@@ -37,10 +38,15 @@ def _sum(kept: list[Kept], name: str) -> Tensor:
     return torch.stack([mine[name].double() for mine in kept]).sum(0)
 
 
+@each_value
 @pytest.mark.parametrize(
-    ("scale", "times", "owner"), [("l1", 1.0, "own"), ("l2", 1.0, "own"), ("l1", 1.5, "shared"), ("l2", 1.0, "shared")]
+    ("scale", "times", "owner", "block"),
+    [
+        (*rule, block)
+        for rule in (("l1", 1.0, "own"), ("l2", 1.0, "own"), ("l1", 1.5, "shared"), ("l2", 1.0, "shared"))
+        for block in (64, 2048)
+    ],
 )
-@pytest.mark.parametrize("block", [64, 2048])
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_result_and_memories_are_those_of_the_rule(
     scale: str, times: float, owner: str, block: int, world: int

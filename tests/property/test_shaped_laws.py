@@ -15,7 +15,7 @@ from horovod_compress.ops.keys import Key
 from horovod_compress.ops.reference import signs as ternary
 from horovod_compress.ops.reference.signs import rounded_off
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
-from tests.support.marks import slow
+from tests.support.marks import each_value, slow
 
 _PLAIN = {"full_precision_every": 0, "compensation": "none", "step_size": 1.0, "merge": "shaped"}
 #: The methods that merge so, with the collective, and the options that make of a result the merged signs.
@@ -106,6 +106,7 @@ def _three_values(bits: list[Tensor], rows: list[Tensor]) -> np.ndarray:
     return np.where(_signs([zeros])[0] > 0, 0, _signs([ones])[0])
 
 
+@each_value
 @pytest.mark.parametrize(("merge", "collective"), [("shaped", "ring"), ("shaped", "fold"), ("ternary", "fold")])
 @pytest.mark.parametrize("ranks", [2, 5, 16, *slow(3, 4, *range(6, 16))])
 def test_the_sum_of_what_is_merged_is_that_of_the_signs_but_for_what_is_kept(

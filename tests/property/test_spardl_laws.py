@@ -15,6 +15,7 @@ from horovod_compress.exchange.collective import chunk_bounds
 from horovod_compress.schedule.plan import Bucket
 from tests.property.test_sparse_methods_laws import largest
 from tests.support.local import Fleet, all_same, random_grads, spec
+from tests.support.marks import each_value, slow
 
 F64 = torch.float64
 WORLDS = [1, 2, 3, 4, 5]
@@ -62,9 +63,11 @@ def test_the_rule(density: float, world: int) -> None:
             assert all(np.allclose(found[name], kept, rtol=1e-12, atol=1e-14) for name, kept in wanted.items())
 
 
+@each_value
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("value_bits", [32, 16])
-@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+@pytest.mark.parametrize(
+    ("value_bits", "dtype"), [(32, torch.float32), (16, torch.float32), (16, F64), *slow((32, F64))], ids=str
+)
 def test_results_and_residuals_are_the_inputs_to_the_bit(world: int, value_bits: int, dtype: torch.dtype) -> None:
     """Of whole numbers, whose sums are exact: 16 bits round them, and what that takes is kept as well."""
     tensors = tensors_of(dtype)

@@ -16,6 +16,7 @@ from horovod_compress.errors import ConfigError, ExchangeError
 from horovod_compress.fronts.session import await_dropped
 from tests.support.connected import connected
 from tests.support.local import Fleet, random_grads, spec
+from tests.support.marks import slow
 from tests.unit.test_one_rank_ddp import group as group
 
 WORLD, CLOSES = 3, 0
@@ -24,7 +25,7 @@ TIMEOUT = 20.0
 TENSORS = [spec("a", 300)]
 
 
-@pytest.mark.parametrize("offering", [[CLOSES], [CLOSES, 1]], ids=str)
+@pytest.mark.parametrize("offering", [*slow([CLOSES]), [CLOSES, 1]], ids=str)
 def test_who_closes_in_an_exchange_is_named_by_all(offering: list[int]) -> None:
     """Whether they wait in it too, or come to it later."""
     transports = connected(WORLD)

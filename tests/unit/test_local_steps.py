@@ -137,7 +137,7 @@ def test_the_rule_is_that_of_the_oracle(case: str) -> None:
 
 @pytest.mark.parametrize(
     "sample",
-    [pytest.param(one, id=one.name, marks=[] if one.number == 0 else [pytest.mark.slow]) for one in samples()],
+    [pytest.param(one, id=one.name, marks=[] if one.quick else [pytest.mark.slow]) for one in samples()],
 )
 def test_an_outer_sgd_of_rate_one_changes_no_bit(sample: Sample) -> None:
     ends = []

@@ -33,6 +33,7 @@ from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support import nccl
 from tests.support.connected import connected
 from tests.support.local import Fleet, random_grads, spec
+from tests.support.marks import slow
 from tests.support.turns import BucketState, put, turn_of
 
 IDENTITY = (0,) * 128
@@ -79,7 +80,7 @@ def lost(noted: bool = False) -> Broken:
     return broken
 
 
-@pytest.mark.parametrize("peer", [0, 2])
+@pytest.mark.parametrize("peer", [0, *slow(2)])
 def test_a_lost_peer_ends_a_wait_before_its_deadline(peer: int) -> None:
     link, _ = a_link(Endless(), broken={0: Broken(), 2: Broken()} | {peer: lost()})
     began = time.monotonic()

@@ -29,6 +29,8 @@ from horovod_compress.schedule.costs import Affine, Arrivals
 from horovod_compress.schedule.plan import Plan
 from horovod_compress.schedule.trial import BucketCost
 from tests.support.local import Fleet, random_grads
+from tests.support.marks import slow
+from tests.support.samples import KINDS
 
 FREE = Processor(*[Affine(0.0, 0.0)] * 5, copy=0.0)
 CHEAP = replace(FREE, offer=Affine(0.0, 1e-9), encode=Affine(1e-5, 1e-10), decode=Affine(1e-5, 1e-9))
@@ -119,7 +121,7 @@ def test_rounds_of_two_kinds_have_a_mean() -> None:
     assert step(10) == pytest.approx(0.9 * step(0) + 0.1 * full)
 
 
-@pytest.mark.parametrize("name", ["none", "marsit", "topk", "signsgd", "powersgd", "global_qsgd"])
+@pytest.mark.parametrize("name", ["none", "marsit", "topk", "powersgd", *slow("signsgd", "global_qsgd")])
 def test_predicted_bytes_are_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control of everything above: a real exchange between threads."""
     monkeypatch.setattr(prediction, "measure_codec", measure_codec)
@@ -175,7 +177,7 @@ def test_all_methods_for_four_worlds_in_seconds() -> None:
 # ---- codecs of this machine -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", registry.methods())
+@pytest.mark.parametrize("name", [*KINDS, *slow(*sorted(set(registry.methods()) - set(KINDS)))])
 def test_every_codec_can_be_measured(name: str) -> None:
     codec = registry.create(name)
     for kind, _ in prediction.rounds(codec):

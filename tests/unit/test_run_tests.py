@@ -73,3 +73,11 @@ def test_no_process_compiles_again_what_another_has_compiled(monkeypatch, given,
     environment = run_tests.surroundings()
     assert "PYTHONDONTWRITEBYTECODE" not in environment
     assert environment.get("PYTHONPYCACHEPREFIX") == expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_that_wait_leave_the_core_to_other_workers(monkeypatch, given, expected):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert run_tests.surroundings()["OMP_WAIT_POLICY"] == expected

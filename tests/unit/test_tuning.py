@@ -411,7 +411,7 @@ def test_auto_leaves_the_buckets_where_it_cannot_choose(monkeypatch: pytest.Monk
         assert all(tuner.done for tuner in Job(fleet, "auto").tuners)
 
 
-@pytest.mark.parametrize("schedule", ["auto", "layerfusion", "mergecomp:2"])
+@pytest.mark.parametrize("schedule", ["auto", "mergecomp:2", *slow("layerfusion")])
 def test_tensors_of_several_methods_and_dtypes_are_planned_together(schedule: str) -> None:
     tensors = [spec(t.name, *t.shape, dtype=torch.float16) if n % 2 else t for n, t in enumerate(TENSORS)]
     methods = per_layer({"layer[0-3].*": "topk", "*": "marsit"})
@@ -441,7 +441,7 @@ def test_plain_numbers_beside_a_method_do_not_forbid_uncompressed_buckets() -> N
         assert job.tuners[0].chosen and plain == {(1, False), (2, False), (2, True)}
 
 
-@pytest.mark.parametrize("schedule", ["auto", "layerfusion", "mergecomp:2"])
+@pytest.mark.parametrize("schedule", ["auto", *slow("layerfusion", "mergecomp:2")])
 def test_a_kind_that_is_never_exchanged_and_one_of_nothing_take_part(schedule: str) -> None:
     """Sparse gradients are skipped on every rank; tensors without elements are offered."""
     dense = [*TENSORS, spec("empty", 0, dtype=torch.float64)]

@@ -20,6 +20,7 @@ from horovod_compress.fronts.session import Session
 from horovod_compress.fronts.updates import distributed_update_optimizer
 from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet
+from tests.support.marks import slow
 from tests.support.states import unsealed
 
 WORLD = 2
@@ -295,7 +296,7 @@ def resumed(
     return ends
 
 
-@pytest.mark.parametrize("at", range(1, 15))
+@pytest.mark.parametrize("at", [1, 3, 4, 5, 8, 13, *slow(2, 6, 7, 9, 10, 11, 12, 14)])
 def test_resuming_at_any_step_gives_the_same_bits(at: int) -> None:
     """In the warm-up, at its end, between local steps, between rebuildings; 3 steps, then exchanges of 2, then of 2."""
     whole, again = resumed(at)

@@ -84,13 +84,13 @@ def load() -> ModuleType:
     return module
 
 
-def ran(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Compile a program with kernels in it, and run it."""
+def program(text: str, folder: Path) -> Path:
+    """Compile a program with kernels in it."""
     (folder / "program.cu").write_text(text)
-    program = folder / "program"
+    made = folder / "program"
     includes = [f"-I{path}" for path in FOLDERS]
-    run([*FLAGS, *WARNINGS, *includes, str(folder / "program.cu"), str(HERE / "emulator.cpp"), "-o", str(program)])
-    return subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    run([*FLAGS, *WARNINGS, *includes, str(folder / "program.cu"), str(HERE / "emulator.cpp"), "-o", str(made)])
+    return made
 
 
 def order(number: int) -> None:

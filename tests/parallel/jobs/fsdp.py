@@ -176,6 +176,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "checkpoints": {"checkpoints": True},
     "offload": {"offload": True},
     "a scaler, and an infinity in one shard": {"scaler": True, "bad": [3, 3]},
+    "accumulation, a scaler, and an infinity in one shard": {"passes": 3, "scaler": True, "bad": [3, 3]},
     "compiled": {"compiled": True},
     "bfloat16 reduction": {"precision": (BF16, BF16)},
 }
