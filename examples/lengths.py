@@ -29,7 +29,7 @@ from models import CharTransformer, digits_mlp
 
 LENGTHS = (100, 300, 1000, 10_000)
 #: Of steps; the first of all is a method's own in full precision.
-KINDS: tuple[Literal["full", "first", "exact", "coded"], ...] = ("full", "first", "exact", "coded")
+KINDS: tuple[Literal["full", "short", "first", "exact", "coded"], ...] = ("full", "short", "first", "exact", "coded")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": torch.optim.AdamW,
     "SGD, momentum 0.9": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
@@ -112,11 +112,11 @@ def kinds_of_steps(
     properties = methods.codecs[1].properties()
     if isinstance(optimizer, torch.optim.AdamW) and properties.divides != "never":
         rounds = chosen(every, properties.law.few_exact, total_steps=given)
-        first, exact = min(rounds.warmup, length), sum(step in rounds for step in range(length))
+        first, exact = min(rounds.short, length), sum(step in rounds for step in range(length))
         return {"first": first, "exact": exact - first, "coded": length - exact}
     first = exact_first(optimizer, methods, model.named_parameters(), given)
     full = sum(step % every == 0 for step in range(first, length)) if every else 0
-    return {"first": min(first, length), "full": full, "coded": length - min(first, length) - full}
+    return {"short": min(first, length), "full": full, "coded": length - min(first, length) - full}
 
 
 if __name__ == "__main__":

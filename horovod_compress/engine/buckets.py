@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from .bucket.fits import refuse
 from .bucket.memory import Memory, Site, make_round
 from .bucket.pruned import PrunedBucket, Rest, rows_of
 from .bucket.round import Round
-from .bucket.rounds import HELD, WITHOUT, Kind, Next, labels, without_method
+from .bucket.rounds import HELD, METHODLESS, Kind, Next, labels, without_method
 from .bucket.shares import HostBucket, HostMemory, owned
 from .context import Context
 
@@ -114,30 +113,31 @@ class Rounds:
         self._empties = isinstance(codec, LeftPlain) and codec.plain_when_empty(memory.bucket)
         self.kinds = {kind: self._make(kind, label) for kind, label in labels(variants_of(codec)).items()}
         self.next = Next()
-        self._without: dict[Kind, Round] = {}  # the method
+        self._methodless: dict[Kind, Round] = {}
         self._last: tuple[int, Round] | None = None  # the step that was asked for last: every gradient asks
         self._nothing_waits = False  # see :meth:`note_emptied`
         if self._empties or always_plain:
-            self._make_without("plain")
+            self._make_methodless("plain")
 
     def _make(self, codec: Codec, label: str) -> Round:
         own = self._memory.layout(codec).state
         # Plain rounds send and empty whatever waits.
         kept = {n: kept for n, kept in self._memory.state.items() if n in own or isinstance(codec, Dense)}
-        return make_round(self._memory, codec, label, self._memory.payload, kept)
+        return make_round(self._memory, codec, label, self._memory.payload, kept, exact=isinstance(codec, Dense))
 
-    def _make_without(self, kind: Kind) -> None:
-        codec = without_method(kind, self._memory.bucket)
-        made = make_round(self._memory, codec, codec.name, self._memory.payload_that_holds(codec), {})
-        self._without[kind] = replace(made, exact=True)
-        self._memory.site.device.synchronize()  # between two steps nothing is under way
+    def _make_methodless(self, kind: Kind) -> None:
+        self._methodless = {other: known for other, known in self._methodless.items() if other == "plain"}
+        memory, codec = self._memory, without_method(kind, self._memory.bucket, self._memory.site.choose)
+        payload = memory.payload_that_holds(codec)
+        self._methodless[kind] = make_round(memory, codec, codec.name, payload, {}, exact=True)
+        memory.site.device.synchronize()  # between two steps nothing is under way
 
     def at(self, step: int) -> Round:
         """Return the round of a step."""
         if self._always_plain or self._nothing_waits:
-            return self._without["plain"]
-        if self.next.kind in WITHOUT:
-            return self._without[self.next.kind]
+            return self._methodless["plain"]
+        if self.next.kind in METHODLESS and not (self.next.kind == "short" and self._begins_with_numbers(step)):
+            return self._methodless[self.next.kind]
         last = self._last
         if last is None or last[0] != step:
             index = step if self.next.index is None else self.next.index
@@ -145,15 +145,20 @@ class Rounds:
             last = self._last = step, self.kinds[codec]
         return last[1]
 
+    def _begins_with_numbers(self, step: int) -> bool:
+        """Return whether the method sends numbers in this step since somebody wanted it to begin so."""
+        codec = self._codec
+        return isinstance(codec, ByStep) and step < codec.exact_until() and isinstance(codec.for_step(step), Dense)
+
     def choose(self, coming: Next) -> None:
         """Choose what the coming steps exchange; between two steps, on every rank alike."""
         if coming.kind in HELD and self.divides == "never":
             return  # a second moment that is held is nothing to this method
-        if coming.kind == "short" and isinstance(self._codec, LeftPlain):
-            coming = Next("plain")  # its gradients are sent as they are, all the time
+        if coming.kind == "short" and all(isinstance(kind, Dense) for kind in self.kinds):
+            coming = Next()  # its rounds are as exact as somebody wanted them
         self.next, self._last = coming, None
-        if coming.kind in WITHOUT and coming.kind not in self._without:
-            self._make_without(coming.kind)
+        if coming.kind in METHODLESS and not (self._always_plain or coming.kind in self._methodless):
+            self._make_methodless(coming.kind)
 
     def zero_groups(self) -> dict[str, int]:
         """Return, by tensor, which zeros stay zeros in the compressed rounds; see ``Layout.zero_groups``."""
@@ -163,7 +168,7 @@ class Rounds:
 
     def note_emptied(self) -> None:
         """Take note that a round went well on every rank: nothing waits now, where every round sends all of it."""
-        if self.next.kind in WITHOUT or self._nothing_waits or not self._empties:
+        if self.next.kind in METHODLESS or self._nothing_waits or not self._empties:
             return
         if all(grad is not None for grad in self._memory.grads):  # what was skipped may wait
             self._nothing_waits = True

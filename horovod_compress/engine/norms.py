@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..codecs.dense import Dense
 from ..codecs.work import work_dtype
 from ..exchange import everywhere
 from ..exchange.device import Deadline, Device
@@ -225,7 +224,7 @@ class Norms:
             self.ratio.refresh()
             self._now = _Step(step, coded, self.ratio.used())
             return
-        empties = all(isinstance(state.round(step).codec, Dense) for state in matches)
+        empties = all(state.round(step).exact for state in matches)
         late = self.ratio.value is None or empties or self.ratio.age >= EVERY
         measures = late or self.ratio.age == EVERY - 1
         self._now = _Step(step, coded, None if late else self.ratio.used(), measures, empties)
@@ -236,7 +235,7 @@ class Norms:
         float16 has no room for another factor.
         """
         round_, names = state.round(step), {tensor.name for tensor in state.bucket.tensors}
-        exact = isinstance(round_.codec, Dense) and not (round_.work.state and names & self._wait)
+        exact = round_.exact and not (round_.work.state and names & self._wait)
         return not exact and names <= self._followed and not names <= frozen and state.bucket.dtype != "float16"
 
     def vote_against(self) -> None:
@@ -370,7 +369,7 @@ class Norms:
                     self._sample(turn.state)
         for state in self._buckets if now.sound and self._followed else ():
             round_, names = state.round(now.number), {tensor.name for tensor in state.bucket.tensors}
-            if not isinstance(round_.codec, Dense):
+            if not round_.exact:
                 self._wait |= names  # it has filled their residuals
             elif round_.work.state and names & self._wait:
                 self._wait -= names  # it has emptied them

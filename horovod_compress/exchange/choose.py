@@ -19,6 +19,7 @@ _FITTING = {
     Algebra.FOLD: (fold.name,),
     Algebra.GATHER: (all_gatherv.name,),
 }
+_ANY = ("auto", "hierarchical")
 _MODULES = {module.name: module for module in (ring, fold, all_gatherv)}
 
 #: What moves in one phase, and the least that is left to the transport. A ring has 2 (M-1) hops one after the other, a
@@ -57,6 +58,10 @@ class Choose:
     exchange: str
     adds: Collection[torch.dtype] = ()
 
+    def fits(self, codec: Method) -> bool:
+        """Return whether payloads of a codec can be exchanged so."""
+        return self.exchange in _ANY or self.exchange.partition(":")[0] in _FITTING[codec.algebra]
+
     def __call__(
         self, codec: Method, nbytes: int, world: int, added: Collection[torch.dtype] = (), by_owner: bool = False
     ) -> Collective:
@@ -70,7 +75,7 @@ class Choose:
             ConfigError: the exchange does not fit the codec.
         """
         fit = _FITTING[codec.algebra]
-        if self.exchange in ("auto", "hierarchical"):
+        if self.exchange in _ANY:
             if by_owner:
                 return fold
             short = _SMALL_BYTES * (2 * (world - 1) - 2)

@@ -31,11 +31,11 @@ class CounterValues(TypedDict):
     Attributes:
         steps: finished steps.
         bytes_sent: bytes handed to the transport, headers included.
-        bytes_exact, bytes_compressed: the parts of it that were gradients as plain numbers, of 16 bits or more, and
-            compressed ones; the rest are comparisons.
+        bytes_exact, bytes_compressed: the parts of it that were gradients as numbers, of 8 bits in the first exact
+            rounds and of 16 or more otherwise, and compressed ones; the rest are comparisons.
         bytes_dense: bytes that a float32 ring would have sent.
         times_fewer_bytes: the ratio of ``bytes_dense`` and ``bytes_sent``.
-        exact_steps: those in which nothing was compressed.
+        exact_steps: those in which nothing went through the method.
         seconds: per phase; ``wait`` is how long the training thread waited for results, the others add up over
             buckets and overlap with the backward pass.
         nonfinite: NaN and infinite values offered by all ranks together, however they are treated.

@@ -150,12 +150,15 @@ def _padded(nbytes: int) -> int:
 Arrays = dict[str, Tensor]
 
 
-def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept: Mapping[str, Tensor]) -> Round:
+def make_round(
+    memory: Memory, codec: Codec, label: str, payload: Payload, kept: Mapping[str, Tensor], *, exact: bool
+) -> Round:
     """Return a kind of round.
 
     Args:
         label: names it in frames.
         kept: what it works with of the bucket's state.
+        exact: see :class:`Round`.
     """
     layout, site = memory.layout(codec), memory.site
     shared = [memory.allocate(arrays) for arrays in layout.preludes]
@@ -178,8 +181,7 @@ def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept:
     added = {array.dtype for array in regions.values()} if isinstance(codec, Dense) else set()
     nbytes, records = sum(array.nbytes for array in regions.values()), layout.records
     collective = site.choose(codec, nbytes, site.world, added, bool(layout.results))
-    waits, exact = codec.batched and site.device.is_accelerator, isinstance(codec, Dense)
-    properties = codec.properties()
+    waits, properties = codec.batched and site.device.is_accelerator, codec.properties()
     if codec.algebra is Algebra.GATHER:
         assert memory.inbox is not None
         chunks, inbox = Partition.of(regions, site.world, records), memory.inbox.of(nbytes)

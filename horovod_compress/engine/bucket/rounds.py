@@ -9,11 +9,13 @@ from typing import Literal
 from ...codecs.base import Codec
 from ...codecs.dense import BFloat, Uncompressed
 from ...codecs.natural import Natural
+from ...exchange.choose import Choose
 from ...schedule.plan import Bucket
 
+_SHORT = Natural(mantissa=2)
 Kind = Literal["method", "plain", "short", "coded", "exact", "first"]
 #: Those without the method.
-WITHOUT: frozenset[Kind] = frozenset(("plain", "short", "exact", "first"))
+METHODLESS: frozenset[Kind] = frozenset(("plain", "short", "exact", "first"))
 #: Those that only a method with a second moment that is held knows of.
 HELD: frozenset[Kind] = frozenset(("coded", "exact", "first"))
 
@@ -24,10 +26,11 @@ class Next:
 
     Attributes:
         kind: "method" for the rounds of its method; "plain" for what is offered as it is, without the method and its
-            state; "short" likewise, in numbers of 8 bits that are right on average. Beside a second moment that is
-            held, "coded" for the rounds of a method that need it, without its own full-precision rounds, and "exact"
-            for what the second moment is renewed by, with float32 sent as bfloat16: what a square is made of need not
-            be known any better. "first" for such rounds at the start, as short as "short" ones: many make one square.
+            state; "short" likewise, in numbers of 8 bits that are right on average, but for buckets that the method
+            sends as numbers anyway. Beside a second moment that is held, "coded" for the rounds of a method that need
+            it, without its own full-precision rounds, and "exact" for what the second moment is renewed by, with
+            float32 sent as bfloat16: what a square is made of need not be known any better. "first" for such rounds at
+            the start, in the numbers of "short" ones: many make one square.
         index: stands for the step where a method's rounds differ by it; None for the step.
     """
 
@@ -35,14 +38,15 @@ class Next:
     index: int | None = None
 
 
-def without_method(kind: Kind, bucket: Bucket) -> Codec:
+def without_method(kind: Kind, bucket: Bucket, choose: Choose) -> Codec:
     """Return what rounds of a kind without the method send.
 
-    Short numbers have exponents: a second moment needs small numbers that are as right as large ones.
+    Short numbers have exponents: a second moment needs small numbers that are as right as large ones. They are averaged
+    by owners, so an exchange that was asked for and has none gets longer numbers.
     """
-    if kind in ("short", "first") and bucket.dtype != "float64":
-        return Natural(mantissa=2)
-    return BFloat() if kind == "exact" and bucket.dtype == "float32" else Uncompressed()
+    if kind in ("short", "first") and bucket.dtype != "float64" and choose.fits(_SHORT):
+        return _SHORT
+    return BFloat() if kind != "plain" and bucket.dtype == "float32" else Uncompressed()
 
 
 def labels(variants: Sequence[Codec]) -> dict[Codec, str]:

@@ -58,11 +58,13 @@ class ExactRounds:
         warmup: number of initial exact rounds, at least 1.
         every: after these, one round in this many is exact.
         growth: the distance begins at one in so many of the steps so far, and grows up to ``every``; 0 for equal ones.
+        short: so many of the initial ones may send 8 bits: none that somebody asked for.
     """
 
     warmup: int
     every: int
     growth: int = 0
+    short: int = 0
     _early: frozenset[int] = field(init=False, default=frozenset(), compare=False)  # those at growing distances
     _regular: int = field(init=False, default=0, compare=False)  # from here on they are ``every`` rounds apart
 
@@ -80,7 +82,8 @@ class ExactRounds:
 
     def __str__(self) -> str:
         grows = "up to " if self.growth else ""
-        return f"warmup_steps={self.warmup} and rebuild_every={grows}{self.every}"
+        short = f" ({self.short} in 8 bits)" if self.short else ""
+        return f"warmup_steps={self.warmup}{short} and rebuild_every={grows}{self.every}"
 
     def in_words(self) -> str:
         """Return them for people."""
@@ -116,9 +119,11 @@ def chosen(
     """
     if warmup_steps is None and rebuild_every is None:
         found = usual(full_precision_every, few)
-        return found if total_steps is None else _shortened(found, total_steps)
+        found = found if total_steps is None else _shortened(found, total_steps)
+        return replace(found, short=found.warmup)
     plain = usual(full_precision_every, few=False)
-    return ExactRounds(warmup_steps or plain.warmup, rebuild_every or plain.every)
+    short = 0 if warmup_steps else plain.warmup
+    return ExactRounds(warmup_steps or plain.warmup, rebuild_every or plain.every, short=short)
 
 
 def _shortened(rounds: ExactRounds, total_steps: int) -> ExactRounds:

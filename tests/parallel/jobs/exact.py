@@ -34,7 +34,7 @@ class Run:
         exact, reducer = [], self.compression._session.reducer
         for number in range(reducer.next_step(), step):
             train(self.model, self.optimizer, [number])
-            exact.append(all(state.rounds._is_plain for state in reducer.buckets))
+            exact.append(all(state.round(number).exact for state in reducer.buckets))
         return exact
 
     def state(self) -> dict[str, Any]:
