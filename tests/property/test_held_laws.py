@@ -456,8 +456,8 @@ def test_marsit_s_own_full_precision_rounds_are_left_out() -> None:
                 team.step(random_grads(3, TENSORS, seed=step))
                 mine = team.held[0]
                 assert mine and mine.warmup == options.get("warmup_steps", 2)
-                due = "marsit" if not mine.is_exact(step) else "natural" if step < mine.warmup else "bf16"
-                assert {s.round(step).label for s in team.fleet.reducers[0].buckets} == {due}
+                exact = mine.is_exact(step)
+                assert {s.round(step).label for s in team.fleet.reducers[0].buckets} == {"bf16" if exact else "marsit"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -46,11 +47,11 @@ def test_what_somebody_chooses_counts() -> None:
     assert (many, usual(0, few=False), usual(20, few=False)) == (ExactRounds(30, 50),) * 2 + (ExactRounds(30, 20),)
     assert (usual(20, few=True), usual(1, few=True)) == (ExactRounds(20, 20), ExactRounds(20, 1))
     assert usual(200, few=True) == ExactRounds(20, 200, growth=GROWTH)
-    assert chosen(50, True) == few and chosen(50, False) == many
+    assert chosen(50, True) == replace(few, short=20) and chosen(50, False) == replace(many, short=30)
     for needs_few in (True, False):
         assert chosen(0, needs_few, warmup_steps=7) == ExactRounds(7, 50)
         assert chosen(20, needs_few, warmup_steps=7) == ExactRounds(7, 20)
-        assert chosen(50, needs_few, rebuild_every=10) == ExactRounds(30, 10)
+        assert chosen(50, needs_few, rebuild_every=10) == ExactRounds(30, 10, short=30)
         assert chosen(50, needs_few, 1, 1) == ExactRounds(1, 1)
     assert str(few) == "warmup_steps=20 and rebuild_every=up to 100" != str(many)
 
@@ -59,9 +60,9 @@ def test_what_somebody_chooses_counts() -> None:
     ("total", "first", "most"), [(1, 1, 1), (9, 1, 4), (40, 4, 7), (100, 10, 13), (300, 14, 18), (1000, 10, 25)]
 )
 def test_a_short_training_of_known_length_has_fewer(total: int, first: int, most: int) -> None:
-    """So 100, 300 and 1,000 steps send 8, 13 and 16 times fewer bytes, if an exact one sends half of float32."""
+    """Those at the start, all of which may be short, are a tenth at most."""
     found = steps(chosen(50, True, total_steps=total), total)
-    assert found[:first] == list(range(first))
+    assert found[:first] == list(range(first)) and chosen(50, True, total_steps=total).short == first
     assert len(found) == most <= len(steps(usual(50, few=True), total))
 
 
@@ -73,7 +74,7 @@ def test_the_length_leaves_what_somebody_chooses() -> None:
 
 def test_methods_that_need_many_have_fewer_only_in_a_short_training() -> None:
     for total in (300, 1000):
-        assert chosen(50, False, total_steps=total) == usual(50, few=False)
+        assert chosen(50, False, total_steps=total) == chosen(50, False)
     found = steps(chosen(50, False, total_steps=100), 100)
     assert found == [*range(10), 14, 21, 32, 48, 72]
     assert max(b - a for a, b in pairwise(steps(chosen(50, False, total_steps=100), 1000))) == 50
