@@ -176,7 +176,8 @@ void uniform_decode(const UniformDecoded* tensors, int64_t tensor_count, Dtype d
                     Launch launch);
 
 // exponential.cpp, exponential.cu: codes of 4 bits (two to a byte, row_length even) or 8; 1 <= headroom < 2^(bits-1).
-// Those of 8 have a mantissa of 0 or 2 bits; merging is for codes without one. The fold makes of the codes of all parts, 8 bits each, those of their mean; `out` may be one of the parts.
+// Those of 8 have a mantissa of 0 or 2 bits; merging is for codes without one. The fold makes of the codes of all
+// parts, 8 bits each, those of their mean; `out` may be one of the parts.
 void exponential_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, const Stream* key, int64_t offset,
                        Launch launch);
 void exponential_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int32_t headroom,

@@ -16,9 +16,8 @@ void encode(const ExponentialEncoded& e, int32_t headroom, const Stream& key, in
     const Work<T> norm = static_cast<const Work<T>*>(e.norms)[row];
     scale_part(static_cast<const T*>(e.grad) + begin, count, scaling_for(norm, Work<T>(1)), z);
     uint8_t* out = kBits == 4 ? codes : e.codes + begin;
-    each_element(count, [&](int i) {
-      out[i] = uint8_t(exponential_of<kMantissa>(z[i], powers, 1u << (kBits - 1), random[i]));
-    });
+    each_element(
+        count, [&](int i) { out[i] = uint8_t(exponential_of<kMantissa>(z[i], powers, 1u << (kBits - 1), random[i])); });
     if (kBits == 4) pack_codes(e.codes + begin / 2, codes, count);
   });
 }
@@ -105,8 +104,7 @@ template <int kMantissa> void fold(const ExponentialFold& f, int64_t first, int6
         each_element(count, [&](int i) { sums[i] += exponential_value<kMantissa>(codes[i], 0x80, f.headroom); });
     }
     uint8_t* out = f.out + first;
-    each_element(count, [&](int i) {
-      out[i] = uint8_t(exponential_of<kMantissa>(sums[i] * share, powers, 0x80, random[i]));
-    });
+    each_element(count,
+                 [&](int i) { out[i] = uint8_t(exponential_of<kMantissa>(sums[i] * share, powers, 0x80, random[i])); });
   }
 }

@@ -207,8 +207,9 @@ void exponential_fold(const uint8_t* const* parts, int64_t part_count, int64_t c
   const Parts<uint8_t> listed(parts, part_count, launch);
   const bool aligned = has_whole_eights(out) && std::all_of(parts, parts + part_count,
                                                             [](const uint8_t* part) { return has_whole_eights(part); });
-  start(mantissa > 0 ? fold_kernel<kMantissaBits> : fold_kernel<0>, ceil_div(count, int64_t(kPacked)), launch,
-        ExponentialFold{listed.list(), part_count, count, powers_for(8, headroom, mantissa), *key, offset, out, aligned});
+  start(
+      mantissa > 0 ? fold_kernel<kMantissaBits> : fold_kernel<0>, ceil_div(count, int64_t(kPacked)), launch,
+      ExponentialFold{listed.list(), part_count, count, powers_for(8, headroom, mantissa), *key, offset, out, aligned});
 }
 
 void exponential_decode(const ExponentialDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits,

@@ -46,7 +46,8 @@ void exponential(Input& in, Dtype dtype, int64_t count) {
   const Bytes into = in.bytes(code_bytes(bits, count));
   exponential_merge(into.get(), parts[0].get(), into.size, bits, &key, 0, kHere);
   if (bits == 8)
-    exponential_fold(pointers<const uint8_t>(parts).data(), ranks, count, headroom, mantissa, &key, 0, into.get(), kHere);
+    exponential_fold(pointers<const uint8_t>(parts).data(), ranks, count, headroom, mantissa, &key, 0, into.get(),
+                     kHere);
   const ExponentialDecoded tensor{into.get(), norms.get(), count, row, grad.get()};
   exponential_decode(&tensor, 1, dtype, bits, headroom, mantissa, 1.0 / double(ranks), kHere);
   const Bytes x = in.bytes(width(dtype) * count);

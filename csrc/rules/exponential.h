@@ -26,7 +26,8 @@ struct PowersOfTwo {
 HVC_RULE PowersOfTwo powers_for(int bits, int headroom, int mantissa) {
   const int octaves = ((1 << (bits - 1)) - 1 - headroom) >> mantissa;
   const int below = octaves < kExponents ? octaves : kExponents;
-  return {headroom, headroom + (below << mantissa), uint32_t(127 - below) << 23, bit_cast<float>(uint32_t(127 + kDrawBits + below) << 23)};
+  return {headroom, headroom + (below << mantissa), uint32_t(127 - below) << 23,
+          bit_cast<float>(uint32_t(127 + kDrawBits + below) << 23)};
 }
 
 // `z` is x / norm. Adding random bits below those that are kept carries into them with the probability that makes the
@@ -48,8 +49,7 @@ HVC_RULE uint32_t exponential_of(float z, const PowersOfTwo& o, uint32_t sign_bi
 }
 
 // The factor of a code, to be multiplied by 1 / ranks and then by the norm: a subnormal norm loses nothing so.
-template <int kMantissa>
-HVC_RULE float exponential_value(uint32_t code, uint32_t sign_bit, int32_t headroom) {
+template <int kMantissa> HVC_RULE float exponential_value(uint32_t code, uint32_t sign_bit, int32_t headroom) {
   const uint32_t e = code & (sign_bit - 1u);
   const uint32_t bits = (127u << kMantissa) + uint32_t(headroom) - e;
   return bit_cast<float>(e == 0u ? 0u : bits << (23 - kMantissa) | ((code & sign_bit) != 0u ? 0x80000000u : 0u));
