@@ -72,6 +72,10 @@ class ByStep(Codec):
         """Return the step of the first compressed round, where a second moment is held after a warm-up."""
         return int(self.stages[-1][0]) if self.properties().divides != "never" else 0
 
+    def sends_numbers(self, step: int) -> bool:
+        """Return whether the method of a step's stage sends plain numbers: somebody chose it for that."""
+        return isinstance(self.stages[self._stage(step)][1], Dense)
+
     @cached_property
     def _of_stages(self) -> list[Properties]:
         return [codec.properties() for _, codec in self.stages]

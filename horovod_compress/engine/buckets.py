@@ -126,7 +126,8 @@ class Rounds:
         return make_round(self._memory, codec, label, self._memory.payload, kept, exact=isinstance(codec, Dense))
 
     def _make_methodless(self, kind: Kind) -> None:
-        self._methodless = {other: known for other, known in self._methodless.items() if other == "plain"}
+        before = self._methodless  # what is queued may still use them
+        self._methodless = {other: known for other, known in before.items() if other == "plain"}
         memory, codec = self._memory, without_method(kind, self._memory.bucket, self._memory.site.choose)
         payload = memory.payload_that_holds(codec)
         self._methodless[kind] = make_round(memory, codec, codec.name, payload, {}, exact=True)
@@ -136,7 +137,7 @@ class Rounds:
         """Return the round of a step."""
         if self._always_plain or self._nothing_waits:
             return self._methodless["plain"]
-        if self.next.kind in METHODLESS and not (self.next.kind == "short" and self._begins_with_numbers(step)):
+        if self.next.kind in METHODLESS and not (self.next.kind == "short" and self._sends_numbers(step)):
             return self._methodless[self.next.kind]
         last = self._last
         if last is None or last[0] != step:
@@ -145,10 +146,9 @@ class Rounds:
             last = self._last = step, self.kinds[codec]
         return last[1]
 
-    def _begins_with_numbers(self, step: int) -> bool:
-        """Return whether the method sends numbers in this step since somebody wanted it to begin so."""
-        codec = self._codec
-        return isinstance(codec, ByStep) and step < codec.exact_until() and isinstance(codec.for_step(step), Dense)
+    def _sends_numbers(self, step: int) -> bool:
+        """Return whether somebody chose plain numbers for this step."""
+        return isinstance(self._codec, ByStep) and self._codec.sends_numbers(step)
 
     def choose(self, coming: Next) -> None:
         """Choose what the coming steps exchange; between two steps, on every rank alike."""

@@ -294,9 +294,9 @@ def metrics_of(stats: Mapping[str, Any], window: Window) -> Iterator[Metric]:
 
     busy, hidden = stats["overlap_seconds"]["busy"], stats["overlap_seconds"]["hidden"]
     yield one("steps_total", "counter", "Steps exchanged by this process.", stats["steps"])
-    yield one("exact_steps_total", "counter", "Steps in which nothing was compressed.", stats["exact_steps"])
+    yield one("exact_steps_total", "counter", "Steps in which nothing went through the method.", stats["exact_steps"])
     yield one("sent_bytes_total", "counter", "Bytes sent to other ranks, headers included.", stats["bytes_sent"])
-    yield one("exact_bytes_total", "counter", "Of these, gradients as plain numbers.", stats["bytes_exact"])
+    yield one("exact_bytes_total", "counter", "Of these, gradients as numbers.", stats["bytes_exact"])
     yield one("compressed_bytes_total", "counter", "Of these, compressed gradients.", stats["bytes_compressed"])
     yield one("dense_bytes_total", "counter", "Bytes a float32 ring would have sent.", stats["bytes_dense"])
     yield one("exchange_seconds_total", "counter", "Time in which gradients were exchanged.", busy)

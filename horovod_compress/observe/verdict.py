@@ -26,7 +26,10 @@ from .metrics import Metrics, Overlap
 #: The first steps open connections and fill caches: they are not looked at.
 FIRST = 3
 #: How many steps of each kind it takes to compare them, and how many of the last ones are kept.
-LEAST, KEPT = 4, 200
+LEAST, KEPT = 3, 200
+#: Exact steps show nothing if they send less than this part of float32: coding weighs as much in them as bytes do, and
+#: what they take would be extrapolated to four times as many.
+SHOWS = 1 / 3
 #: Numbers of two types differ by more than this part in length, and steps of one by less.
 ALIKE = 0.75
 #: A saving below this part of a step is none.
@@ -157,6 +160,8 @@ def saving(metrics: Metrics, pace: Pace) -> str:
     if exact.sent <= compressed.sent:
         return "exact steps send no more bytes than compressed ones"
     dense = metrics.bytes_dense / metrics.steps
+    if exact.sent < SHOWS * dense:
+        return "no exact step sent enough to show what compression saves: hvd-compress headroom measures it"
     slope = (dense - compressed.sent) / (exact.sent - compressed.sent)
     saved, error = slope * (exact.waits - compressed.waits), slope * (exact.error**2 + compressed.error**2) ** 0.5
     least = SMALL * compressed.seconds

@@ -51,15 +51,18 @@ def test_they_are_short_where_owners_average(exchange: str) -> None:
 @pytest.mark.parametrize(
     ("method", "options", "due"),
     [
-        ("marsit", {"warmup_steps": 3}, LATER),  # of full precision, so its number was chosen
+        ("signsgd", {}, SHORT),  # the control: nobody chose a number
+        ("marsit", {"warmup_steps": 3}, LATER),
         (by_step({0: "none", 4: "marsit"}), {}, LATER),
-        ("signsgd", {}, SHORT),
     ],
 )
 def test_rounds_that_somebody_asked_for_are_not(method: Any, options: dict[str, Any], due: str) -> None:
     with team(method, **options) as ranks:
         assert exchanged(ranks, 4) == [due] * 4
-    with Team("marsit", 2, 4, 5, tensors=TENSORS) as ranks:  # by attach(warmup_steps=4)
+
+
+def test_rounds_that_attach_asks_for_are_not() -> None:
+    with Team("marsit", 2, 4, 5, tensors=TENSORS) as ranks:
         assert exchanged(ranks, 6) == [LATER] * 5 + ["marsit"]
 
 
@@ -88,6 +91,10 @@ def test_only_float64_is_left_as_it_is(dtype: str) -> None:
             assert all_same(fleet.step(random_grads(2, tensors)))
 
 
+def _stage_of(step: int) -> str:
+    return "early" if step < 2 else "late"
+
+
 def test_a_bucket_whose_method_sends_numbers_keeps_them() -> None:
     """Beside momentum: small tensors, patterns, and the plain beginning of a schedule by step."""
     small = {"min_elements": 100}
@@ -96,6 +103,10 @@ def test_a_bucket_whose_method_sends_numbers_keeps_them() -> None:
         (per_layer({"weight": "marsit", "*": "none"}), {"schedule": "layerwise"}, ["none", SHORT], 0),
         (by_step({0: "none", 2: "marsit"}), {"schedule": "single"}, ["full precision"], 0),
         (by_step({0: "none", 2: "marsit"}), {"schedule": "single"}, [SHORT], 2),
+        (by_step({0: "none", 2: "topk", 4: "marsit"}), {"schedule": "single"}, ["full precision"], 0),
+        (by_step({0: "none", 2: "topk", 4: "marsit"}), {"schedule": "single"}, [SHORT], 2),
+        (by_step(_stage_of, {"early": "none", "late": "marsit"}), {"schedule": "single"}, ["full precision"], 1),
+        (by_step(_stage_of, {"early": "none", "late": "marsit"}), {"schedule": "single"}, [SHORT], 2),
     ]
     for method, options, due, at in cases:
         with Fleet(2, TENSORS, method, verify_every=0, **options) as fleet:
@@ -130,14 +141,15 @@ def test_norms_are_measured_behind_them_and_not_in_them() -> None:
             assert metrics.exact_steps == 8 and float(size / due) == pytest.approx(1.0, abs=0.2)
 
 
-def test_small_elements_beside_a_huge_one_are_not_left_out_for_ever() -> None:
-    """Below 2^-31 of the largest in its bucket, an element is 0 or that, at random: right on average."""
+def test_small_elements_beside_a_huge_one_are_right_on_average_and_delivered() -> None:
+    """Below 2^-31 of the largest in its bucket, an element is 0 or that, at random; the next exact round sends all."""
     weight = torch.full((24, 64), 2.0**-33)
     weight[0, 0] = 1.0
     grads = [{"weight": weight.clone(), "bias": torch.ones(48)} for _ in range(2)]
-    start = None
     with team() as ranks:
+        start, found = ranks.weights()["weight"], []
         for _ in range(20):
-            ranks.step([{name: grad.clone() for name, grad in mine.items()} for mine in grads])
-            start = start if start is not None else ranks.weights()["weight"]
+            results = ranks.step([{name: grad.clone() for name, grad in mine.items()} for mine in grads])
+            found.append(float(results[0]["weight"].view(-1)[1:].mean()) * 2.0**33)
+        assert sum(found[:6]) / 6 == pytest.approx(1.0, abs=0.2)
         assert bool((ranks.weights()["weight"] != start).all())

@@ -33,13 +33,14 @@ class Job:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, waits: Callable[[bool, int], float]) -> None:
         self.metrics, self.overlap, self.now, self._waits = Metrics(), Overlap(), 0.0, waits
         self.pace = verdict.Pace(self.metrics, self.overlap)
+        self.exact_bytes: Callable[[int], int] = lambda step: EXACT
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
     def run(self, steps: int, is_exact: Callable[[int], bool] = first_ten) -> Job:
         for step in range(self.metrics.steps, self.metrics.steps + steps):
             self.pace.begin_step()
             exact = is_exact(step)
-            self.metrics.sent(EXACT if exact else COMPRESSED, exact=exact)
+            self.metrics.sent(self.exact_bytes(step) if exact else COMPRESSED, exact=exact)
             self.metrics.bytes_dense += DENSE
             self.metrics.end_step()
             self.overlap.offered(step)
@@ -135,6 +136,19 @@ def test_where_nothing_shows_what_is_saved_nothing_is_claimed(
     steps: int, is_exact: Callable[[int], bool], ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert Job(monkeypatch, link(1000.0)).run(steps, is_exact).said().endswith(ends)
+
+
+def test_short_exact_steps_show_nothing_and_the_longest_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 8 bits take long to code: by them, a network that costs nothing would be slow."""
+    job = Job(monkeypatch, lambda exact, step: 0.02 + 0.02 * (exact and step < 10))
+    job.exact_bytes = lambda step: DENSE // 4 if step < 10 else EXACT
+    assert (
+        job.run(100)
+        .said()
+        .endswith("no exact step sent enough to show what compression saves: hvd-compress headroom measures it")
+    )
+    assert job.metrics.exact_steps == 11  # the control: many were short, and one was long
+    assert "does not need compression" in job.run(150).said()
 
 
 def test_before_the_first_step_there_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ Adam divides by the root of a running mean of squares. Compressed gradients carr
 code rounds off, and both enter that mean as if they were gradient: the steps become smaller, and differ from element
 to element. Here the second moment moves in exact rounds only, which are few, and is held in between:
 
-    exact round    r = mean of the ranks' gradients, in bfloat16;  V = b2^n V + (1 - b2^n) r^2, n steps since the last
+    exact round    r = the ranks' mean gradient, in 16 or 8 bits;  V = b2^n V + (1 - b2^n) r^2, n steps since the last
     other rounds   r = d * decode(encode(gradient / d)),  d = sqrt(V / (1 - b2^s)) + eps, at least a tenth of its row's
 
 Where r is far larger than usual, V takes it in there too: see :mod:`.surges`. What V is and how torch's own step comes

@@ -82,7 +82,7 @@ class ExactRounds:
 
     def __str__(self) -> str:
         grows = "up to " if self.growth else ""
-        short = f" ({self.short} in 8 bits)" if self.short else ""
+        short = f" (8 bits will do for {self.short})" if self.short else ""
         return f"warmup_steps={self.warmup}{short} and rebuild_every={grows}{self.every}"
 
     def in_words(self) -> str:
