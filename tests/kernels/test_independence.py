@@ -144,7 +144,7 @@ def _quantise(dtype: torch.dtype, count: int, bits: int, norm: int) -> str:
     ops.exponential_fold(codes, codes[0], KEY, headroom=2, offset=6)
     small, rule = poison(count, torch.uint8), {"headroom": 1, "mantissa": 2, "offset": 6}
     single.exponential_encode(grad, moments[0], max(count, 1), small, KEY, bits=8, **rule)
-    ops.exponential_fold([small, *codes[1:]], codes[1], KEY, **rule)
+    ops.exponential_fold([small[: codes[1].numel()], *codes[1:]], codes[1], KEY, **rule)
     return _digest([*parts, *coded, *decoded, *moments, *codes[:2], small], *map(int, bad))
 
 
