@@ -11,7 +11,7 @@ Both directions are compressed, without residual: both roundings are unbiased. N
 of its own before the payload's, so that exponents need 7 bits and no number overflows.
 
 With a mantissa of 2 bits the levels are 1, 1.25, 1.5 and 1.75 times each power of two, down to 2^-31 N: floating-point
-numbers of 8 bits, as E5M2 of Micikevicius et al., arXiv:2209.05433. Exact rounds are exchanged so.
+numbers of 8 bits like E5M2 of Micikevicius et al., arXiv:2209.05433. The first exact rounds of other methods send them.
 """
 
 from __future__ import annotations

@@ -126,12 +126,11 @@ class Rounds:
         return make_round(self._memory, codec, label, self._memory.payload, kept, exact=isinstance(codec, Dense))
 
     def _make_methodless(self, kind: Kind) -> None:
-        before = self._methodless  # what is queued may still use them
-        self._methodless = {other: known for other, known in before.items() if other == "plain"}
         memory, codec = self._memory, without_method(kind, self._memory.bucket, self._memory.site.choose)
-        payload = memory.payload_that_holds(codec)
-        self._methodless[kind] = make_round(memory, codec, codec.name, payload, {}, exact=True)
-        memory.site.device.synchronize()  # between two steps nothing is under way
+        made = make_round(memory, codec, codec.name, memory.payload_that_holds(codec), {}, exact=True)
+        memory.site.device.synchronize()  # what is queued may still use the others; between two steps nothing comes
+        plain = {other: known for other, known in self._methodless.items() if other == "plain"}
+        self._methodless = plain | {kind: made}
 
     def at(self, step: int) -> Round:
         """Return the round of a step."""
@@ -156,9 +155,9 @@ class Rounds:
             return  # a second moment that is held is nothing to this method
         if coming.kind == "short" and all(isinstance(kind, Dense) for kind in self.kinds):
             coming = Next()  # its rounds are as exact as somebody wanted them
-        self.next, self._last = coming, None
         if coming.kind in METHODLESS and not (self._always_plain or coming.kind in self._methodless):
             self._make_methodless(coming.kind)
+        self.next, self._last = coming, None
 
     def zero_groups(self) -> dict[str, int]:
         """Return, by tensor, which zeros stay zeros in the compressed rounds; see ``Layout.zero_groups``."""
