@@ -85,7 +85,7 @@ def distributed(chosen: Namespace, model: nn.Module, compression: Any) -> Any:
 
     options = {
         "second_moment": chosen.second_moment,
-        "warmup_steps": chosen.exact_steps,
+        **({"warmup_steps": chosen.exact_steps} if chosen.exact_steps else {}),
         "outer_optimizer": chosen.outer_options,
         "warmup_exchanges": chosen.warmup_exchanges,
         "overlap": chosen.overlap,

@@ -49,8 +49,6 @@ def parse(arguments: list[str] | None = None, quiet: bool = False) -> argparse.N
         chosen.eval_every = max(1, chosen.steps // 10)
     chosen.options = _method_options(chosen)
     _settle_local_steps(chosen)
-    if chosen.exact_steps is None and (chosen.update_mode or "total_steps" not in chosen.options):
-        chosen.exact_steps = 30
     if not (chosen.attach or chosen.update_mode) and chosen.second_moment != "auto":
         raise UsageError("--second-moment is an option of attach() and of update mode: leave out --no-attach")
     if chosen.lr_schedule != "constant" and (chosen.save or chosen.load):
@@ -148,7 +146,7 @@ def _add_method(group: Any) -> None:
     group.add_argument(
         "--exact-steps",
         type=positive(int),
-        help="exact rounds at the start, with a shared second moment (default: 30, or what total_steps= gives)",
+        help="exact rounds at the start, with a shared second moment (default: the package's own)",
     )
 
 

@@ -8,7 +8,9 @@ two kinds of step can be compared where the job runs:
 
 Exact rounds often send bfloat16, half of what float32 takes, and the first ones 8 bits; hence the straight line through
 the two kinds, which is longer from shorter rounds: the longest count, once there are enough. What waits for a slower
-rank is in t as well. It varies most, and so the lower quartile of the steps stands for each kind.
+rank is in t as well. It varies most, and so the lower quartile of the steps stands for each kind. Of exact steps there
+are few: whether they wait longer, and not by chance, is told by ranks (Mann and Whitney 1947), which no single slow
+step sways.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import ceil
 from operator import itemgetter
 from statistics import mean, median
 
@@ -34,18 +35,31 @@ SHOWS = 1 / 3
 ALIKE = 0.75
 #: A saving below this part of a step is none.
 SMALL = 0.03
+#: Standard deviations by which exact steps must stand above compressed ones: chance does so twice in a hundred jobs.
+CLEAR = 2.0
 #: So many steps ahead are looked at one by one; after these, exact rounds come at the same distances.
 AHEAD = 10_000
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Steps of one kind: seconds of a step, those that training waits, how far to trust these, and bytes sent."""
+    """Steps of one kind: seconds of a step, those that training waits in each, and bytes sent."""
 
     seconds: float
-    waits: float
-    error: float
+    each: tuple[float, ...]
     sent: float
+
+    @property
+    def waits(self) -> float:
+        """Seconds that training waits where nothing is slow, the lower quartile."""
+        return sorted(self.each)[len(self.each) // 4]
+
+    def clearly_above(self, other: StepTimes) -> bool:
+        """Return whether training waits longer in these steps, and not by chance: the test of Mann and Whitney."""
+        count, others = len(self.each), len(other.each)
+        above = sum((one > two) + 0.5 * (one == two) for one in self.each for two in other.each)
+        pairs = count * others
+        return above - pairs / 2 > CLEAR * (pairs * (count + others + 1) / 12) ** 0.5
 
 
 class Pace:
@@ -85,7 +99,7 @@ class Pace:
         if len(steps) < LEAST:
             return None
         seconds, waits, sent = zip(*steps, strict=True)
-        return StepTimes(median(seconds), *_lower_quartile(waits), median(sent))
+        return StepTimes(median(seconds), waits, median(sent))
 
 
 def _longest(steps: Iterable[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
@@ -96,14 +110,6 @@ def _longest(steps: Iterable[tuple[float, float, int]]) -> list[tuple[float, flo
         found = [step for step in rest if step[2] > ALIKE * rest[0][2]]
         rest = rest[len(found) :]
     return found
-
-
-def _lower_quartile(values: tuple[float, ...]) -> tuple[float, float]:
-    """Return the lower quartile and its standard error, from the values as far beside it as its place is uncertain."""
-    ordered, place = sorted(values), len(values) / 4
-    beside = (len(values) * 3 / 16) ** 0.5
-    low, high = max(0, int(place - beside)), min(len(values) - 1, ceil(place + beside))
-    return ordered[int(place)], (ordered[high] - ordered[low]) / 2
 
 
 def in_words(metrics: Metrics, pace: Pace, is_exact: Callable[[int], bool], step: int, total: int | None) -> str:
@@ -163,10 +169,9 @@ def saving(metrics: Metrics, pace: Pace) -> str:
     if exact.sent < SHOWS * dense:
         return "no exact step sent enough to show what compression saves: hvd-compress headroom measures it"
     slope = (dense - compressed.sent) / (exact.sent - compressed.sent)
-    saved, error = slope * (exact.waits - compressed.waits), slope * (exact.error**2 + compressed.error**2) ** 0.5
-    least = SMALL * compressed.seconds
+    saved, least = slope * (exact.waits - compressed.waits), SMALL * compressed.seconds
     waits = f"training waits {compressed.waits:.2g} s a step for compressed gradients"
-    if saved > max(least, 2 * error):
+    if saved > least and exact.clearly_above(compressed):
         return f"saves about {saved:.2g} s of each step: {waits}, about {compressed.waits + saved:.2g} s for float32"
     if saved > least:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 
@@ -91,6 +92,19 @@ def test_the_first_steps_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
 def test_noise_is_no_saving(monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = Job(monkeypatch, lambda exact, step: 0.1 + 0.09 * ((step * 7919) % 13) / 13 + 0.005 * exact).run(100).said()
     assert "saves" not in noisy
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_chance_saves_nothing(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 jobs whose few exact steps wait as long as the others, in each step by chance; and where they do not."""
+    rng = random.Random(1)
+    wrong = 0
+    for _ in range(200):
+        job = Job(monkeypatch, lambda exact, step: 0.05 * rng.lognormvariate(0, 0.5) * (6 if exact and apart else 1))
+        wrong += (
+            "saves about" in job.run(100, is_exact=lambda step: step < 2 or step in (20, 26, 34, 45, 59, 78)).said()
+        )
+    assert wrong > 190 if apart else wrong <= 8
 
 
 def test_the_ratio_that_is_expected_is_the_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
