@@ -144,6 +144,14 @@ def test_options_are_read_as_what_they_look_like(examples: None, text: str, valu
     assert type(value_of(text)) is type(value)
 
 
+@pytest.mark.parametrize("mode", [["--method", "marsit"], ["--method", "marsit", "--update-mode"]])
+def test_exact_steps_are_the_packages_own_unless_a_number_is_given(examples: None, mode: list[str]) -> None:
+    from options import parse
+
+    assert parse(mode).exact_steps is None
+    assert parse([*mode, "--exact-steps", "7"]).exact_steps == 7
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
