@@ -30,11 +30,11 @@ class Run:
         self.compression = made
 
     def to(self, step: int) -> list[bool]:
-        """Train up to a step; return of each step on the way whether it was exact."""
+        """Train up to a step; return of each step on the way whether it was one of the exact first."""
         exact, reducer = [], self.compression._session.reducer
         for number in range(reducer.next_step(), step):
             train(self.model, self.optimizer, [number])
-            exact.append(all(state.round(number).exact for state in reducer.buckets))
+            exact.append(all(state.rounds.next.kind == "short" for state in reducer.buckets))
         return exact
 
     def state(self) -> dict[str, Any]:
