@@ -25,6 +25,12 @@ def test_it_is_held_on_both_paths_unless_somebody_asks_for_the_optimizer_s_own(f
         assert set(case["ranks"]) == {case["stock"]}
 
 
+def test_the_state_may_be_broadcast_before_attach_or_after_it(found) -> None:
+    for report in found:
+        before, after, never = report["broadcast"]
+        assert before == after != never  # Adam counts the step that Horovod makes
+
+
 def test_resume_is_exact(found) -> None:
     assert all(report["resumed"] == [True, True, False] for report in found)
 

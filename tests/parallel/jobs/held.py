@@ -60,6 +60,22 @@ def paths() -> dict[str, Any]:
     return found | {"ranks": gathered(found["stock"]), "tensors": len(list(net().parameters()))}
 
 
+def broadcast() -> list[str]:
+    """Horovod makes a new optimizer's state by a step with gradients of zeros: before attach(), after it, and never."""
+    found = []
+    for order in ("before", "after", "never"):
+        model = net()
+        optimizer, compression = made(model, attach=FEW if order == "after" else None)
+        if order != "never":
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        if order != "after":
+            compression.attach(optimizer, **FEW)
+        train(model, optimizer, range(12))
+        found.append(digest(model.parameters()))
+        compression.close()
+    return found
+
+
 def resumed() -> list[bool]:
     """Loaded before or after attach(): equal bits; without what is held another run, the control."""
     model = net()
@@ -234,6 +250,7 @@ def twice(attach: Any) -> str:
 
 check("paths", paths)
 check("momentum twice", lambda: [twice(None), twice({})])
+check("broadcast", broadcast)
 check("resumed", resumed)
 check("resumed on both paths", resumed_on_both_paths)
 check("clipped", clipped)
