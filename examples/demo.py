@@ -33,7 +33,7 @@ TRAIN = ROOT / "examples" / "train.py"
 TASK, RANKS, RATE = "text", 2, "100mbit"
 METHODS = ("horovod-none", "fp16", "global_qsgd", "marsit")  # the first is what the others are compared with
 STEPS, QUICK_STEPS = 100, 10
-# The best one without compression. At the task's usual 1e-3, so few steps end up to 5 % apart for rounding alone.
+# The best of four without compression, on average over four seeds: docs/benchmarks.md.
 LEARNING_RATE = 7e-4
 EVALUATIONS = 10
 LIMIT = 400.0  # seconds of wall clock for one method, starting Horovod included

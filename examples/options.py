@@ -146,7 +146,7 @@ def _add_method(group: Any) -> None:
     group.add_argument(
         "--exact-steps",
         type=positive(int),
-        help="exact rounds at the start, with a shared second moment (default: the package's own)",
+        help="exact rounds at the start, with a shared second moment (default: what the package chooses)",
     )
 
 

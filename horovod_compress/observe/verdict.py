@@ -9,8 +9,8 @@ two kinds of step can be compared where the job runs:
 Exact rounds often send bfloat16, half of what float32 takes, and the first ones 8 bits; hence the straight line through
 the two kinds, which is longer from shorter rounds: the longest count, once there are enough. What waits for a slower
 rank is in t as well. It varies most, and so the lower quartile of the steps stands for each kind. Of exact steps there
-are few: whether they wait longer, and not by chance, is told by ranks (Mann and Whitney 1947), which no single slow
-step sways.
+are few: whether they wait longer, and not by chance, is told by the order of all these times (the test of Mann and
+Whitney, 1947), which no single slow step sways.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ SHOWS = 1 / 3
 ALIKE = 0.75
 #: A saving below this part of a step is none.
 SMALL = 0.03
-#: Standard deviations by which exact steps must stand above compressed ones: chance does so twice in a hundred jobs.
+#: Standard deviations by which exact steps must stand above compressed ones. Chance does so in two of a hundred jobs if
+#: steps are independent; in more of them if all exact steps come first.
 CLEAR = 2.0
 #: So many steps ahead are looked at one by one; after these, exact rounds come at the same distances.
 AHEAD = 10_000
@@ -43,23 +44,23 @@ AHEAD = 10_000
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Steps of one kind: seconds of a step, those that training waits in each, and bytes sent."""
+    """Steps of one kind: seconds of a step, those that training waits in each of them, and bytes sent."""
 
     seconds: float
-    each: tuple[float, ...]
+    all_waits: tuple[float, ...]
     sent: float
 
     @property
     def waits(self) -> float:
         """Seconds that training waits where nothing is slow, the lower quartile."""
-        return sorted(self.each)[len(self.each) // 4]
+        return sorted(self.all_waits)[len(self.all_waits) // 4]
 
     def clearly_above(self, other: StepTimes) -> bool:
         """Return whether training waits longer in these steps, and not by chance: the test of Mann and Whitney."""
-        count, others = len(self.each), len(other.each)
-        above = sum((one > two) + 0.5 * (one == two) for one in self.each for two in other.each)
-        pairs = count * others
-        return above - pairs / 2 > CLEAR * (pairs * (count + others + 1) / 12) ** 0.5
+        mine, theirs = self.all_waits, other.all_waits
+        above = sum((one > two) + 0.5 * (one == two) for one in mine for two in theirs)
+        pairs = len(mine) * len(theirs)
+        return above - pairs / 2 > CLEAR * (pairs * (len(mine) + len(theirs) + 1) / 12) ** 0.5
 
 
 class Pace:

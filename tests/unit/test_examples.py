@@ -144,12 +144,21 @@ def test_options_are_read_as_what_they_look_like(examples: None, text: str, valu
     assert type(value_of(text)) is type(value)
 
 
-@pytest.mark.parametrize("mode", [["--method", "marsit"], ["--method", "marsit", "--update-mode"]])
-def test_exact_steps_are_the_packages_own_unless_a_number_is_given(examples: None, mode: list[str]) -> None:
+@pytest.mark.parametrize("given", [[], ["--exact-steps", "7"]])
+def test_exact_steps_are_what_the_package_chooses_unless_a_number_is_given(
+    examples: None, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    pytest.importorskip("horovod.torch")
+    import build
     from options import parse
 
-    assert parse(mode).exact_steps is None
-    assert parse([*mode, "--exact-steps", "7"]).exact_steps == 7
+    import horovod_compress.torch as hvc
+
+    assert parse(["--method", "marsit", *given]).exact_steps == (7 if given else None)
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(hvc, "DistributedUpdateOptimizer", lambda *parts, **options: asked.update(options))
+    build.distributed(parse(["--method", "marsit", "--update-mode", *given]), torch.nn.Linear(2, 2), None)
+    assert asked.get("warmup_steps", "unsaid") == (7 if given else "unsaid")
 
 
 @pytest.mark.parametrize(

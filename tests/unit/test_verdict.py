@@ -95,16 +95,31 @@ def test_noise_is_no_saving(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_chance_saves_nothing(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 200 jobs whose few exact steps wait as long as the others, in each step by chance; and where they do not."""
+def test_a_saving_is_said_where_steps_differ_and_not_by_chance(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 jobs in which the few exact steps wait as long as the others, or twice as long, and all vary by half."""
     rng = random.Random(1)
-    wrong = 0
+    saves = 0
     for _ in range(200):
-        job = Job(monkeypatch, lambda exact, step: 0.05 * rng.lognormvariate(0, 0.5) * (6 if exact and apart else 1))
-        wrong += (
-            "saves about" in job.run(100, is_exact=lambda step: step < 2 or step in (20, 26, 34, 45, 59, 78)).said()
-        )
-    assert wrong > 190 if apart else wrong <= 8
+        job = Job(monkeypatch, lambda exact, step: 0.05 * rng.lognormvariate(0, 0.5) * (2 if exact and apart else 1))
+        job.run(100, is_exact=lambda step: step < 2 or step in (20, 26, 34, 45, 59, 78))
+        saves += "saves about" in job.said()
+    assert saves > 150 if apart else saves <= 8
+
+
+@pytest.mark.parametrize(
+    ("exact", "compressed", "clearly"),
+    [
+        ([1.0] * 5, [1.0] * 50, False),
+        ([2.0] * 3, [1.0] * 50, True),
+        ([2.0] * 3, [1.0] * 3, False),
+        ([1.0, 1.0, 1e6], [1.0] * 50, False),
+        ([1.0, 2.0, 3.0, 4.0], [1.5, 2.5, 3.5], False),
+        ([1.0] * 50, [2.0] * 3, False),
+    ],
+)
+def test_what_is_clearly_above(exact: list[float], compressed: list[float], clearly: bool) -> None:
+    above = verdict.StepTimes(1.0, tuple(exact), 1.0).clearly_above(verdict.StepTimes(1.0, tuple(compressed), 1.0))
+    assert above is clearly
 
 
 def test_the_ratio_that_is_expected_is_the_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
