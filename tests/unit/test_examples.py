@@ -150,9 +150,8 @@ def test_exact_steps_are_what_the_package_chooses_unless_a_number_is_given(
 ) -> None:
     pytest.importorskip("horovod.torch")
     import build
-    from options import parse
-
     import horovod_compress.torch as hvc
+    from options import parse
 
     assert parse(["--method", "marsit", *given]).exact_steps == (7 if given else None)
     asked: dict[str, object] = {}
