@@ -6,8 +6,10 @@ A compression that no state has belongs to one run of Horovod, and says so once 
 from __future__ import annotations
 
 import math
+import random
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,75 @@ def test_nothing_is_lost_with_a_rank_of_which_there_is_a_copy(tmp_path: Path, af
     for number, asked in enumerate(trained):
         assert apart(job, number) < ROUNDING * (10 if asked.get("sum") else 1), (asked, job.ends)
         assert all(end["trained"][number]["stats"]["residual_lost"] == 0 for end in job.ends)
+
+
+def random_kills(generator: random.Random, world: int) -> list[dict[str, Any]]:
+    """Return five deaths at random points: in steps or commits, and two of them in the recovery from the one before.
+
+    Those two are of no neighbour of the rank before, which may have the only copy of what waited there.
+    """
+    kills, rank = [], 0
+    for when in ("step", "restore", "step", "sync", "step"):
+        if when == "step":
+            rank, after = generator.randrange(world), generator.uniform(0, 1)
+        else:
+            rank, after = (rank + generator.randrange(2, world - 1)) % world, generator.uniform(0, 2.5)
+            world -= 2
+        kills.append({"rank": rank, "when": when, "after": after})
+    return kills
+
+
+def check_begins(job: ElasticJob, every: int) -> None:
+    """Check that after each reset all ranks had the weights of the last commit, as the new rank 0 had noted them."""
+    begun = defaultdict(set)
+    for notes in job.lives:
+        known, last = {0: notes[0]["weights"]}, 0
+        for note in notes:
+            if note["begins"]:
+                begun[note["step"], note["world"]].add(tuple(note["weights"]))
+                if note["rank"] == 0:  # a death within a commit may be before or after it
+                    assert note["step"] % every == 0 and 0 <= last - note["step"] <= every, (note, last)
+                    assert note["weights"] == known[note["step"]], (note, known)
+            known[note["step"]], last = note["weights"], note["step"]
+    assert all(len(found) == 1 for found in begun.values()), begun
+
+
+def seconds_to_go_on(job: ElasticJob, killed: float) -> float:
+    """Return how long after a death the first rank had made a step among those that were left."""
+    found = (
+        after["at"]
+        for notes in job.lives
+        for before, after in pairwise(notes)
+        if before["begins"] and before["at"] > killed and not after["begins"]
+    )
+    return min(found) - killed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ranks_are_killed_at_random_points(tmp_path: Path, seed: int, copies: bool) -> None:
+    """Five of seven ranks, one after the other; the others go on at the last commit, and lose nothing with copies."""
+    trained = [
+        *of("marsit", "topk", "powersgd"), *of("marsit", "topk", path="stock"),
+        *of("topk", path="update", updates={"communication_delay": 2}),
+    ]  # fmt: skip
+    kills = random_kills(random.Random(2 * seed + copies), len(HOSTS))
+    job = run_elastic(
+        tmp_path, JOBS / "resized.py", [f"{host}:1" for host in HOSTS], 450, {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"},
+        trained=trained, steps=10, commit_every=2, copies=copies, kills=kills,
+    )  # fmt: skip
+    check(job, len(HOSTS) - len(kills), trained)
+    check_begins(job, 2)
+    killed = [float((tmp_path / f"killed.{number}").read_text()) for number in range(len(kills))]
+    assert max(seconds_to_go_on(job, at) for at in killed) < 60, (killed, job.lives)
+    assert copies == ("are gone" not in job.output), job.output
+    for number, asked in enumerate(trained):
+        for stats in (end["trained"][number]["stats"] for end in job.ends):
+            assert (stats["residual_lost"] == 0) if copies else (1 < stats["residual_lost"] < math.inf), stats
+        if copies and asked["method"] in CONSERVE:
+            assert apart(job, number) < 10 * ROUNDING, (asked, job.ends)
 
 
 @pytest.mark.timeout(200)

@@ -21,7 +21,8 @@ from typing import Any
 from .jobs import ROOT, kill_marked
 
 #: Names of this machine, each of which Horovod takes for a host: where a rank fails, its host is given up whole.
-HOSTS = ("localhost", "127.0.0.1", socket.gethostname(), socket.gethostbyname(socket.gethostname()))
+#: The last four are ways to write 127.0.0.1.
+HOSTS = ("localhost", "127.0.0.1", socket.gethostname(), "127.1", "127.0.1", "127.00.1", "127.0.00.1")
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ class ElasticJob:
         status: the exit status of the launcher, None if the bound of time had to end it.
         ends: what each rank reported that came to its end.
         steps: what each process has noted of its steps.
+        lives: the same, and of the states in which it began to train, at first and after each reset.
     """
 
     status: int | None
     output: str
     ends: list[dict[str, Any]]
     steps: list[list[dict[str, Any]]]
+    lives: list[list[dict[str, Any]]]
 
 
 def run_elastic(
@@ -78,8 +81,9 @@ def run_elastic(
             kill_marked(mark)
             process.wait(10)
     ends = [json.loads(path.read_text()) for path in sorted(folder.glob("end.*"))]
-    steps = [[json.loads(line) for line in path.read_text().splitlines()] for path in sorted(folder.glob("steps.*"))]
-    return ElasticJob(status, (folder / "output").read_text(errors="replace"), ends, steps)
+    lives = [[json.loads(line) for line in path.read_text().splitlines()] for path in sorted(folder.glob("steps.*"))]
+    steps = [[note for note in notes if not note["begins"]] for notes in lives]
+    return ElasticJob(status, (folder / "output").read_text(errors="replace"), ends, steps, lives)
 
 
 def _await(process: subprocess.Popen[bytes], folder: Path, seconds: float) -> int | None:

@@ -6,6 +6,7 @@ they have lost is the sum of all results.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -13,11 +14,13 @@ import signal
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
 import torch
+from horovod.torch import elastic
 from torch import Tensor
 
 import horovod_compress.torch as hvc
@@ -28,6 +31,8 @@ folder = Path(os.environ["HVC_TEST_FOLDER"])
 PAUSE = 0.05
 #: For so long ranks wait for word of other hosts.
 PATIENCE = 60.0
+#: After a death or start, before the next rank is killed.
+STEPS_BETWEEN = 3
 
 
 def fresh() -> torch.nn.Module:
@@ -104,9 +109,9 @@ def host() -> str:
     return f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
 
 
-def note(state: Any) -> None:
+def note(state: Any, *, begins: bool = False) -> None:
     with (folder / f"steps.{os.getpid()}").open("a") as notes:
-        line = {"step": state.batch, "world": hvd.size(), "rank": hvd.rank(), "at": time.time()}
+        line = {"step": state.batch, "world": hvd.size(), "rank": hvd.rank(), "at": time.time(), "begins": begins}
         notes.write(json.dumps(line | {"weights": [each.hash() for each in trained]}) + "\n")
 
 
@@ -141,8 +146,11 @@ def commit(state: Any) -> None:
 
 @hvd.elastic.run
 def train(state: Any) -> None:
-    while state.batch < case["steps"]:
+    note(state, begins=True)
+    kills.begins(state.batch)
+    while state.batch < case["steps"] or kills.pending(state.batch):
         change_hosts(state)
+        kills.step(state.batch)
         grads, mean = grads_of(state.batch, hvd.rank()), mean_of(state.batch, hvd.size())
         for each in trained:
             each.step(grads)
@@ -167,6 +175,69 @@ def plant(inside: str, step: int) -> None:
     setattr(Resets, inside, die)
 
 
+class Kills:
+    """Lets ranks die one after the other, each some time after a moment in a step or in a recovery.
+
+    Args:
+        due: of each its rank, when ("step", a few steps after ranks began to train; "restore", as it learns of the
+            death before; "sync", once Horovod has started again), and after how many seconds more.
+    """
+
+    def __init__(self, due: Sequence[dict[str, Any]]) -> None:
+        self._due, self._first_world = due, hvd.size()
+        self._rank = self._begun = 0
+        self._starting = folder / f"starting.{host()}"
+
+    def begins(self, step: int) -> None:
+        self._rank, self._begun = hvd.rank(), step
+
+    def pending(self, step: int) -> bool:
+        """Return whether to go on with training: ranks are still to die, or the last one has only just died."""
+        last_world = self._first_world - len(self._due)
+        return bool(self._due) and (hvd.size() > last_world or step < self._begun + STEPS_BETWEEN)
+
+    def step(self, step: int) -> None:
+        if step >= self._begun + STEPS_BETWEEN:
+            self._arm("step")
+
+    def watch(self, state: Any) -> None:
+        """Note when this rank is in Horovod's start, and let it die in a recovery."""
+        restore, init, sync = state.restore, elastic.init, state.sync
+
+        def arm_then_restore() -> None:
+            self._arm("restore")
+            restore()
+
+        def note_then_init() -> None:
+            self._starting.touch()
+            init()
+
+        def meet_then_sync() -> None:
+            hvd.barrier()  # all have started
+            self._starting.unlink(missing_ok=True)
+            self._arm("sync")
+            sync()
+
+        vars(state).update(restore=arm_then_restore, sync=meet_then_sync)
+        elastic.init = note_then_init
+
+    def _arm(self, when: str) -> None:
+        number = len(list(folder.glob("killed.*")))
+        due = self._due[number] if number < len(self._due) else {}
+        if (due.get("rank"), due.get("when")) == (self._rank, when):
+            with contextlib.suppress(FileExistsError):
+                (folder / f"armed.{number}").touch(exist_ok=False)
+                threading.Timer(due["after"], self._die, [number]).start()
+
+    def _die(self, number: int) -> None:
+        """End this rank, but not while all ranks are in Horovod's start, of which such a death ends all."""
+        while self._starting.exists() and len(list(folder.glob("starting.*"))) + number == self._first_world:
+            time.sleep(0.001)
+        self._starting.unlink(missing_ok=True)
+        (folder / f"killed.{number}").write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 hvd.init()
 logging.basicConfig(level=case.get("log", "WARNING"))
 shapes = dict(fresh().named_parameters())
@@ -179,6 +250,9 @@ for number, each in enumerate(trained):
 state = hvd.elastic.TorchState(batch=0, offered={}, summed={}, **parts)
 if (fault := case.get("fault")) and fault["host"] == host():
     plant(fault["inside"], fault["step"])
+kills = Kills(case.get("kills", []))
+if "kills" in case:
+    kills.watch(state)
 train(state)
 ends = [each.end(state) for each in trained]
 end = {"rank": hvd.rank(), "world": hvd.size(), "step": state.batch, "trained": ends}
