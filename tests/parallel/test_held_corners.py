@@ -44,9 +44,10 @@ def test_in_a_process_set_and_for_sums(found) -> None:
         assert first == third and nothing == [] and first[0] == first[1]
 
 
-@pytest.mark.parametrize(("case", "moves"), [("overflow in an exact step", []), ("overflow elsewhere", [9])])
-def test_a_step_that_overflows_moves_no_second_moment(found, case: str, moves: list[int]) -> None:
-    assert all(report[case]["moved"] == moves for report in found)
+@pytest.mark.parametrize("case", ["overflow in an exact step", "overflow elsewhere"])
+def test_a_step_that_overflows_moves_no_second_moment(found, case: str) -> None:
+    """Step 9 is exact. The exchange after the skipped step is another one for the same step, so step 10 renews it."""
+    assert all(report[case]["moved"] == [10] for report in found)
 
 
 def test_a_layer_that_is_frozen_at_first_learns_later(found) -> None:

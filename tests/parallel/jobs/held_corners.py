@@ -86,7 +86,7 @@ def in_a_process_set() -> dict[str, Any]:
 
 
 def overflowed(at: int) -> dict[str, Any]:
-    """A scaler skips a step; if that was an exact one, the second moment waits for the next."""
+    """A scaler skips a step, the exact one or the one before; the second moment moves with the next that is made."""
     run = Run()
     scaler = run.compression.follow(torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3))
     moments = []
