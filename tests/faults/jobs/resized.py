@@ -31,7 +31,7 @@ folder = Path(os.environ["HVC_TEST_FOLDER"])
 PAUSE = 0.05
 #: For so long ranks wait for word of other hosts.
 PATIENCE = 60.0
-#: After a death or start, before the next rank is killed.
+#: So many steps pass after ranks began to train before one is killed in a step.
 STEPS_BETWEEN = 3
 
 
@@ -189,6 +189,7 @@ class Kills:
         self._starting = folder / f"starting.{host()}"
 
     def begins(self, step: int) -> None:
+        self._starting.unlink(missing_ok=True)
         self._rank, self._begun = hvd.rank(), step
 
     def pending(self, step: int) -> bool:
@@ -224,14 +225,18 @@ class Kills:
     def _arm(self, when: str) -> None:
         number = len(list(folder.glob("killed.*")))
         due = self._due[number] if number < len(self._due) else {}
+        if when == "step" and hvd.size() + number != self._first_world:
+            return  # the others have not recovered from the last death yet
         if (due.get("rank"), due.get("when")) == (self._rank, when):
             with contextlib.suppress(FileExistsError):
                 (folder / f"armed.{number}").touch(exist_ok=False)
                 threading.Timer(due["after"], self._die, [number]).start()
 
     def _die(self, number: int) -> None:
-        """End this rank, but not while all ranks are in Horovod's start, of which such a death ends all."""
+        """End this rank. It waits while all ranks are in Horovod's start: a death there ends the whole job."""
+        end = time.monotonic() + PATIENCE
         while self._starting.exists() and len(list(folder.glob("starting.*"))) + number == self._first_world:
+            assert time.monotonic() < end, "ranks do not get past Horovod's start"
             time.sleep(0.001)
         self._starting.unlink(missing_ok=True)
         (folder / f"killed.{number}").write_text(str(time.time()))

@@ -61,7 +61,7 @@ def paths() -> dict[str, Any]:
 
 
 def broadcast() -> list[str]:
-    """Horovod makes a new optimizer's state by a step with gradients of zeros: before attach(), after it, and never."""
+    """Broadcast the optimizer's state before attach(), after it, or never: Horovod makes it by a step of zeros."""
     found = []
     for order in ("before", "after", "never"):
         model = net()
