@@ -13,6 +13,8 @@ from tests.support.jobs import run_ranks
 pytestmark = pytest.mark.slow
 
 FIRST, INSIDE, END = 30, 12, 70
+FULL = 50  # the method's own, after which nothing waits
+EXACT = [step < FIRST or step == FULL for step in range(END)]
 PATHS = pytest.mark.parametrize("path", [False, True], ids=["stock", "attached"])
 
 
@@ -33,7 +35,7 @@ def test_the_run_goes_on_with_the_same_bits(found, path: bool) -> None:
 def test_as_many_steps_are_exact(found, path: bool) -> None:
     for report in found:
         case = report[f"fixed {path}"]
-        assert case["exact"] == [step < FIRST for step in range(END)]
+        assert case["exact"] == EXACT
         assert case["again exact"] == case["resumed exact"] == case["exact"][INSIDE:]
 
 
@@ -43,6 +45,6 @@ def test_a_search_begins_with_the_first_step_that_is_compressed(found, path: boo
     for report in found:
         case = report[f"searched {path}"]
         assert case["first"] == FIRST
-        assert case[way]["exact"] == [step < FIRST for step in range(INSIDE, END)]
+        assert case[way]["exact"] == EXACT[INSIDE:]
         assert case[way]["waits"] and case[way]["done"]
         assert len(set(case[way]["ranks"])) == 1

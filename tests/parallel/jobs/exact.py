@@ -16,8 +16,8 @@ hvd.init()
 torch.set_num_threads(1)
 given = rank.arguments()
 INSIDE, END = given["inside"], given["end"]
-#: As users have it: the number of exact steps is not given. The method has none of its own, which would count, too.
-OPTIONS: dict[str, Any] = {"warmup_steps": None, "verify_every": 1, "full_precision_every": 0}
+#: As users have it: the number of exact steps is not given.
+OPTIONS: dict[str, Any] = {"warmup_steps": None, "verify_every": 1}
 
 
 class Run:
