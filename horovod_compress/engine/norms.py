@@ -10,7 +10,7 @@ It is measured now and then and held in between. In a step that measures, every 
 counters with random signs, a count sketch of one row (Charikar, Chen, Farach-Colton 2002). Sketches add up over ranks,
 and the norm of their sum is that of the mean within 1 / sqrt(2 counters). They travel after the step's last payload, in
 16 bits, as every rank sends them to every other; all add them in rank order, so all come to the same ratio. It counts
-from the next step on. Where none is known yet, and in rounds that empty residuals, results are held until it is.
+from the next step on. While every step measures, results are held until the step's own ratio is known.
 
 A gradient's way meets this in ``begin`` and then ``factor``, which a turn takes when it is made (training thread);
 ``fold`` (where gradients are taken in); ``note`` and ``exchange`` (exchange thread); ``decoded`` and ``settle``
@@ -35,21 +35,13 @@ from ..exchange.wire import NonFiniteCount
 from ..ops.keys import NORM
 from .buckets import Buckets, BucketState
 from .context import Context
-from .saved.checksums import is_list, is_number
+from .ratio import Ratio, counted
 from .turn import Turn
 
-#: The ratio is measured in one coded step of this many, while it hardly changes.
-EVERY = 10
-#: So many steps after the ratio has come to rest it is measured again.
-SOON = 5
-#: Ratios this near to 1 count as 1: such results are handed back as they are, to the bit.
-NEAR = math.log(1.125)
 #: Counters, and those of a job with more ranks than :data:`SMALL_JOB`: every rank sends them to every other.
 COUNTERS, FEW_COUNTERS, SMALL_JOB = 272, 112, 8
 #: How many elements of each tensor are compared with what becomes of them, and in one step of how many later on.
 LOOKED_AT, SELDOM = 4, 128
-#: A norm or a ratio that has changed by this much makes what exact rounds have found out of date.
-FAR = 3.0
 
 
 @dataclass
@@ -74,6 +66,8 @@ class _Step:
     refused: bool = False  # some rank has voted against all this
     names: set[str] = field(default_factory=set)  # whose results were decoded: sparse gradients are somebody else's
     turns: list[Turn] = field(default_factory=list)  # of coded buckets
+    filled: set[str] = field(default_factory=set)  # whose residuals a coded round has filled
+    emptied: set[str] = field(default_factory=set)  # and an exact one emptied
 
 
 @dataclass(frozen=True)
@@ -89,88 +83,6 @@ class Given:
     factor: float
     names: frozenset[str]
     sound: bool
-
-
-class Ratio:
-    """The ratio of norms as measured last, and what is kept beside it from step to step; equal on every rank.
-
-    Attributes:
-        value: None before the first measurement.
-        norm: of the mean gradient, as measured last.
-        stale: what exact rounds have found is out of date: norms or ratios have run away since.
-        off: the ranks have agreed to hand back results as they are.
-        age: coded steps since the measurement.
-    """
-
-    value: float | None
-    _since: tuple[float, float] | None  # the first norm and ratio after the last exact round
-
-    def __init__(self) -> None:
-        self.load({})
-
-    def take(self, norm: float, made: float, *, empties: bool) -> None:
-        """Take in a measurement.
-
-        Args:
-            norm: of the exact mean.
-            made: the norm of what the code made.
-            empties: it was a round that sent all that waited, whose ratio says nothing of others.
-        """
-        self.norm = norm
-        if empties:
-            self.age = EVERY  # another residual has another ratio: the next step measures itself
-            return
-        before, self.value = self.value, norm / made
-        moves = before is None or abs(math.log(self.value / before)) > NEAR
-        # Steps measure themselves until it has come to rest; the next one to do so comes sooner, as it may still drift.
-        self.age = EVERY if moves else 0 if self.age == EVERY else EVERY - SOON
-        if self._since is None:
-            self._since = norm, self.value
-        first, ratio = self._since
-        self.stale = norm > FAR * first or not 1 / FAR < self.value / ratio < FAR
-
-    def refresh(self) -> None:
-        """Begin to look for changes anew, as in an exact round."""
-        self._since, self.stale = None, False
-
-    def rescale(self, factor: float) -> None:
-        """Let norms be those of gradients that are so much larger, as a gradient scaler makes them."""
-        self.norm *= factor
-        if self._since:
-            self._since = self._since[0] * factor, self._since[1]
-
-    def used(self) -> float:
-        """Return what results are handed back times."""
-        return 1.0 if self.off or self.value is None else _counted(self.value)
-
-    def state(self) -> dict[str, Any]:
-        """Return what has to be saved; empty where nothing was measured."""
-        if self.value is None and not self.off:
-            return {}
-        numbers = {"ratio": self.value or 0.0, "norm": self.norm, "age": self.age, "since": list(self._since or ())}
-        return numbers | {"stale": self.stale, "off": self.off}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take what :meth:`state` returned; of nothing, begin anew."""
-        self.value = state.get("ratio") or None
-        self.norm, self.age = float(state.get("norm", 0.0)), int(state.get("age", 0))
-        since = state.get("since")
-        self._since = (float(since[0]), float(since[1])) if since else None
-        self.stale, self.off = bool(state.get("stale")), bool(state.get("off"))
-
-
-def check_state(state: object) -> bool:
-    """Return whether a saved state has the form of what :meth:`Norms.state` returns."""
-    if not isinstance(state, Mapping) or not set(state) <= {"ratio", "norm", "age", "since", "stale", "off", "wait"}:
-        return False
-    since = state.get("since", [])
-    return (
-        is_list(state.get("wait", []), lambda name: isinstance(name, str))
-        and all(is_number(state.get(name, 0)) for name in ("ratio", "norm", "age"))
-        and is_list(since, is_number)
-        and len(since) in (0, 2)
-        and all(type(state.get(name, False)) is bool for name in ("stale", "off"))
-    )
 
 
 class Norms:
@@ -225,9 +137,9 @@ class Norms:
             self._now = _Step(step, coded, self.ratio.used())
             return
         empties = all(state.round(step).exact for state in matches)
-        late = self.ratio.value is None or empties or self.ratio.age >= EVERY
-        measures = late or self.ratio.age == EVERY - 1
-        self._now = _Step(step, coded, None if late else self.ratio.used(), measures, empties)
+        itself = not self.ratio.recent or empties or self.ratio.distance == 1
+        measures = itself or self.ratio.age + 1 >= self.ratio.distance
+        self._now = _Step(step, coded, None if itself else self.ratio.used(), measures, empties)
 
     def _matches(self, state: BucketState, step: int, frozen: set[str]) -> bool:
         """Return whether a bucket's results differ from the mean, and all of them go to optimizers that know it.
@@ -285,6 +197,10 @@ class Norms:
         coded = turn.key.bucket in self._now.coded
         if coded:
             self._now.turns.append(turn)
+        if not turn.round.exact:
+            self._now.filled |= _names(turn.state)
+        elif turn.round.work.state:
+            self._now.emptied |= _names(turn.state)
         if bad.count:
             self._now.sound = False
             self._now.spoilt = self._now.spoilt or coded
@@ -334,7 +250,7 @@ class Norms:
         now, state = self._now, turn.state
         if now.spoilt or state.bucket.index not in now.coded:
             return
-        now.names |= {t.name for t, g in zip(state.bucket.tensors, state.grads, strict=True) if g is not None}
+        now.names |= _names(state)
         if self._looks and not self.holds_results:
             self._sample(state)
         grads = [grad for grad in state.grads if grad is not None and grad.numel()]
@@ -353,13 +269,14 @@ class Norms:
         """At the end of a step, take what was measured, scale results that were held, and note what was handed back."""
         now = self._now
         made = math.sqrt(math.fsum(self._squares.values())) / (now.factor or 1.0)
-        self.ratio.age += bool(now.coded)
+        if now.coded:
+            self.ratio.age_by_a_step()
         self.ratio.off = self.ratio.off or now.refused
         known = now.measures and not now.spoilt and 0 < made < math.inf and 0 < now.norm < math.inf
         if known:
             self.ratio.take(now.norm, made, empties=now.empties)
         if now.factor is None:
-            now.factor = _counted(now.norm / made) if known and not now.refused else 1.0
+            now.factor = counted(now.norm / made) if known and not now.refused else 1.0
             for turn in now.turns:  # whose results were held
                 for grad in turn.state.grads if now.factor != 1.0 else ():
                     if grad is not None:
@@ -367,18 +284,14 @@ class Norms:
                 turn.write_back()
                 if self._looks:
                     self._sample(turn.state)
-        for state in self._buckets if now.sound and self._followed else ():
-            round_, names = state.round(now.number), {tensor.name for tensor in state.bucket.tensors}
-            if not round_.exact:
-                self._wait |= names  # it has filled their residuals
-            elif round_.work.state and names & self._wait:
-                self._wait -= names  # it has emptied them
+        if now.sound and self._followed:
+            self._wait = (self._wait - now.emptied) | now.filled
         self.given = Given(now.number, now.factor, frozenset(now.names), now.sound)
 
 
-def _counted(ratio: float) -> float:
-    """Return what a ratio counts as."""
-    return 1.0 if abs(math.log(ratio)) < NEAR else ratio
+def _names(state: BucketState) -> set[str]:
+    """Return whose gradients a bucket has."""
+    return {tensor.name for tensor, grad in zip(state.bucket.tensors, state.grads, strict=True) if grad is not None}
 
 
 def some(grad: Tensor) -> Tensor:

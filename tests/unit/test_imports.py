@@ -47,7 +47,7 @@ INNER = {
         "engine.saved",
         "engine.shards",
     },
-    "engine.saved": {"engine.bucket", "engine.methods", "engine.norms", "engine.reducer"},
+    "engine.saved": {"engine.bucket", "engine.methods", "engine.ratio", "engine.reducer"},
     "exchange.transports": {"exchange.device"},
     "fronts.horovod": FRONTS,
     "fronts.torch_dist": FRONTS,

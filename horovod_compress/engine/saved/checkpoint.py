@@ -17,7 +17,7 @@ from ...codecs.base import variants_of
 from ...codecs.work import work_dtype
 from ...errors import ConfigError, CorruptFrameError, StateError
 from ...schedule.plan import Plan
-from .. import norms
+from .. import ratio
 from ..bucket import withheld
 from ..methods import Methods
 from ..reducer import Reducer
@@ -262,7 +262,7 @@ def _check_more(state: Mapping[str, Any]) -> None:
         "rates": not _are_rates(state.get("rates", [])),
         "last_rates": not _are_rates(state.get("last_rates", [])),
         "second_moment": not isinstance(state.get("second_moment", {}), Mapping),
-        "norms": not norms.check_state(state.get("norms", {})),
+        "norms": not ratio.check_state(state.get("norms", {})),
     }
     for name in (name for name, is_wrong in wrong.items() if is_wrong):
         raise StateError(f"the saved compression state has {state[name]!r:.100} for {name!r}; save it again")

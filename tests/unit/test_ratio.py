@@ -1,0 +1,85 @@
+"""When the ratio of norms is measured, what it is in between, and what is saved of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from horovod_compress.engine.ratio import EVERY, FILLING, RECENT, SPREAD, Ratio, check_state
+
+
+def test_measurements_are_ever_further_apart() -> None:
+    ratio, measured = Ratio(), []
+    for step in range(SPREAD * EVERY + 4 * EVERY):
+        due = not ratio.recent or ratio.age + 1 >= ratio.distance
+        ratio.age_by_a_step()
+        if due:
+            ratio.take(1.0, 2.0, empties=False)
+            measured.append(step)
+    apart = [later - step for step, later in itertools.pairwise(measured)]
+    assert measured[: 2 * SPREAD] == list(range(2 * SPREAD))
+    assert apart == sorted(apart) and apart[-1] == EVERY
+    assert len(measured) < 0.4 * SPREAD * EVERY + 5
+    ratio.take(1.0, 1.0, empties=True)
+    assert ratio.distance == 1, "residuals fill again"
+
+
+def test_a_ratio_is_the_mean_of_some_measurements_unless_every_step_measures() -> None:
+    ratio = Ratio()
+    for made in (1.0, 2.0, 4.0, 8.0):
+        ratio.take(1.0, made, empties=False)
+    assert ratio.value == 1 / 8
+    ratio.steps, ratio.filling = SPREAD * EVERY, FILLING * EVERY
+    assert ratio.value == pytest.approx(1 / 4) and len(ratio.recent) == RECENT
+
+
+def test_results_of_the_right_norm_are_seldom_measured() -> None:
+    ratio = Ratio()
+    for _ in range(RECENT):
+        assert ratio.distance == 1
+        ratio.take(1.0, 1.05, empties=False)
+    assert ratio.distance == EVERY
+    ratio.take(1.0, 1.3, empties=False)
+    assert ratio.distance == 1
+
+
+def test_states_of_before_have_one_ratio() -> None:
+    ratio, before = Ratio(), {"ratio": 0.3, "norm": 2.0, "age": 4, "since": [2.0, 0.3], "stale": False, "off": False}
+    assert check_state(before)
+    ratio.load(before)
+    assert ratio.state() == before
+    assert (ratio.value, ratio.norm, ratio.age, ratio.distance) == (0.3, 2.0, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {"ratio": -1.0},
+        {"ratio": float("nan")},
+        {"earlier": [0.0]},
+        {"earlier": [1.0] * RECENT},
+        {"other": 1},
+        {"since": [1.0]},
+        {"stale": 1},
+        {"norm": "1"},
+    ],
+)
+def test_malformed_states_are_refused(state: object) -> None:
+    assert not check_state(state)
+    assert check_state({}) and check_state(Ratio().state())
+
+
+def test_norms_that_run_away_are_noticed_until_the_next_exact_round() -> None:
+    ratio = Ratio()
+    ratio.take(1.0, 3.0, empties=False)
+    ratio.take(2.5, 7.5, empties=False)
+    assert not ratio.stale, "less than three times"
+    ratio.take(3.5, 10.5, empties=False)
+    assert ratio.stale
+    ratio.refresh()
+    ratio.take(3.5, 10.5, empties=False)
+    assert not ratio.stale
+    ratio.take(3.5, 35.0, empties=False)
+    assert ratio.stale, "the ratio has changed, not the norm"
