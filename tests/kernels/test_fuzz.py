@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,27 @@ def test_what_is_kept_is_no_fault() -> None:
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr[-3000:]
     assert found.stdout.count("no fault") == len(fuzz.TARGETS)
+
+
+def test_every_target_is_linked_with_the_kernels_that_it_calls() -> None:
+    """Linking all of them with sanitizers takes a quarter of an hour, so nobody notices soon that it fails."""
+    csrc, makefile = fuzz.SOURCES.parent, (fuzz.SOURCES / "Makefile").read_text()
+    start = r"^\w[\w:<>*&, ]*?\b"  # of a declaration or a definition
+    declared = re.findall(rf"{start}(\w+)\(", (csrc / "kernels.h").read_text(), re.MULTILINE)
+    sources = {path.stem: path.read_text() for path in (csrc / "cpu").glob("*.cpp")}
+    home = {
+        kernel: stem
+        for kernel in declared
+        for stem, text in sources.items()
+        if re.search(rf"{start}{kernel}\(", text, re.MULTILINE)
+    }
+    assert len(home) == len(set(declared)) > 50
+    for target in fuzz.TARGETS:
+        found = re.search(rf"^{target} := (.*)$", makefile, re.MULTILINE)
+        assert found
+        text = (fuzz.SOURCES / f"{target}.cpp").read_text()
+        called = {stem for kernel, stem in home.items() if re.search(rf"\b{kernel}\(", text)}
+        assert called and called <= set(found[1].split()), f"the Makefile links {target} without {called}"
 
 
 @pytest.mark.parametrize("name", ["gone.h", "gone.cpp"])
