@@ -21,6 +21,7 @@ METHODS = ("marsit", "signsgd", "topk")
 FEW = {"warmup_steps": 4, "rebuild_every": 40}
 STEPS = 24
 MAX_NORM = 0.01
+LATE = 1000  # so many coded steps, and measurements are far apart
 
 
 class Said(logging.Handler):
@@ -137,7 +138,9 @@ def without_clipping(optimizer: str) -> list[float]:
 
 def resumed() -> list[bool]:
     """A run that goes on from a step at which the ratio is held; and without the ratio, the control."""
-    run = Run(between=clip).train(range(11))
+    run = Run(between=clip)
+    run.compression._here().reducer.norms.ratio.steps = LATE
+    run.train(range(11))
     parts = (run.model, run.optimizer, run.compression)
     saved = [copy.deepcopy(part.state_dict()) for part in parts]
     whole = digest(run.train(range(11, STEPS)).model.parameters())
