@@ -7,21 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..codecs.base import Codec, Divides, Held, Properties, TableMoves, tables_that_stay, variants_of, zero_groups_of
+from ..codecs.base import Codec, Divides, Properties, tables_that_stay, variants_of, zero_groups_of
 from ..codecs.by_step import ByStep
 from ..codecs.dense import Dense, LeftPlain
-from ..codecs.work import Work, work_dtype
+from ..codecs.work import work_dtype
 from ..exchange.choose import Choose
 from ..exchange.device import Device, Event
 from ..exchange.transports.transport import NcclLink
-from ..ops.keys import Key
 from ..schedule.plan import Bucket, Plan
 from .bucket import withheld
 from .bucket.fits import refuse
 from .bucket.memory import Memory, Site, make_round
 from .bucket.pruned import PrunedBucket, Rest, rows_of
 from .bucket.round import Round
-from .bucket.rounds import HELD, METHODLESS, Kind, Next, labels, without_method
+from .bucket.rounds import HELD, METHODLESS, Kind, Next, Tables, labels, without_method
 from .bucket.shares import HostBucket, HostMemory, owned
 from .context import Context
 
@@ -112,6 +111,7 @@ class Rounds:
         self.divides: Divides = codec.properties().divides
         self._empties = isinstance(codec, LeftPlain) and codec.plain_when_empty(memory.bucket)
         self.kinds = {kind: self._make(kind, label) for kind, label in labels(variants_of(codec)).items()}
+        self.tables = Tables(memory, self.kinds.values())
         self.next = Next()
         self._methodless: dict[Kind, Round] = {}
         self._last: tuple[int, Round] | None = None  # the step that was asked for last: every gradient asks
@@ -185,40 +185,6 @@ class Rounds:
             for round_ in self.kinds.values()
             for name, carry in round_.work.carry.items()
         }
-
-    def read_tables(self, key: Key) -> dict[str, Held]:
-        """Return what the tables of the bucket hold, by tensor."""
-        tensors = self._memory.bucket.tensors
-        held: list[Held] = [{} for _ in tensors]
-        for moves, work in self._moves():
-            held = [a | b for a, b in zip(held, moves.read(work, key), strict=True)]
-        return {tensor.name: found for tensor, found in zip(tensors, held, strict=True)}
-
-    def write_tables(self, held: Mapping[str, Held], key: Key) -> None:
-        """Let the tables of a new bucket hold what those of earlier ones did, by tensor."""
-        mine = [held[tensor.name] for tensor in self._memory.bucket.tensors]
-        for moves, work in self._moves():
-            moves.write(work, mine, key)
-
-    @property
-    def own_tables(self) -> bool:
-        """Whether what tables hold is this rank's own; else it is equal on all."""
-        return any(moves.scale for moves, _ in self._moves())
-
-    def scale_tables(self, factor: float) -> None:
-        """Multiply what the tables of the bucket hold."""
-        own = [(moves.scale, work) for moves, work in self._moves() if moves.scale]
-        if own:  # kinds of rounds share their tables
-            scale, work = own[0]
-            scale(work, factor)
-            return
-        for table in self._memory.tables.values():
-            table.mul_(factor)
-
-    def _moves(self) -> Iterator[tuple[TableMoves, Work]]:
-        for round_ in self.kinds.values():
-            if moves := round_.properties.moves_tables:
-                yield moves, round_.work
 
 
 # ---- all buckets ---------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ class Kept:
         """Show them what tables hold, if anything but a round has changed it: rounds do so by consensus bytes."""
         if self.tables_touched:
             self._follow()  # ranks of one host own different shares, and have tables of their own
-            common = [] if self._context.host else [s for s in self._buckets if not s.rounds.own_tables]
+            common = [] if self._context.host else [s for s in self._buckets if not s.rounds.tables.own]
             held = [table for state in common for _, table in sorted(state.memory.tables.items())]
             self._context.operands.show(TABLES, f"{hash_of(held):016x}" if held else None)
             self.tables_touched = False
@@ -324,7 +324,7 @@ class Kept:
             for tensor in (tensor for kept in self.states().values() for tensor in kept.values()):
                 tensor.mul_(factor)
             for state in self._buckets:
-                state.rounds.scale_tables(factor)
+                state.rounds.tables.scale(factor)
             self.withholding.scale(factor)
         self.tables_touched = True
         self._context.devices.synchronize()
@@ -371,7 +371,7 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
     held: dict[str, Held] = {}
     for state in buckets:
         if state.bucket not in plan.buckets:
-            held |= state.rounds.read_tables(context.coding_key(step, state.bucket.index))
+            held |= state.rounds.tables.read(context.coding_key(step, state.bucket.index))
     with context.changed:
         buckets.take_plan(plan)
         kept.put(before)
@@ -381,7 +381,7 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
                 for name, table in tables[state.bucket].items():
                     state.memory.tables[name].copy_(table)
             else:
-                state.rounds.write_tables(held, context.coding_key(step, state.bucket.index))
+                state.rounds.tables.write(held, context.coding_key(step, state.bucket.index))
             state.resume(step)
         context.devices.synchronize()
         context.changed.notify_all()
