@@ -190,13 +190,14 @@ class Kept:
                     kept.zero_() if saved is None else kept.copy_(owned(state.pruned, position, saved[kind][name]))
 
     def of(self, index: int) -> dict[str, Tensor]:
-        """Return what is kept for the elements of one tensor, by its place in the plan; these are views."""
+        """Return what is kept for one tensor, by its place in the plan, and has its place there; these are views."""
         state, position = self._buckets.where(index)
         state.device.wait_events(state.decoded)
-        return {kind: kept[state.memory.span(position)] for kind, kept in state.memory.state.items()}
+        kinds = {kind: kept[state.memory.span(position)] for kind, kept in state.memory.state.items()}
+        return kinds | state.rounds.tables.of(position)
 
     def set_aside(self, index: int) -> dict[str, Tensor]:
-        """Return a copy of all that is kept for the elements of one tensor, for :meth:`put_back`."""
+        """Return a copy of all that is kept for one tensor, for :meth:`put_back`."""
         state, position = self._buckets.where(index)
         copies = {kind: kept.clone() for kind, kept in self.of(index).items()}
         return copies | {"waiting": state.memory.withheld.dense(position)} if state.memory.withheld.any else copies
@@ -209,6 +210,7 @@ class Kept:
         if "waiting" in saved:
             state.memory.withheld.put(position, saved["waiting"])
         state.rounds.resume()  # something may wait again
+        self.tables_touched = self.tables_touched or bool(state.memory.tables)
         self._context.devices.synchronize()
 
     def tables(self) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from ...codecs.base import Codec, Held
 from ...codecs.dense import BFloat, Uncompressed
 from ...codecs.natural import Natural
@@ -77,6 +79,13 @@ class Tables:
     def own(self) -> bool:
         """Whether what they hold is this rank's own; else it is equal on all."""
         return any(moves.scale for moves, _ in self._moves)
+
+    def of(self, position: int) -> dict[str, Tensor]:
+        """Return what they hold for one tensor, by table, where each tensor has its part of them; these are views."""
+        found: dict[str, Tensor] = {}
+        for moves, work in self._moves:
+            found |= moves.views(work, position) if moves.views else {}
+        return found
 
     def read(self, key: Key) -> dict[str, Held]:
         """Return what they hold, by tensor."""
