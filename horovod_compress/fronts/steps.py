@@ -182,6 +182,10 @@ class Steps:
             return self.held.is_exact(step)
         return step < self._exact_first or self._methods.is_exact(step)
 
+    def foresees(self) -> bool:
+        """Return whether :meth:`is_exact` is for steps far ahead too: a user's function need not be."""
+        return bool(self.held) or not self._methods.asks()
+
     # ---- a step ----
 
     @property
