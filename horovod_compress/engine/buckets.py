@@ -212,8 +212,8 @@ class Buckets:
 
     def take_plan(self, plan: Plan) -> None:
         """Make the buckets of a plan, with nothing in them."""
-        self.plan = plan
-        self._states = [self._make(bucket) for bucket in plan.buckets]
+        states = [self._make(bucket) for bucket in plan.buckets]  # first, as there may be no memory for them
+        self.plan, self._states = plan, states
         self._settle()
 
     def take_rest(self, rest: Mapping[str, Rest]) -> None:
@@ -233,6 +233,7 @@ class Buckets:
     def go_back(self, states: Sequence[BucketState], rest: Mapping[str, Rest]) -> None:
         """Have these states, in the same list: the exchange thread waits for its first bucket."""
         self._states[:], self.rest = states, rest
+        self.plan = Plan(tuple(state.bucket for state in states))
         self._settle()
 
     def _settle(self) -> None:

@@ -369,21 +369,26 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
     plan = plan.placed(tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors)
     context.devices.synchronize()
     before, waiting, step = kept.whole(), kept.withholding.waiting(), buckets.next_step()
+    states, known = list(buckets), buckets.rest
     tables = {state.bucket: state.memory.tables for state in buckets}
     held: dict[str, Held] = {}
     for state in buckets:
         if state.bucket not in plan.buckets:
             held |= state.rounds.tables.read(context.coding_key(step, state.bucket.index))
     with context.changed:
-        buckets.take_plan(plan)
-        kept.put(before)
-        kept.withholding.load(waiting)
-        for state in buckets:
-            if state.bucket in tables:  # it stays as it is
-                for name, table in tables[state.bucket].items():
-                    state.memory.tables[name].copy_(table)
-            else:
-                state.rounds.tables.write(held, context.coding_key(step, state.bucket.index))
-            state.resume(step)
-        context.devices.synchronize()
+        try:
+            buckets.take_plan(plan)
+            kept.put(before)
+            kept.withholding.load(waiting)
+            for state in buckets:
+                if state.bucket in tables:  # it stays as it is
+                    for name, table in tables[state.bucket].items():
+                        state.memory.tables[name].copy_(table)
+                else:
+                    state.rounds.tables.write(held, context.coding_key(step, state.bucket.index))
+                state.resume(step)
+            context.devices.synchronize()
+        except BaseException:  # no memory: as before
+            buckets.go_back(states, known)
+            raise
         context.changed.notify_all()
