@@ -255,7 +255,7 @@ class Buckets:
             codec = LeftPlain(codec, bool(codec.layout(bucket, world).state))
         part: HostBucket | PrunedBucket | None = None
         if context.host and memory:
-            part = HostBucket(context.host, memory, bucket, context.exchange)
+            part = HostBucket(context.host, memory, bucket, context.exchange, context.metrics)
         elif any(tensor.name in self.rest for tensor in bucket.tensors):
             part = PrunedBucket(bucket, self.rest)
         return BucketState(bucket, codec, rank, world, self._collective, where, staged, link, part)

@@ -6,12 +6,15 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from horovod_compress.engine.bucket.shares import cut, share_of
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.errors import ConfigError, StateError
 from horovod_compress.exchange.hosts import Shared, of_ranks, opened
+from horovod_compress.exchange.transports.local import LocalTransport
+from horovod_compress.exchange.transports.transport import Pending
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 
@@ -126,6 +129,30 @@ def test_a_state_goes_on_with_the_same_bits_and_only_where_hosts_are_the_same() 
         checkpoint.load(flat.reducers[0], flat.methods, states[0], "reset")
         with pytest.raises(StateError, match="hierarchical"):
             redistributed(states, 0, 2, ())
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_all_bytes_are_counted_also_those_of_meetings_within_a_host(
+    finite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is exact and what is compressed is what goes between hosts."""
+    sent, send = [0] * RANKS, LocalTransport.send
+
+    def counted(self: LocalTransport, data: Tensor, to: int) -> Pending:
+        sent[self.rank] += data.numel()
+        return send(self, data, to)
+
+    monkeypatch.setattr(LocalTransport, "send", counted)
+    with Fleet(RANKS, TENSORS, "marsit", hosts=HOSTS, schedule="layerwise", verify_every=2) as fleet:
+        for step in range(3):
+            grads = random_grads(RANKS, TENSORS, seed=step)
+            grads[1]["rows"][0, 0] *= 1.0 if finite else math.inf
+            fleet.step(grads)
+        assert all(reducer.wait_idle(10.0) for reducer in fleet.reducers)
+        counts = [reducer.metrics for reducer in fleet.reducers]
+        assert [metrics.bytes_sent for metrics in counts] == sent
+        between = [metrics.bytes_exact + metrics.bytes_compressed for metrics in counts]
+        assert all(0 < less < all_ for less, all_ in zip(between, sent, strict=True))
 
 
 def test_hosts_with_different_numbers_of_ranks_are_refused() -> None:
