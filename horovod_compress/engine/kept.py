@@ -18,6 +18,7 @@ from ..codecs.base import Held
 from ..codecs.work import LAST, MOMENTA
 from ..errors import ConfigError
 from ..ops.checksums import hash_of
+from ..schedule.by_name import check_number
 from ..schedule.plan import Plan
 from .agreement.differences import TABLES
 from .bucket.pruned import PrunedBucket, Rest
@@ -347,6 +348,7 @@ def check_plan(context: Context, buckets: Buckets, plan: Plan) -> None:
     Raises:
         ConfigError: says what they should be.
     """
+    check_number(plan, context.shares)
     plan.check_covers([tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors])
     before, after = ({t.name: b.method for b in p.buckets for t in b.tensors} for p in (buckets.plan, plan))
     if before != after:
