@@ -94,7 +94,8 @@ class BucketState:
         """Drop what waits for a tensor and would spoil this step and all later ones; return whether there was any."""
         found = sum(withheld.drop(kept[self.memory.span(position)]) for kept in self.memory.state.values())
         if found:
-            self.dropped[self.bucket.tensors[position].name] = found
+            name = self.bucket.tensors[position].name
+            self.dropped[name] = self.dropped.get(name, 0) + found
         return found > 0
 
 
