@@ -231,6 +231,8 @@ class Codec(NoCompression):
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         """Take in the gradients of some tensors, which stay as they are: one as it arrives, or all at once on a GPU.
 
+        ``dgc`` with ``clip=`` alone scales them, as its later stages are to read them.
+
         Returns:
             For each of them, how many values of what is to be sent are not finite; a GPU may keep its counts there,
             which spares a wait.
