@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horovod_compress.engine.methods import parse
+from horovod_compress.engine.optimizer import held
 from horovod_compress.engine.optimizer.family import before_step
-from horovod_compress.engine.optimizer.held import hold
 from horovod_compress.engine.optimizer.matching import Matching
 from horovod_compress.engine.optimizer.momentum import exact_first
 from horovod_compress.engine.reducer import Next, Reducer
@@ -119,7 +119,7 @@ class Training:
         self.reducers = self._reducers(words)
         every: Any = EveryReducer(self.reducers)
         self.every = every
-        self.held = hold(self.optimizer, every, self.named.items(), self.every_full, "auto")
+        self.held = held.hold(self.optimizer, every, self.named.items(), self.every_full, "auto")
         self.matching = Matching(self.optimizer, every, self.named, lambda: 1.0) if self.chosen.match_norm else None
         self.optimizer.register_step_pre_hook(before_step(self._prepare))
         self.norms: list[float] = []  # as clip_grad_norm_ returns them
@@ -179,7 +179,7 @@ class Training:
             group["lr"] = self._rate(step)
         grads = [self._gradients(step, rank) for rank in range(self.chosen.ranks)]
         if self.held:
-            self.held.begin(self.reducers[0].next_step())
+            held.begin([self.held], self.reducers[0].next_step())
         if self.exact_first:
             for reducer in self.reducers:
                 reducer.buckets.choose(Next("short" if step < self.exact_first else "method"))

@@ -86,12 +86,14 @@ class TableMoves:
             each rank's own, where those of other methods are equal on all. They do not add, so another number of ranks
             begins with zeros.
         spoilt: returns how many scales of codes, in such a table or carry, are no magnitudes or not below a limit.
+        views: returns, by table, the part that belongs to the tensor at a position, where each tensor has one.
     """
 
     read: Callable[[Work, Key], list[Held]]
     write: Callable[[Work, Sequence[Held], Key], None]
     scale: Callable[[Work, float], None] | None = None
     spoilt: Callable[[Tensor, float], int] | None = None
+    views: Callable[[Work, int], dict[str, Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ class Codec(NoCompression):
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         """Take in the gradients of some tensors, which stay as they are: one as it arrives, or all at once on a GPU.
+
+        ``dgc`` with ``clip=`` alone scales them, as its later stages are to read them.
 
         Returns:
             For each of them, how many values of what is to be sent are not finite; a GPU may keep its counts there,

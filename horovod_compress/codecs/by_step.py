@@ -72,6 +72,11 @@ class ByStep(Codec):
         """Return the step of the first compressed round, where a second moment is held after a warm-up."""
         return int(self.stages[-1][0]) if self.properties().divides != "never" else 0
 
+    @property
+    def asks(self) -> bool:
+        """Whether a function of the user's is asked for the method of a step."""
+        return self.choose is not None or any(isinstance(codec, ByStep) and codec.asks for _, codec in self.stages)
+
     def sends_numbers(self, step: int) -> bool:
         """Return whether the method of a step's stage sends plain numbers: somebody chose it for that."""
         return isinstance(self.stages[self._stage(step)][1], Dense)

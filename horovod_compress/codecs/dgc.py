@@ -144,7 +144,7 @@ class Dgc(Sections):
     # ---- clipping ----
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        if self.clip:
+        if self.clip:  # in place, where other methods leave them: encoding and decoding read them again
             _cut_down([work.grad(position) for position in positions], self.clip / math.sqrt(work.world))
         return super().submit(work, positions, key)
 

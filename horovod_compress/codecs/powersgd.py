@@ -82,7 +82,7 @@ class PowerSgd(Codec):
             Law(conserves=self.error_feedback, bound="of one rank: |X|^2 - |P^T X|^2, P orthonormal"),
             feedback="own" if self.error_feedback else "none",
             divides="after",
-            moves_tables=TableMoves(self._read_tables, self._write_tables),
+            moves_tables=TableMoves(self._read_tables, self._write_tables, views=self._views),
         )
 
     # ---- layout ----
@@ -173,6 +173,10 @@ class PowerSgd(Codec):
         ops.lowrank_decode(left, right, share.rows, grad, residual, scale=result_scale)
 
     # ---- other buckets ----
+
+    def _views(self, work: Work, position: int) -> dict[str, Tensor]:
+        share: Share = work.memo["shares"][position]
+        return {"factor": work.tables["factor"][share.right]} if share.rank else {}
 
     def _read_tables(self, work: Work, key: Key) -> list[Held]:
         shares: list[Share] = work.memo["shares"]

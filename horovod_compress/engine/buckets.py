@@ -7,21 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..codecs.base import Codec, Divides, Held, Properties, TableMoves, tables_that_stay, variants_of, zero_groups_of
+from ..codecs.base import Codec, Divides, Properties, tables_that_stay, variants_of, zero_groups_of
 from ..codecs.by_step import ByStep
 from ..codecs.dense import Dense, LeftPlain
-from ..codecs.work import Work, work_dtype
+from ..codecs.work import work_dtype
 from ..exchange.choose import Choose
 from ..exchange.device import Device, Event
 from ..exchange.transports.transport import NcclLink
-from ..ops.keys import Key
 from ..schedule.plan import Bucket, Plan
 from .bucket import withheld
 from .bucket.fits import refuse
 from .bucket.memory import Memory, Site, make_round
 from .bucket.pruned import PrunedBucket, Rest, rows_of
 from .bucket.round import Round
-from .bucket.rounds import HELD, METHODLESS, Kind, Next, labels, without_method
+from .bucket.rounds import HELD, METHODLESS, Kind, Next, Tables, labels, without_method
 from .bucket.shares import HostBucket, HostMemory, owned
 from .context import Context
 
@@ -95,7 +94,8 @@ class BucketState:
         """Drop what waits for a tensor and would spoil this step and all later ones; return whether there was any."""
         found = sum(withheld.drop(kept[self.memory.span(position)]) for kept in self.memory.state.values())
         if found:
-            self.dropped[self.bucket.tensors[position].name] = found
+            name = self.bucket.tensors[position].name
+            self.dropped[name] = self.dropped.get(name, 0) + found
         return found > 0
 
 
@@ -112,6 +112,7 @@ class Rounds:
         self.divides: Divides = codec.properties().divides
         self._empties = isinstance(codec, LeftPlain) and codec.plain_when_empty(memory.bucket)
         self.kinds = {kind: self._make(kind, label) for kind, label in labels(variants_of(codec)).items()}
+        self.tables = Tables(memory, self.kinds.values())
         self.next = Next()
         self._methodless: dict[Kind, Round] = {}
         self._last: tuple[int, Round] | None = None  # the step that was asked for last: every gradient asks
@@ -186,40 +187,6 @@ class Rounds:
             for name, carry in round_.work.carry.items()
         }
 
-    def read_tables(self, key: Key) -> dict[str, Held]:
-        """Return what the tables of the bucket hold, by tensor."""
-        tensors = self._memory.bucket.tensors
-        held: list[Held] = [{} for _ in tensors]
-        for moves, work in self._moves():
-            held = [a | b for a, b in zip(held, moves.read(work, key), strict=True)]
-        return {tensor.name: found for tensor, found in zip(tensors, held, strict=True)}
-
-    def write_tables(self, held: Mapping[str, Held], key: Key) -> None:
-        """Let the tables of a new bucket hold what those of earlier ones did, by tensor."""
-        mine = [held[tensor.name] for tensor in self._memory.bucket.tensors]
-        for moves, work in self._moves():
-            moves.write(work, mine, key)
-
-    @property
-    def own_tables(self) -> bool:
-        """Whether what tables hold is this rank's own; else it is equal on all."""
-        return any(moves.scale for moves, _ in self._moves())
-
-    def scale_tables(self, factor: float) -> None:
-        """Multiply what the tables of the bucket hold."""
-        own = [(moves.scale, work) for moves, work in self._moves() if moves.scale]
-        if own:  # kinds of rounds share their tables
-            scale, work = own[0]
-            scale(work, factor)
-            return
-        for table in self._memory.tables.values():
-            table.mul_(factor)
-
-    def _moves(self) -> Iterator[tuple[TableMoves, Work]]:
-        for round_ in self.kinds.values():
-            if moves := round_.properties.moves_tables:
-                yield moves, round_.work
-
 
 # ---- all buckets ---------------------------------------------------------------------------------
 
@@ -246,8 +213,8 @@ class Buckets:
 
     def take_plan(self, plan: Plan) -> None:
         """Make the buckets of a plan, with nothing in them."""
-        self.plan = plan
-        self._states = [self._make(bucket) for bucket in plan.buckets]
+        states = [self._make(bucket) for bucket in plan.buckets]  # first, as there may be no memory for them
+        self.plan, self._states = plan, states
         self._settle()
 
     def take_rest(self, rest: Mapping[str, Rest]) -> None:
@@ -267,6 +234,7 @@ class Buckets:
     def go_back(self, states: Sequence[BucketState], rest: Mapping[str, Rest]) -> None:
         """Have these states, in the same list: the exchange thread waits for its first bucket."""
         self._states[:], self.rest = states, rest
+        self.plan = Plan(tuple(state.bucket for state in states))
         self._settle()
 
     def _settle(self) -> None:
@@ -288,7 +256,7 @@ class Buckets:
             codec = LeftPlain(codec, bool(codec.layout(bucket, world).state))
         part: HostBucket | PrunedBucket | None = None
         if context.host and memory:
-            part = HostBucket(context.host, memory, bucket, context.exchange)
+            part = HostBucket(context.host, memory, bucket, context.exchange, context.metrics)
         elif any(tensor.name in self.rest for tensor in bucket.tensors):
             part = PrunedBucket(bucket, self.rest)
         return BucketState(bucket, codec, rank, world, self._collective, where, staged, link, part)

@@ -262,6 +262,11 @@ class Context:
         self.watch: Watch | None = None
         self.pool = FramePool()
 
+    @property
+    def shares(self) -> int:
+        """Into how many shares buckets are cut, one for each rank of this host where these share memory."""
+        return self.host.within.size if self.host else 1
+
     def verifies(self) -> bool:
         """Return whether the results of the step under way are compared across ranks."""
         every = self.options.verify_every
@@ -277,8 +282,7 @@ class Context:
 
     def coding_key(self, step: int, bucket: int) -> Key:
         """Return what the random bits of a method depend on; the shares of one bucket have bits of their own."""
-        group = self.host.within if self.host else None
-        shift = group.rank * (_BUCKETS // group.size) if group else 0
+        shift = self.host.within.rank * (_BUCKETS // self.shares) if self.host else 0  # see check_number()
         return Key(self.options.seed, step, (bucket + shift) % _BUCKETS, self.between.rank)
 
     def exchange(

@@ -18,6 +18,7 @@ from ..codecs.base import Held
 from ..codecs.work import LAST, MOMENTA
 from ..errors import ConfigError
 from ..ops.checksums import hash_of
+from ..schedule.by_name import check_number
 from ..schedule.plan import Plan
 from .agreement.differences import TABLES
 from .bucket.pruned import PrunedBucket, Rest
@@ -190,13 +191,14 @@ class Kept:
                     kept.zero_() if saved is None else kept.copy_(owned(state.pruned, position, saved[kind][name]))
 
     def of(self, index: int) -> dict[str, Tensor]:
-        """Return what is kept for the elements of one tensor, by its place in the plan; these are views."""
+        """Return what is kept for one tensor, by its place in the plan, and has its place there; these are views."""
         state, position = self._buckets.where(index)
         state.device.wait_events(state.decoded)
-        return {kind: kept[state.memory.span(position)] for kind, kept in state.memory.state.items()}
+        kinds = {kind: kept[state.memory.span(position)] for kind, kept in state.memory.state.items()}
+        return kinds | state.rounds.tables.of(position)
 
     def set_aside(self, index: int) -> dict[str, Tensor]:
-        """Return a copy of all that is kept for the elements of one tensor, for :meth:`put_back`."""
+        """Return a copy of all that is kept for one tensor, for :meth:`put_back`."""
         state, position = self._buckets.where(index)
         copies = {kind: kept.clone() for kind, kept in self.of(index).items()}
         return copies | {"waiting": state.memory.withheld.dense(position)} if state.memory.withheld.any else copies
@@ -209,6 +211,7 @@ class Kept:
         if "waiting" in saved:
             state.memory.withheld.put(position, saved["waiting"])
         state.rounds.resume()  # something may wait again
+        self.tables_touched = self.tables_touched or bool(state.memory.tables)
         self._context.devices.synchronize()
 
     def tables(self) -> dict[str, Tensor]:
@@ -237,7 +240,7 @@ class Kept:
         """Show them what tables hold, if anything but a round has changed it: rounds do so by consensus bytes."""
         if self.tables_touched:
             self._follow()  # ranks of one host own different shares, and have tables of their own
-            common = [] if self._context.host else [s for s in self._buckets if not s.rounds.own_tables]
+            common = [] if self._context.host else [s for s in self._buckets if not s.rounds.tables.own]
             held = [table for state in common for _, table in sorted(state.memory.tables.items())]
             self._context.operands.show(TABLES, f"{hash_of(held):016x}" if held else None)
             self.tables_touched = False
@@ -324,7 +327,7 @@ class Kept:
             for tensor in (tensor for kept in self.states().values() for tensor in kept.values()):
                 tensor.mul_(factor)
             for state in self._buckets:
-                state.rounds.scale_tables(factor)
+                state.rounds.tables.scale(factor)
             self.withholding.scale(factor)
         self.tables_touched = True
         self._context.devices.synchronize()
@@ -345,6 +348,7 @@ def check_plan(context: Context, buckets: Buckets, plan: Plan) -> None:
     Raises:
         ConfigError: says what they should be.
     """
+    check_number(plan, context.shares)
     plan.check_covers([tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors])
     before, after = ({t.name: b.method for b in p.buckets for t in b.tensors} for p in (buckets.plan, plan))
     if before != after:
@@ -367,21 +371,26 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
     plan = plan.placed(tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors)
     context.devices.synchronize()
     before, waiting, step = kept.whole(), kept.withholding.waiting(), buckets.next_step()
+    states, known = list(buckets), buckets.rest
     tables = {state.bucket: state.memory.tables for state in buckets}
     held: dict[str, Held] = {}
     for state in buckets:
         if state.bucket not in plan.buckets:
-            held |= state.rounds.read_tables(context.coding_key(step, state.bucket.index))
+            held |= state.rounds.tables.read(context.coding_key(step, state.bucket.index))
     with context.changed:
-        buckets.take_plan(plan)
-        kept.put(before)
-        kept.withholding.load(waiting)
-        for state in buckets:
-            if state.bucket in tables:  # it stays as it is
-                for name, table in tables[state.bucket].items():
-                    state.memory.tables[name].copy_(table)
-            else:
-                state.rounds.write_tables(held, context.coding_key(step, state.bucket.index))
-            state.resume(step)
-        context.devices.synchronize()
+        try:
+            buckets.take_plan(plan)
+            kept.put(before)
+            kept.withholding.load(waiting)
+            for state in buckets:
+                if state.bucket in tables:  # it stays as it is
+                    for name, table in tables[state.bucket].items():
+                        state.memory.tables[name].copy_(table)
+                else:
+                    state.rounds.tables.write(held, context.coding_key(step, state.bucket.index))
+                state.resume(step)
+            context.devices.synchronize()
+        except BaseException:  # no memory: as before
+            buckets.go_back(states, known)
+            raise
         context.changed.notify_all()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..codecs import registry
 from ..codecs.base import Codec, coded_tables, variants_of
-from ..codecs.by_step import config_of, described, method, warmed
+from ..codecs.by_step import ByStep, config_of, described, method, warmed
 from ..codecs.dense import Dense, Uncompressed
 from ..codecs.masked import Masked
 from ..errors import ConfigError
@@ -130,6 +130,10 @@ class Methods:
     def is_plain(self, number: int) -> bool:
         """Return whether a method compresses nothing, so that nothing is gained by leaving its buckets uncompressed."""
         return number > 0 and isinstance(self._own()[number - 1], Uncompressed)
+
+    def asks(self) -> bool:
+        """Return whether a function of the user's is asked for the method of a step."""
+        return any(isinstance(codec, ByStep) and codec.asks for codec in self._own())
 
     def is_exact(self, step: int) -> bool:
         """Return whether no method compresses in a step."""

@@ -376,6 +376,7 @@ class Reducer:
         exchanging.join(_CLOSE_SECONDS)
         for worker in (self._offering.worker, exchanging.decoding):
             worker.close(_CLOSE_SECONDS)
+        self.context.metrics.trace = None
 
         def queueing() -> bool:
             return exchanging.thread.is_alive() or exchanging.decoding.alive()

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..observe.metrics import Metrics
-from ..schedule.by_name import ADAPTIVE, OPTIONAL, check_number
+from ..schedule.by_name import ADAPTIVE, OPTIONAL
 from ..schedule.plan import Plan, TensorSpec
 from ..schedule.trial import BucketCost, Choice, Grouped, Measured, SearchSpace, Tuning, Watch, as_buckets
 from .methods import Methods
@@ -295,7 +295,7 @@ class Tuner:
         methods = {tensor.name: bucket.method for bucket in buckets for tensor in bucket.tensors}
         small = [bucket.tensors for bucket in buckets if not bucket.compressed]
         found = as_buckets(choice, self._tensors, methods.__getitem__, self._methods.may_be_plain, small)
-        check_number(found.plan)
+        self._reducer.check_replan(found.plan)
         for bucket in found.plan.buckets:
             self._methods.check_bucket(bucket, self._reducer.world)
         return found

@@ -61,8 +61,8 @@ class Counters:
         reducer, steps = self._session.reducer, self._session.steps
         if self.reports.updates:
             return verdict.ratio(reducer.metrics)
-        total = reducer.options.total_steps
-        return verdict.in_words(reducer.metrics, self.reports.pace, steps.is_exact, reducer.step, total)
+        is_exact, total = steps.is_exact if steps.foresees() else None, reducer.options.total_steps
+        return verdict.in_words(reducer.metrics, self.reports.pace, is_exact, reducer.step, total)
 
     def stats(self) -> Stats:
         """Return all counters, see :meth:`~.compression.BaseCompression.stats`."""

@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from ..exchange.hosts import LocalHost, Shared, groups, of_ranks, opened
 from ..exchange.transports.transport import Transport
 from ..options import Options
+from ..schedule.by_name import check_number
 from ..schedule.plan import Plan, TensorSpec
 from .gather import check_all, gather_stage
 
@@ -24,7 +25,8 @@ def groups_of(options: Options, methods: Methods, plan: Plan, machines: Sequence
         machines: names the host of each rank.
 
     Raises:
-        ConfigError: hosts have different numbers of ranks, or a method cannot take the shares of a tensor.
+        ConfigError: hosts have different numbers of ranks, there are too many buckets for these, or a method cannot
+            take the shares of a tensor.
     """
     if options.exchange != "hierarchical":
         return None
@@ -38,6 +40,7 @@ def groups_of(options: Options, methods: Methods, plan: Plan, machines: Sequence
     ranks = len(hosts[0])
     if ranks == 1:
         return None
+    check_number(plan, ranks)
     for bucket in plan.buckets:
         for place in range(ranks):
             methods.check_bucket(share_of(bucket, place, ranks), len(hosts))

@@ -182,6 +182,10 @@ class Steps:
             return self.held.is_exact(step)
         return step < self._exact_first or self._methods.is_exact(step)
 
+    def foresees(self) -> bool:
+        """Return whether :meth:`is_exact` is for steps far ahead too: a user's function need not be."""
+        return bool(self.held) or not self._methods.asks()
+
     # ---- a step ----
 
     @property
@@ -262,7 +266,7 @@ class Steps:
         check_moments(state.get("second_moment", {}), shapes)
         check_masks(state, dict(self.named))
         if residuals == "restore":
-            self._takers.find_rates({kind.saved: state.get(kind.saved, ()) for kind in (Rates, LastRates)})
+            self._takers.find_rates({name: state.get(name, ()) for name in (*Rates.saved, *LastRates.saved)})
 
     def load(self, state: Mapping[str, Any], residuals: str, *, begun: bool) -> None:
         """Take a state that :meth:`check` has found good.
@@ -285,7 +289,7 @@ class Steps:
         self._takers.load_moments(self._loaded.moments, self._loaded.due)
         if begun:
             self.settle_moments()
-        for kind in (Rates, LastRates) if residuals == "restore" else ():
-            self._loaded.rates[kind.saved] = state.get(kind.saved, ())
+        for name in (*Rates.saved, *LastRates.saved) if residuals == "restore" else ():
+            self._loaded.rates[name] = state.get(name, ())
         self._takers.load_rates(self._loaded.rates)
         self.scale.load(0.0 if residuals == "reset" else float(state.get("scale", 0.0)))

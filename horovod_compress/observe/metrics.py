@@ -32,7 +32,7 @@ class CounterValues(TypedDict):
         steps: finished steps.
         bytes_sent: bytes handed to the transport, headers included.
         bytes_exact, bytes_compressed: the parts of it that were gradients as numbers, of 8 bits in the first exact
-            rounds and of 16 or more otherwise, and compressed ones; the rest are comparisons.
+            rounds and of 16 or more otherwise, and compressed ones; the rest are comparisons and meetings of hosts.
         bytes_dense: bytes that a float32 ring would have sent.
         times_fewer_bytes: the ratio of ``bytes_dense`` and ``bytes_sent``.
         exact_steps: those in which nothing went through the method.

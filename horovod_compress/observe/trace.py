@@ -25,6 +25,8 @@ from .trace_events import Span, TraceEvent, events_of, process_of
 
 #: Some 30 MB in memory for each compression, and in the file.
 MAX_EVENTS = 200_000
+#: How long the end of a trace waits for another thread that writes the file.
+_WRITE_SECONDS = 60.0
 
 _log = logging.getLogger("horovod_compress")
 
@@ -79,7 +81,8 @@ class Trace:
             recording.stop()
         if self._is_first():
             self._write()  # on this thread: an interpreter that exits starts no other
-        self._written.wait()
+        if not self._written.wait(_WRITE_SECONDS):
+            _log.warning("rank %d: after %.0f s, %s is still being written", self._rank, _WRITE_SECONDS, self.path)
         atexit.unregister(self.close)
 
     def __enter__(self) -> Trace:
@@ -92,8 +95,12 @@ class Trace:
 
     def _ended(self) -> None:
         """Write once nothing is recorded any more, on a thread of its own: this one may be in the backward pass."""
-        if not any(recording.on for recording in self._recordings) and self._is_first():
+        if any(recording.goes_on() for recording in self._recordings) or not self._is_first():
+            return
+        try:
             threading.Thread(target=self._write, name="hvc-trace", daemon=True).start()
+        except RuntimeError:  # there are too many, or the interpreter is about to end
+            self._write()
 
     def _is_first(self) -> bool:
         """Return whether it is on the caller to write, and let another trace begin."""
@@ -141,6 +148,10 @@ class _Recording:
     def stop(self) -> None:
         if self.on:
             self.on, self._metrics.trace = False, None
+
+    def goes_on(self) -> bool:
+        """Return whether more may come: the reducer takes the hook out when it is closed."""
+        return self.on and self._metrics.trace is not None
 
     def events(self, process: int, epoch: float) -> list[TraceEvent]:
         return events_of((Span(*record) for record in list(self._records)), process, self._name, epoch)

@@ -113,11 +113,14 @@ def _longest(steps: Iterable[tuple[float, float, int]]) -> list[tuple[float, flo
     return found
 
 
-def in_words(metrics: Metrics, pace: Pace, is_exact: Callable[[int], bool], step: int, total: int | None) -> str:
+#: Returns whether a step of this job is exact; None where nobody knows beforehand.
+IsExact = Callable[[int], bool] | None
+
+
+def in_words(metrics: Metrics, pace: Pace, is_exact: IsExact, step: int, total: int | None) -> str:
     """Return a verdict for people; empty before anything was sent.
 
     Args:
-        is_exact: whether a step of this job is exact.
         step: the next one.
         total: the length of the training, if known.
     """
@@ -133,11 +136,9 @@ def ratio(metrics: Metrics) -> str:
     return f"{metrics.times_fewer_bytes:.1f} times fewer bytes than a float32 ring" if metrics.bytes_sent else ""
 
 
-def _expected(
-    metrics: Metrics, each: dict[bool, float] | None, is_exact: Callable[[int], bool], step: int, total: int | None
-) -> str:
-    """Return the ratio that these rounds come to, in words; nothing where there is but one kind."""
-    if not each or (total is not None and step >= total):
+def _expected(metrics: Metrics, each: dict[bool, float] | None, is_exact: IsExact, step: int, total: int | None) -> str:
+    """Return the ratio that these rounds come to, in words; nothing where that is unknown, or there is but one kind."""
+    if not each or is_exact is None or (total is not None and step >= total):
         return ""
     dense = metrics.bytes_dense / metrics.steps
     if total is None:

@@ -13,8 +13,8 @@ from . import auto, layerfusion, mergecomp
 from .plan import USUAL_SIZE, Plan, TensorSpec, by_size, layerwise, single
 from .trial import by_kind
 
-#: What fits the bucket's place in a key, less one for the verification's frames.
-MAX_BUCKETS = (1 << 16) - 1
+#: What fits the bucket's place in a key.
+_PLACES = 1 << 16
 
 _SCHEDULES = {"layerwise": layerwise, "single": single, "size": by_size}
 
@@ -51,16 +51,21 @@ def make_plan(
     return plan
 
 
-def check_number(plan: Plan) -> None:
+def check_number(plan: Plan, shares: int = 1) -> None:
     """Refuse a plan of too many buckets.
+
+    Args:
+        shares: of each bucket, which have random bits of their own: the ranks of a host, where these share it.
 
     Raises:
         ConfigError: there are more than a key has room for.
     """
-    if len(plan.buckets) > MAX_BUCKETS:
+    most = _PLACES // shares - 1  # one is left for the verification's frames
+    if len(plan.buckets) > most:
+        where = f" where {shares} ranks share a host" if shares > 1 else ""
         raise ConfigError(
-            f"a plan should have at most {MAX_BUCKETS} buckets, this one has {len(plan.buckets)}; "
-            f'choose schedule="size:25MB"'
+            f'a plan should have at most {most} buckets{where}, this one has {len(plan.buckets)}; choose schedule="size'
+            ':25MB"'
         )
 
 

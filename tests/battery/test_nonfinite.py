@@ -142,6 +142,15 @@ def test_huge_numbers_do_no_lasting_harm(case: Sample, dtype: torch.dtype, huge:
                 assert all(bool(tensor.isfinite().all()) for mine in kept(fleet) for tensor in mine.values())
 
 
+def test_what_was_dropped_is_counted_so_far() -> None:
+    with Fleet(1, TENSORS, "topk", schedule="single") as fleet:
+        (state,) = fleet.reducers[0].buckets
+        for number in (1, 2):
+            state.memory.state["residual"][state.memory.span(0)][:number] = math.nan
+            assert state.drop_spoilt(0) and not state.drop_spoilt(0)
+        assert state.dropped == {state.bucket.tensors[0].name: 3}
+
+
 @each_case(lambda codec: type(codec) in REGISTERED and bool(codec.layout(ANY_BUCKET, 1).state))
 @pytest.mark.parametrize("value", [math.nan, 3e38], ids=str)
 def test_what_waits_and_is_not_finite_does_not_stay(

@@ -92,7 +92,7 @@ def _shares_tables(codec: Codec) -> bool:
     """Errors that LoCo keeps are a rank's own."""
     with Fleet(2, TENSORS, codec) as fleet:
         reducer = fleet.reducers[0]
-        return bool(reducer.kept.tables()) and not any(state.rounds.own_tables for state in reducer.buckets)
+        return bool(reducer.kept.tables()) and not any(state.rounds.tables.own for state in reducer.buckets)
 
 
 @each_case(_shares_tables, quick=EVERY)

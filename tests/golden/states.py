@@ -29,7 +29,7 @@ from horovod_compress.engine.methods import per_layer
 from horovod_compress.engine.saved import checkpoint, checksums, state_folder
 from horovod_compress.schedule.plan import TensorSpec
 from tests.golden.play import Found, digest, grads, lines, what_is_left
-from tests.golden.trained import HELD, Ranks, adamw, sgd
+from tests.golden.trained import HELD, Ranks, adamw, falling, sgd
 from tests.support.jobs import run_ranks
 from tests.support.local import Fleet
 
@@ -82,6 +82,12 @@ CHECKPOINTS: dict[str, Given] = {
         partial(methods.method, "ef_signsgd"),
         sgd,
         (),
+        (("schedule", "single"), ("follow_lr", True), ("total_steps", 20)),
+    ),
+    "ef_signsgd-fall": Given(
+        partial(methods.method, "ef_signsgd"),
+        falling,
+        (("match_norm", False),),
         (("schedule", "single"), ("follow_lr", True), ("total_steps", 20)),
     ),
     "dgc": Given(partial(methods.method, "dgc", density=0.05), meet=(("second_moment", "own"),)),

@@ -118,4 +118,4 @@ def test_the_files_hold_every_case() -> None:
     kinds = {kind for found in GOLDEN.values() for kind in found.get("kept", ())}
     assert kinds == {"carry", "momentum", "residual", "server", "table", "waiting"}
     beside = {key for name in states.CHECKPOINTS for key in states.read(states.FOLDER / name)[0]}
-    assert beside >= {"second_moment", "norms", "masks", "rates", "waiting"}
+    assert beside >= {"second_moment", "norms", "masks", "rates", "rates_seen", "waiting"}

@@ -120,6 +120,17 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.0625, momentum=0.75, foreach=False)
 
 
+def falling(parameters: Any) -> torch.optim.Optimizer:
+    """Return SGD whose rate falls further with its first step than residuals follow."""
+
+    def fall(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 2.0**-10
+
+    found = torch.optim.SGD(parameters, lr=0.0625, foreach=False)
+    found.register_step_post_hook(fall)
+    return found
+
+
 class Scaler:
     """The scale of gradients."""
 

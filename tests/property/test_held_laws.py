@@ -84,7 +84,7 @@ class Team:
         for mine, reducer in zip(self.held, self.fleet.reducers, strict=True):
             assert reducer.wait_idle(5.0)
             if mine:
-                mine.begin(reducer.next_step())
+                held.begin([mine], reducer.next_step())
         results = self.fleet.step(grads)
         assert all(reducer.wait_idle(5.0) for reducer in self.fleet.reducers)
         return results
@@ -120,7 +120,7 @@ def test_a_sparse_gradient_moves_the_optimizer_s_own() -> None:
         for step in range(8):
             for mine, reducer in zip(team.held, team.fleet.reducers, strict=True):
                 assert mine
-                mine.begin(reducer.next_step())
+                held.begin([mine], reducer.next_step())
             grads = random_grads(team.fleet.world, TENSORS, seed=step)
             number = team.fleet.offer(grads)
             for reducer in team.fleet.reducers:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from horovod_compress.codecs.base import variants_of
 from horovod_compress.engine.masks import Masks
+from horovod_compress.engine.optimizer import held
 from horovod_compress.engine.reducer import Next
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.engine.saved.redistribute import redistributed
@@ -247,7 +248,7 @@ def test_with_other_buckets_it_goes_with_its_tensor() -> None:
             reducer.replan(Plan.of([([tensor], 1) for tensor in reversed(TENSORS)]))
         for mine in other.held:
             assert mine
-            mine.begin(12)
+            held.begin([mine], 12)
         assert all(map(all_same, zip(waits(team), waits(other), strict=True)))
 
 

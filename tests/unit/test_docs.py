@@ -24,6 +24,7 @@ from horovod_compress.codecs import registry
 from horovod_compress.engine.optimizer import second_moment
 from horovod_compress.exchange import wire
 from horovod_compress.fronts.updates import distributed_update_optimizer as update_optimizer
+from horovod_compress.ops import keys
 from horovod_compress.options import PRESETS, Options
 from tests.support.local import Fleet, spec
 
@@ -276,8 +277,12 @@ def test_the_page_on_the_wire_format_is_that_of_the_code() -> None:
     assert f"Wire version {wire.WIRE_VERSION}." in page
     assert f"A frame is {wire.HEADER_BYTES} bytes of header" in page
     rows = re.findall(r"^\| `([a-z0-9_ ]+)` \| `0x([0-9a-f]{4})` \|$", page, re.MULTILINE)
-    names = {*registry.methods(), "full precision", "verify", "agree", "weights", "prelude 0"}
+    names = {*registry.methods(), "full precision", "momentum", "prelude 0"}
+    names |= {"verify", "agree", "weights", "norm", "host", "host agrees", "host delivers"}
     assert dict(rows) == {name: f"{wire.codec_id(name):04x}" for name in names}
+    purposes = re.findall(r"\b(\d+) [a-z]", page.partition("Purposes: ")[2].partition("\n\n")[0])
+    due = {value for name, value in vars(keys).items() if name.isupper() and isinstance(value, int)}
+    assert {int(purpose) for purpose in purposes} == due
     fields = [(int(row[0]), int(row[1])) for row in table_after(DOCS / "wire-format.md", "## Frame")]
     ends = [offset + size for offset, size in fields]
     assert [offset for offset, _ in fields] == [0, *ends[:-1]] and ends[-1] == wire.HEADER_BYTES

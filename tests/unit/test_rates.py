@@ -130,6 +130,37 @@ def test_what_is_saved_goes_on() -> None:
     assert seen.factors == [{}, {"a": pytest.approx(1 / 0.9)}]
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_fall_that_was_not_followed_all_the_way_is_not_followed_again_after_a_resume(by_name: bool) -> None:
+    sgd, named = optimizer(1.0)
+    seen: Any = Seen()
+    follower = Rates(sgd, seen.kept, named)
+    for rate in (1.0, 1e-3):
+        sgd.param_groups[0]["lr"] = rate
+        follower.begin()
+    for _ in range(2):
+        state: dict[str, Any] = follower.state()
+        if by_name:  # as those of several optimizers are saved
+            state = {name: follower.of_names(rates) for name, rates in follower.by_name().items()}
+        follower = Rates(sgd, seen.kept, named)
+        follower.load(state)
+        follower.begin()
+    assert seen.factors == [{}, {"a": MOST}, {}, {}]
+    follower.load({"rates": state["rates"]})  # as earlier versions saved it
+    follower.begin()
+    assert seen.factors[-1] == {"a": MOST}
+
+
+def test_what_the_last_step_had_is_saved_only_where_residuals_stand_for_another_rate() -> None:
+    sgd, named = optimizer(1.0)
+    seen: Any = Seen()
+    follower = Rates(sgd, seen.kept, named)
+    for rate, saved in ((1.0, []), (0.5, []), (1e-3, [1e-3])):
+        sgd.param_groups[0]["lr"] = rate
+        follower.begin()
+        assert follower.state()["rates_seen"] == saved
+
+
 def test_momentum_stays_as_it_is() -> None:
     with Fleet(2, TENSORS, "dgc", density=0.1, ramp_steps=0) as fleet:
         fleet.step(random_grads(2, TENSORS))

@@ -6,12 +6,18 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from horovod_compress.engine.bucket.shares import cut, share_of
+from horovod_compress.engine.methods import parse
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.errors import ConfigError, StateError
 from horovod_compress.exchange.hosts import Shared, of_ranks, opened
+from horovod_compress.exchange.transports.local import LocalTransport
+from horovod_compress.exchange.transports.transport import Pending
+from horovod_compress.fronts.sharing import groups_of
+from horovod_compress.schedule import by_name
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 
@@ -126,6 +132,46 @@ def test_a_state_goes_on_with_the_same_bits_and_only_where_hosts_are_the_same() 
         checkpoint.load(flat.reducers[0], flat.methods, states[0], "reset")
         with pytest.raises(StateError, match="hierarchical"):
             redistributed(states, 0, 2, ())
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_all_bytes_are_counted_also_those_of_meetings_within_a_host(
+    finite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is exact and what is compressed is what goes between hosts."""
+    sent, send = [0] * RANKS, LocalTransport.send
+
+    def counted(self: LocalTransport, data: Tensor, to: int) -> Pending:
+        sent[self.rank] += data.numel()
+        return send(self, data, to)
+
+    monkeypatch.setattr(LocalTransport, "send", counted)
+    with Fleet(RANKS, TENSORS, "marsit", hosts=HOSTS, schedule="layerwise", verify_every=2) as fleet:
+        for step in range(3):
+            grads = random_grads(RANKS, TENSORS, seed=step)
+            grads[1]["rows"][0, 0] *= 1.0 if finite else math.inf
+            fleet.step(grads)
+        assert all(reducer.wait_idle(10.0) for reducer in fleet.reducers)
+        counts = [reducer.metrics for reducer in fleet.reducers]
+        assert [metrics.bytes_sent for metrics in counts] == sent
+        between = [metrics.bytes_exact + metrics.bytes_compressed for metrics in counts]
+        assert all(0 < less < all_ for less, all_ in zip(between, sent, strict=True))
+
+
+def test_shares_have_random_bits_of_their_own_or_the_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, machines = Plan.of([(TENSORS[:1], 1)]).buckets[0], ["one", "one", "one", "two", "two", "two"]
+    methods, options = parse("marsit", {"exchange": "hierarchical"})
+    with pytest.raises(ConfigError, match=r"at most 21844 buckets where 3 ranks share a host, this one has 21845;"):
+        groups_of(options, methods, Plan((bucket,) * 21845), machines)
+    layers = Plan.of([([tensor], 1) for tensor in TENSORS])
+    with Fleet(RANKS, TENSORS, "marsit", hosts=HOSTS) as fleet:
+        keys = {(r.rank, at): r.context.coding_key(0, at) for r in fleet.reducers for at in (0, 1, 32765, 32766)}
+        assert len(set(keys.values())) == len(keys)
+        monkeypatch.setattr(by_name, "_PLACES", EACH * len(TENSORS))  # no room for so many buckets of each share
+        with pytest.raises(ConfigError, match="where 2 ranks share a host, this one has 6"):
+            fleet.reducers[0].check_replan(layers)
+        monkeypatch.setattr(by_name, "_PLACES", EACH * (len(TENSORS) + 1))
+        fleet.reducers[0].check_replan(layers)
 
 
 def test_hosts_with_different_numbers_of_ranks_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -144,6 +145,63 @@ def test_the_file_is_there_when_the_steps_are_over(tmp_path: Path, steps: int | 
     check(events)
     assert [e["args"]["step"] for e in spans(events, "steps", "step")] == shown
     assert {e["args"]["step"] for e in spans(events, "wait")} <= set(shown)
+
+
+def run(fleet: Fleet, steps: int) -> None:
+    for number in range(steps):
+        fleet.step(random_grads(fleet.world, TENSORS, seed=number))
+        assert all(reducer.wait_idle(10.0) for reducer in fleet.reducers)
+
+
+def ends(close: Callable[[], None]) -> bool:
+    """Return whether this ends in time."""
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(5.0)
+    return not thread.is_alive()
+
+
+def test_where_no_thread_can_be_started_the_last_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Fleet(1, TENSORS) as fleet:
+        found = trace.begin(tmp_path / "t.json", 0, 1, 10_000)
+        found.follow(fleet.reducers[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            run(fleet, 2)
+        assert ends(found.close)
+    assert [e["args"]["step"] for e in spans(read(found.path), "steps", "step")] == [0]
+
+
+def test_the_end_waits_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = threading.Event()
+    monkeypatch.setattr(trace, "replace_whole", lambda path, text: written.wait(10.0))
+    monkeypatch.setattr(trace, "_WRITE_SECONDS", 0.01, raising=False)
+    with Fleet(1, TENSORS) as fleet:
+        found = trace.begin(tmp_path / "t.json", 0, 1, 10_000)
+        found.follow(fleet.reducers[0])
+        run(fleet, 2)
+        assert ends(found.close)
+    written.set()
+    assert f"{found.path} is still being written" in caplog.text and found._written.wait(10.0)
+
+
+def test_a_compression_that_was_closed_is_not_waited_for(tmp_path: Path) -> None:
+    with Fleet(1, TENSORS) as first, Fleet(1, TENSORS) as second:
+        found = trace.begin(tmp_path / "t.json", 0, 3, 10_000)
+        for fleet in (first, second):
+            found.follow(fleet.reducers[0])
+        run(first, 2)
+        first.reducers[0].close()
+        assert not found._ending  # others may be created that are to be recorded, as in an elastic job
+        run(second, 4)
+        assert found._ending and found._written.wait(10.0)
+    steps = [(e["pid"], e["args"]["step"]) for e in spans(read(found.path), "steps", "step")]
+    assert len(steps) == 2 + 3 and len({process for process, _ in steps}) == 2
 
 
 def test_a_trace_that_begins_in_the_middle_of_a_step_begins_with_the_next(tmp_path: Path) -> None:

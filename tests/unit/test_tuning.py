@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,9 @@ from horovod_compress.codecs.by_step import by_step
 from horovod_compress.codecs.registry import codec_class, methods
 from horovod_compress.codecs.sketch_fusion import SketchFusion
 from horovod_compress.engine import tuning
+from horovod_compress.engine.bucket.memory import Memory
+from horovod_compress.engine.bucket.rounds import Tables
+from horovod_compress.engine.kept import Kept
 from horovod_compress.engine.methods import per_layer, single
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.engine.tuning import TRIAL_STEPS, Tuner
@@ -158,6 +162,33 @@ def test_other_buckets_change_nothing_that_is_kept() -> None:
                 )
             fleet._index = {name: place for place, name in enumerate(plan.names())}
             fleet.step(random_grads(2, TENSORS, seed=len(groups)))
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "number"), [(Memory, "payload_for", 2), (Kept, "put", 1), (Tables, "write", 2)]
+)
+def test_where_there_is_no_memory_for_other_buckets_all_is_as_before(
+    part: type, name: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next steps are those of a job that has not tried; the call of that number fails."""
+    usual, calls = getattr(part, name), count(1)
+
+    def fails(*given: Any) -> Any:
+        if next(calls) == number:
+            raise MemoryError
+        return usual(*given)
+
+    with Fleet(1, TENSORS, "powersgd") as fleet, Fleet(1, TENSORS, "powersgd") as other:
+        (reducer,) = fleet.reducers
+        for step in range(4):
+            if step == 2:
+                with monkeypatch.context() as patch, pytest.raises(MemoryError):
+                    patch.setattr(part, name, fails)
+                    reducer.replan(make_plan("layerwise", TENSORS, 0, fleet.methods.number))
+                assert reducer.plan == fleet.plan and len(reducer.buckets) == 1
+            found, due = (each.step(random_grads(1, TENSORS, seed=step)) for each in (fleet, other))
+            assert all_same([found[0], due[0]])
+        reducer.replan(make_plan("layerwise", TENSORS, 0, fleet.methods.number))  # once there is
 
 
 def test_buckets_are_changed_between_steps_only_and_not_under_tables_of_the_bucket_as_a_whole() -> None:

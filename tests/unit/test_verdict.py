@@ -5,16 +5,22 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
+from torch import nn
 
+from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.by_step import by_step, method
 from horovod_compress.engine.methods import parse, per_layer
 from horovod_compress.engine.reducer import Next
+from horovod_compress.fronts.reports import Counters
+from horovod_compress.fronts.session import Session
 from horovod_compress.observe import verdict
 from horovod_compress.observe.metrics import Metrics, Overlap
 from horovod_compress.schedule.plan import TensorSpec
@@ -267,3 +273,30 @@ def test_options_that_were_chosen_are_shown_and_no_others() -> None:
 def test_exact_steps_are_those_of_the_method_and_the_first_ones(warmup: int, every: int, exact: list[int]) -> None:
     methods, _ = parse("marsit", {"full_precision_every": every, "warmup_steps": warmup})
     assert [step for step in range(8) if methods.is_exact(step)] == exact
+
+
+@pytest.mark.parametrize("total", [None, 5000])
+def test_a_users_function_is_not_asked_for_steps_far_ahead(total: int | None) -> None:
+    """Where there is none, the ratio to come is told."""
+    exact = 6
+    table = ["early"] * exact + ["late"] * 20
+
+    named = [(tensor.name, nn.Parameter(torch.zeros(tensor.shape))) for tensor in TENSORS]
+
+    def shown(codec: Codec) -> str:
+        with Fleet(2, TENSORS, codec, total_steps=total, verify_every=0) as fleet:
+            job: Any = SimpleNamespace(number=0, row=None)
+            session = Session(job, fleet.methods, fleet.reducers[0], named)
+            counters = Counters(session, fleet.methods.name)
+            for step in range(exact + 4):
+                counters.reports.look()
+                fleet.step(random_grads(2, TENSORS, seed=step))
+                assert fleet.reducers[0].wait_idle(10.0)
+            counters.reports.look()
+            return counters.in_words()
+
+    coming = "in the long run" if total is None else "expected at step 5,000"
+    function = by_step(lambda step: table[step], {"early": "none", "late": "marsit"})
+    for asked in (function, by_step({0: "none", 1: function})):
+        assert "times fewer bytes" in (said := shown(asked)) and coming not in said
+    assert coming in shown(by_step({0: "none", exact: "marsit"}))

@@ -45,7 +45,9 @@ class Remembering(Codec):
             Law(bound="what waits of an element is at most half of its largest level so far"),
             divides=divides,
             has_private_state=True,
-            moves_tables=TableMoves(self._read_tables, self._write_tables, self._scale_tables, self._count_spoilt),
+            moves_tables=TableMoves(
+                *(self._read_tables, self._write_tables, self._scale_tables, self._count_spoilt, self._views)
+            ),
             stands_for_mean=True,
         )
 
@@ -91,6 +93,9 @@ class Remembering(Codec):
         return int((~((norms >= 0) & (norms < most))).sum())
 
     # ---- other buckets ----
+
+    def _views(self, work: Work, position: int) -> dict[str, Tensor]:
+        return {"errors": work.tables["errors"][work.memo["errors"][position]]}
 
     def _read_tables(self, work: Work, key: Key) -> list[Held]:
         return [{"errors": (work.tables["errors"][place],)} for place in work.memo["errors"]]

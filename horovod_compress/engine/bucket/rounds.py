@@ -1,16 +1,21 @@
-"""What a bucket exchanges in the coming steps, and the names of its kinds of rounds."""
+"""What a bucket exchanges in the coming steps, the names of its kinds of rounds, and what their tables hold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...codecs.base import Codec
+from torch import Tensor
+
+from ...codecs.base import Codec, Held
 from ...codecs.dense import BFloat, Uncompressed
 from ...codecs.natural import Natural
 from ...exchange.choose import Choose
+from ...ops.keys import Key
 from ...schedule.plan import Bucket
+from .memory import Memory
+from .round import Round
 
 _SHORT = Natural(mantissa=2)
 Kind = Literal["method", "plain", "short", "coded", "exact", "first"]
@@ -57,3 +62,51 @@ def labels(variants: Sequence[Codec]) -> dict[Codec, str]:
         seen[codec.name] = number = seen.get(codec.name, 0) + 1
         labels[codec] = codec.name if number == 1 else f"{codec.name} {number}"
     return labels
+
+
+class Tables:
+    """What the tables of a bucket hold, as far as its method can tell one tensor from another.
+
+    Args:
+        rounds: the kinds of the bucket, which share its tables.
+    """
+
+    def __init__(self, memory: Memory, rounds: Iterable[Round]) -> None:
+        self._memory = memory
+        self._moves = [(moves, round_.work) for round_ in rounds if (moves := round_.properties.moves_tables)]
+
+    @property
+    def own(self) -> bool:
+        """Whether what they hold is this rank's own; else it is equal on all."""
+        return any(moves.scale for moves, _ in self._moves)
+
+    def of(self, position: int) -> dict[str, Tensor]:
+        """Return what they hold for one tensor, by table, where each tensor has its part of them; these are views."""
+        found: dict[str, Tensor] = {}
+        for moves, work in self._moves:
+            found |= moves.views(work, position) if moves.views else {}
+        return found
+
+    def read(self, key: Key) -> dict[str, Held]:
+        """Return what they hold, by tensor."""
+        tensors = self._memory.bucket.tensors
+        held: list[Held] = [{} for _ in tensors]
+        for moves, work in self._moves:
+            held = [a | b for a, b in zip(held, moves.read(work, key), strict=True)]
+        return {tensor.name: found for tensor, found in zip(tensors, held, strict=True)}
+
+    def write(self, held: Mapping[str, Held], key: Key) -> None:
+        """Let those of a new bucket hold what those of earlier ones did, by tensor."""
+        mine = [held[tensor.name] for tensor in self._memory.bucket.tensors]
+        for moves, work in self._moves:
+            moves.write(work, mine, key)
+
+    def scale(self, factor: float) -> None:
+        """Multiply what they hold."""
+        own = [(moves.scale, work) for moves, work in self._moves if moves.scale]
+        if own:
+            scale, work = own[0]
+            scale(work, factor)
+            return
+        for table in self._memory.tables.values():
+            table.mul_(factor)

@@ -35,7 +35,8 @@ from ...exchange import everywhere
 from ...exchange.collective import Exchange, FramePool
 from ...exchange.device import Deadline
 from ...exchange.hosts import Group, LocalHost
-from ...exchange.wire import NonFiniteCount
+from ...exchange.wire import HEADER_BYTES, NonFiniteCount
+from ...observe.metrics import Metrics
 from ...schedule.plan import Bucket, TensorSpec
 from .pruned import PrunedBucket
 
@@ -119,6 +120,7 @@ class HostBucket:
 
     Args:
         begin: begins an exchange, see :meth:`..context.Context.exchange`.
+        metrics: counts what is sent, on the exchange thread.
 
     Attributes:
         share: the bucket of what this rank owns.
@@ -126,8 +128,9 @@ class HostBucket:
         alone: there is no other host, so that the mean over this one is the result.
     """
 
-    def __init__(self, host: LocalHost, memory: HostMemory, bucket: Bucket, begin: Begin) -> None:
+    def __init__(self, host: LocalHost, memory: HostMemory, bucket: Bucket, begin: Begin, metrics: Metrics) -> None:
         self._host, self._memory, self._bucket, self._begin = host, memory, bucket, begin
+        self._metrics = metrics
         self._place, ranks = self._host.within.rank, self._host.within.size
         self._cuts = [cut(tensor, ranks) for tensor in bucket.tensors]
         self.share = share_of(bucket, self._place, ranks)
@@ -172,6 +175,7 @@ class HostBucket:
         """
         exchange = self._begin(self._bucket.index, "host", bad, deadline, self._host.within)
         _, bad = everywhere.all_gather(exchange, _NO_DATA)
+        self._metrics.bytes_sent += exchange.bytes_sent
         return bad
 
     def average(self, position: int) -> Tensor:
@@ -192,8 +196,12 @@ class HostBucket:
         """
         exchange = self._begin(self._bucket.index, "host agrees", bad, deadline, self._host.within)
         mine = torch.tensor(bad, dtype=torch.int64)
-        found, _ = everywhere.all_gather(exchange, mine.view(torch.uint8))
-        return max(NonFiniteCount(*values.view(torch.int64).tolist()) for values in found)
+        gathered, _ = everywhere.all_gather(exchange, mine.view(torch.uint8))
+        found = max(NonFiniteCount(*values.view(torch.int64).tolist()) for values in gathered)
+        self._metrics.bytes_sent += exchange.bytes_sent
+        if not found.count:  # then results are delivered, on a thread that does not count
+            self._metrics.bytes_sent += HEADER_BYTES * (self._host.within.size - 1)
+        return found
 
     def deliver(self, step: int, deadline: Deadline) -> None:
         """Copy the results of all ranks of the host over this one's gradients, once all are there.

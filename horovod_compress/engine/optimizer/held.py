@@ -198,10 +198,6 @@ class HeldSecondMoment:
 
     # ---- before the first gradient of a step ----
 
-    def begin(self, step: int) -> None:
-        """Choose what the step exchanges, see :func:`begin`."""
-        begin([self], step)
-
     def note_round(self, step: int, *, exact: bool, due: bool) -> None:
         """Note what the coming step exchanges, and whether all exchanges for the optimizer's coming step are exact."""
         self._all_exact = exact and (self._all_exact or not self.unused(step))

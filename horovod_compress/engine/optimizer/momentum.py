@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -141,8 +142,8 @@ class Rates:
         at_once: names of parameters whose residuals follow every change, however small.
     """
 
-    #: What its state is saved under.
-    saved: ClassVar[str] = "rates"
+    #: What its state is saved under: the rates that residuals stand for, and those of the last step if they differ.
+    saved: ClassVar[Sequence[str]] = ("rates", "rates_seen")
 
     def __init__(
         self, optimizer: Any, kept: Kept, named: Iterable[tuple[str, nn.Parameter]], at_once: Collection[str] = ()
@@ -171,22 +172,29 @@ class Rates:
             factors |= found if before else {}
         self._kept.scale_errors(factors)
 
-    def state(self) -> list[float]:
-        return list(self._followed)
+    def state(self) -> dict[str, list[float]]:
+        """Return rates by group, under the names in :attr:`saved`."""
+        seen = [] if self._seen == self._followed else self._seen
+        return dict(zip(self.saved, (list(self._followed), list(seen)), strict=False))
 
-    def load(self, state: Sequence[float]) -> None:
-        self._followed, self._seen = list(state), list(state)
+    def load(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Take what :meth:`state` returned; names may be missing."""
+        self._followed = list(state.get(self.saved[0], ()))
+        seen = zip_longest(state.get("rates_seen", ()), self._followed, fillvalue=0.0)
+        self._seen = [rate or followed for rate, followed in seen]
 
     # ---- the same by parameter, as the order of several optimizers may change ----
 
-    def by_name(self) -> dict[str, float]:
-        """Return the rate that what is kept stands for, by parameter."""
-        groups = self._optimizer.param_groups[: len(self._followed)]
-        each = [self._of_group(group, rate) for group, rate in zip(groups, self._followed, strict=True)]
-        return {name: rate for found in each for name, rate in found.items()}
+    def by_name(self) -> dict[str, dict[str, float]]:
+        """Return :meth:`state` by parameter."""
+        found: dict[str, dict[str, float]] = {}
+        for saved, rates in self.state().items():
+            each = [self._of_group(*pair) for pair in zip(self._optimizer.param_groups, rates, strict=False)]
+            found[saved] = {name: rate for mine in each for name, rate in mine.items()}
+        return found
 
     def of_names(self, saved: Mapping[str, float]) -> list[float]:
-        """Return a state for :meth:`load`, of what :meth:`by_name` returned.
+        """Return rates by group, of those by parameter; 0 where there are none to go on from.
 
         Raises:
             StateError: parameters of one group have different rates.
@@ -220,7 +228,7 @@ class LastRates(Rates):
     more than :data:`MOST` at once, as what does not follow a rate back would be applied when that is large again.
     """
 
-    saved: ClassVar[str] = "last_rates"
+    saved: ClassVar[Sequence[str]] = ("last_rates",)
 
     def begin(self) -> None:
         groups = self._optimizer.param_groups

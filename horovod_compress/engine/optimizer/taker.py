@@ -180,10 +180,10 @@ class Takers:
         """
         each = [rates for taker in self for rates in taker.rates]
         if len(self._known) == 1:
-            return {rates.saved: rates.state() for rates in each}
+            return {saved: state for rates in each for saved, state in rates.state().items()}
         found: dict[str, dict[str, float]] = {}
-        for rates in each:
-            found.setdefault(rates.saved, {}).update(rates.by_name())
+        for saved, by_name in (part for rates in each for part in rates.by_name().items()):
+            found.setdefault(saved, {}).update(by_name)
         return found
 
     def load_rates(self, saved: Mapping[str, SavedRates]) -> None:
@@ -195,7 +195,7 @@ class Takers:
         for rates, state in self.find_rates(saved):
             rates.load(state)
 
-    def find_rates(self, saved: Mapping[str, SavedRates]) -> list[tuple[Rates, list[float]]]:
+    def find_rates(self, saved: Mapping[str, SavedRates]) -> list[tuple[Rates, dict[str, list[float]]]]:
         """Return what follows rates, each with its part of what was saved, by group.
 
         Raises:
@@ -207,9 +207,11 @@ class Takers:
             # The last one takes what is left: a group may be added later.
             count = None if taker is self._known[-1] else len(taker.optimizer.param_groups)
             for rates in taker.rates:
-                named = saved.get(rates.saved)
-                mine = islice(left.get(rates.saved, iter(())), count)
-                found.append((rates, rates.of_names(named) if isinstance(named, Mapping) else [*mine]))
+                mine = {}
+                for name in rates.saved:
+                    named, rest = saved.get(name), left.get(name, iter(()))
+                    mine[name] = rates.of_names(named) if isinstance(named, Mapping) else [*islice(rest, count)]
+                found.append((rates, mine))
         return found
 
     def load_moments(self, moments: Mapping[str, Mapping[str, Any]], due: bool) -> None:

@@ -259,8 +259,7 @@ def _check_more(state: Mapping[str, Any]) -> None:
         "tuned": type(state.get("tuned", False)) is not bool,
         "due": type(state.get("due", False)) is not bool,
         "scale": not checksums.is_number(state.get("scale", 0.0)),
-        "rates": not _are_rates(state.get("rates", [])),
-        "last_rates": not _are_rates(state.get("last_rates", [])),
+        **{name: not _are_rates(state.get(name, [])) for name in ("rates", "rates_seen", "last_rates")},
         "second_moment": not isinstance(state.get("second_moment", {}), Mapping),
         "norms": not ratio.check_state(state.get("norms", {})),
     }

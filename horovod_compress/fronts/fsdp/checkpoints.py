@@ -28,7 +28,7 @@ _ABOUT, _RANKS = "about", "ranks"
 #: Kinds of what is kept: what any method may have, and what waits for elements that rounds leave out.
 _RESIDUAL, _WAITING = "residual", "waiting"
 #: What is equal on all ranks, and goes with what waits.
-_COMMON = ("method", "config", "seed", "step", "exchanged", "rates", "last_rates", "scale")
+_COMMON = ("method", "config", "seed", "step", "exchanged", "rates", "rates_seen", "last_rates", "scale")
 #: That which has to be as it was.
 _FIXED = ("method", "config", "seed", "exchanged")
 

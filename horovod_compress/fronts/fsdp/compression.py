@@ -17,6 +17,7 @@ from ...engine.job import Job
 from ...engine.names import in_arguments, listed, pairs
 from ...engine.reducer import Hooks
 from ...errors import ConfigError, HorovodCompressError, MismatchError
+from ..compression import BaseCompression
 from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Unexchanged
 from ..session import Session, look_for_steps, weakly
@@ -184,7 +185,7 @@ class Compression(TorchCompression, Factories):
             try:
                 mesh = self._compare_columns(session := self._here())
             except HorovodCompressError:
-                self._closing.close()
+                BaseCompression.close(self)  # nobody has failed to use it, which this class would say
                 self._session = None
                 raise
         self._sharded = Sharded(session, self._saved, mesh)
