@@ -67,11 +67,12 @@ class Counters:
     def stats(self) -> Stats:
         """Return all counters, see :meth:`~.compression.BaseCompression.stats`."""
         reducer, tuner = self._session.reducer, self._session.steps.tuner
+        last = max(0, reducer.step - 1)  # a function given to by_step may not know of steps to come
         return {
             **self.at_any_time(),
             "residual_norm": self._kept.residual_norm(),
             "buckets": len(reducer.plan.buckets),
-            "collectives": sorted({state.round(reducer.step).collective.name for state in reducer.buckets}),
+            "collectives": sorted({state.round(last).collective.name for state in reducer.buckets}),
             "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
             "tuned": tuner is None or tuner.done,
             "method": self._method,
