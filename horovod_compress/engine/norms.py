@@ -66,8 +66,8 @@ class _Step:
     refused: bool = False  # some rank has voted against all this
     names: set[str] = field(default_factory=set)  # whose results were decoded: sparse gradients are somebody else's
     turns: list[Turn] = field(default_factory=list)  # of coded buckets
-    filled: set[str] = field(default_factory=set)  # whose residuals a coded round has filled
-    emptied: set[str] = field(default_factory=set)  # and an exact one emptied
+    filled: set[str] = field(default_factory=set)  # that went through a coded round, whose residuals it may fill
+    emptied: set[str] = field(default_factory=set)  # whose residuals an exact round has emptied
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ class Norms:
             self._now = _Step(step, coded, self.ratio.used())
             return
         empties = all(state.round(step).exact for state in matches)
+        self.ratio.keeps = any(state.round(step).work.state for state in matches)
         itself = not self.ratio.recent or empties or self.ratio.distance == 1
-        measures = itself or self.ratio.age + 1 >= self.ratio.distance
-        self._now = _Step(step, coded, None if itself else self.ratio.used(), measures, empties)
+        self._now = _Step(step, coded, None if itself else self.ratio.used(), itself or self.ratio.due, empties)
 
     def _matches(self, state: BucketState, step: int, frozen: set[str]) -> bool:
         """Return whether a bucket's results differ from the mean, and all of them go to optimizers that know it.
@@ -147,7 +147,7 @@ class Norms:
         float16 has no room for another factor.
         """
         round_, names = state.round(step), {tensor.name for tensor in state.bucket.tensors}
-        exact = round_.exact and not (round_.work.state and names & self._wait)
+        exact = round_.exact and not (round_.work.state and names & self._wait - frozen)
         return not exact and names <= self._followed and not names <= frozen and state.bucket.dtype != "float16"
 
     def vote_against(self) -> None:
@@ -197,13 +197,13 @@ class Norms:
         coded = turn.key.bucket in self._now.coded
         if coded:
             self._now.turns.append(turn)
-        if not turn.round.exact:
-            self._now.filled |= _names(turn.state)
-        elif turn.round.work.state:
-            self._now.emptied |= _names(turn.state)
         if bad.count:
             self._now.sound = False
             self._now.spoilt = self._now.spoilt or coded
+        elif not turn.round.exact:
+            self._now.filled |= _names(turn.state)
+        elif turn.round.work.state:
+            self._now.emptied |= _names(turn.state)
 
     def exchange(self) -> None:
         """After the last payload of a step, find the norm of the exact mean, if it is due."""
@@ -284,7 +284,7 @@ class Norms:
                 turn.write_back()
                 if self._looks:
                     self._sample(turn.state)
-        if now.sound and self._followed:
+        if self._followed:
             self._wait = (self._wait - now.emptied) | now.filled
         self.given = Given(now.number, now.factor, frozenset(now.names), now.sound)
 

@@ -10,13 +10,17 @@ from .saved.checksums import is_list, is_number
 
 #: The ratio is measured in one coded step of this many in the long run.
 EVERY = 10
-#: Before that, the distance to the next measurement is one in so many of the coded steps so far: results grow while
-#: residuals fill, and gradients change most in the beginning. So the first fifty steps all measure.
+#: Before that, the distance to the next measurement is the number of coded steps so far, divided by this: gradients
+#: change most in the beginning. So the first fifty steps all measure.
 SPREAD = 25
-#: And it is at most one in so many of the coded steps since residuals were empty.
+#: And it is at most the number of coded steps since residuals were empty, divided by this: they grow while they fill,
+#: and results with them.
 FILLING = 2
-#: The ratio is the geometric mean of so many measurements: results of one bit are larger in one step than in another.
+#: Results are handed back times the mean of so many measurements: those of one bit are larger in one step than in
+#: another.
 RECENT = 3
+#: A measurement that differs by this much from that mean is the first one of a new state of things.
+JUMP = math.log(1.5)
 #: Ratios this near to 1 count as 1: such results are handed back as they are, to the bit.
 NEAR = math.log(1.125)
 #: A norm or a ratio that has changed by this much makes what exact rounds have found out of date.
@@ -34,6 +38,7 @@ class Ratio:
         age: coded steps since the measurement.
         steps: coded steps so far, as far as they count, see :data:`SPREAD`.
         filling: those since residuals were empty.
+        keeps: coded rounds keep something, so that results may grow; not saved.
     """
 
     recent: list[float]
@@ -43,6 +48,7 @@ class Ratio:
     age: int
     steps: int
     filling: int
+    keeps: bool
     _since: tuple[float, float] | None  # the first norm and ratio after the last exact round
 
     def __init__(self) -> None:
@@ -55,14 +61,19 @@ class Ratio:
         Where every step measures it moves too fast for a mean.
         """
         recent = self.recent[-1:] if self.distance == 1 else self.recent
-        return math.prod(recent) ** (1 / len(recent)) if recent else None
+        return math.fsum(recent) / len(recent) if recent else None
 
     @property
     def distance(self) -> int:
         """In one coded step of so many the ratio is measured now."""
-        if len(self.recent) == RECENT and all(counted(ratio) == 1.0 for ratio in self.recent):
+        if not self.keeps and len(self.recent) == RECENT and all(counted(ratio) == 1.0 for ratio in self.recent):
             return EVERY  # what the method makes has the right norm
         return max(1, min(EVERY, self.steps // SPREAD, self.filling // FILLING))
+
+    @property
+    def due(self) -> bool:
+        """Whether the coming coded step measures it."""
+        return not self.recent or self.age + 1 >= self.distance
 
     def age_by_a_step(self) -> None:
         """Count a coded step."""
@@ -81,7 +92,9 @@ class Ratio:
         if empties:
             self.filling = 0
             return
-        now = norm / made
+        now, before = norm / made, self.value
+        if before is not None and abs(math.log(now / before)) > JUMP:
+            self.recent, self.filling = [], 0
         self.recent, self.age = [*self.recent, now][-RECENT:], 0
         if self._since is None:
             self._since = norm, now
@@ -109,6 +122,7 @@ class Ratio:
         if not (self.recent or self.steps or self.off):
             return {}
         numbers = {"ratio": last, "norm": self.norm, "age": self.age, "since": list(self._since or ())}
+        # What goes on from a state of before is saved like that, to the byte, until it has measured.
         others = {"earlier": earlier, "steps": self.steps, "filling": self.filling} if self.steps else {}
         return numbers | others | {"stale": self.stale, "off": self.off}
 
@@ -117,6 +131,7 @@ class Ratio:
 
         States of before have one ratio, and no numbers of steps, which begin anew.
         """
+        self.keeps = True
         ratios = [*state.get("earlier", ()), state.get("ratio", 0.0)]
         self.recent = [float(ratio) for ratio in ratios if ratio]
         self.steps, self.filling = int(state.get("steps", 0)), int(state.get("filling", 0))

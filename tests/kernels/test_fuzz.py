@@ -62,7 +62,7 @@ def test_every_target_is_linked_with_the_kernels_that_it_calls() -> None:
         assert found
         text = (fuzz.SOURCES / f"{target}.cpp").read_text()
         called = {stem for kernel, stem in home.items() if re.search(rf"\b{kernel}\(", text)}
-        assert called and called <= set(found[1].split()), f"the Makefile links {target} without {called}"
+        assert called and not called - set(found[1].split()), f"the Makefile links {target} without these"
 
 
 @pytest.mark.parametrize("name", ["gone.h", "gone.cpp"])

@@ -8,7 +8,7 @@ pytest.importorskip("horovod.torch")
 
 from tests.support.jobs import checks_of
 
-#: The ratio is held for five steps, and measured within 4 %.
+#: The ratio is measured within 4 %, in the first steps by each for itself.
 CLOSE = 0.25
 FRONTS = ("horovod", "torch")
 

@@ -92,12 +92,66 @@ def test_what_is_exact_is_untouched(method: str) -> None:
         assert sent[0] == sent[1]
 
 
-def test_a_round_that_empties_residuals_is_measured_itself() -> None:
-    with fleet("marsit", {"full_precision_every": 4}) as ranks:
-        for reducer in ranks.reducers:
-            reducer.norms.ratio.steps = SPREAD * EVERY  # late in a training, where measurements are far apart
-        for grads, results, _ in run(ranks, range(9)):  # and so are those that follow, whose residuals fill again
+def let_be_late(ranks: Fleet) -> None:
+    """Let the training be so old that measurements are far apart."""
+    for reducer in ranks.reducers:
+        reducer.norms.ratio.steps, reducer.norms.ratio.filling = SPREAD * EVERY, FILLING * EVERY
+
+
+def test_late_in_a_training_the_ratio_is_held_between_measurements() -> None:
+    with fleet("marsit", {"full_precision_every": 0}) as ranks:
+        run(ranks, range(2 * FILLING * EVERY))
+        let_be_late(ranks)
+        held, measured = 0, []
+        for step in range(2 * FILLING * EVERY, 2 * FILLING * EVERY + 3 * EVERY):
+            ((grads, results, factor),) = run(ranks, range(step, step + 1))
+            norms = ranks.reducers[0].norms
+            held += norms.holds_results
+            if norms.ratio.age == 0:
+                measured.append((step, norms.ratio.recent[-1]))
+            assert factor != 1.0
             assert abs(math.log(norm(results[0]) / norm(mean(grads)))) < CLOSE + NEAR
+        assert not held and len(measured) == 3 and measured[-1][0] - measured[0][0] == 2 * EVERY
+        ratios = [ratio for _, ratio in measured]
+        assert max(ratios) < 1.3 * min(ratios), "what was handed back times is taken out again"
+
+
+@pytest.mark.parametrize("every", [4, 12])
+def test_a_round_that_empties_residuals_is_measured_itself(every: int) -> None:
+    """And so are those that follow, whose residuals fill again."""
+    with fleet("marsit", {"full_precision_every": every}) as ranks:
+        for step in range(2 * every + 3):
+            if step and step % every == 0:
+                let_be_late(ranks)
+            ((grads, results, _),) = run(ranks, range(step, step + 1))
+            if step % every < 4:
+                assert abs(math.log(norm(results[0]) / norm(mean(grads)))) < CLOSE + NEAR
+
+
+def test_a_gradient_that_did_not_come_fills_nothing() -> None:
+    with fleet("marsit", {"full_precision_every": 0}) as ranks:
+        for reducer in ranks.reducers:
+            reducer.norms.begin(0)
+        grads = [{n: g for n, g in mine.items() if n != "b"} for mine in random_grads(3, SHAPES, seed=0)]
+        step = ranks.offer(grads)
+        for reducer in ranks.reducers:
+            reducer.skip(reducer.plan.names().index("b"))
+        for reducer in ranks.reducers:
+            reducer.settle(step)
+            assert reducer.norms.state()["wait"] == ["a", "c"]
+
+
+@pytest.mark.parametrize("spoilt", [(), ("a",)])
+def test_each_bucket_fills_and_empties_by_itself(spoilt: Sequence[str]) -> None:
+    """Also where another one is not finite in that step, and keeps what it had."""
+    with fleet("topk", {"density": 0.05, "warmup_steps": 1}) as ranks:
+        run(ranks, range(1))
+        grads = random_grads(3, SHAPES, seed=1)
+        for name in spoilt:
+            grads[1][name].view(-1)[7] = float("inf")
+        stepped(ranks, grads)
+        assert all(reducer.norms.state()["wait"] == sorted({"a", "b", "c"} - {*spoilt}) for reducer in ranks.reducers)
+        assert all(reducer.norms.ratio.steps == 1 for reducer in ranks.reducers), "exact steps do not count"
 
 
 def test_what_a_plain_bucket_has_emptied_waits_no_longer() -> None:
@@ -129,7 +183,9 @@ def test_a_last_bucket_of_a_sparse_gradient_is_measured_without_it() -> None:
         last = ranks.plan.buckets[-1].tensors[0].name
         for step in range(2 * EVERY):
             grads = random_grads(ranks.world, SHAPES, seed=step)
-            sparse = step % 2 == 0  # the first step holds its results until it has measured
+            sparse = step % 2 == 0  # in the first half, all steps hold their results until they have measured
+            if step == EVERY:
+                let_be_late(ranks)
             for reducer in ranks.reducers:
                 reducer.norms.begin(reducer.next_step())
             given = [{n: g.clone() for n, g in mine.items() if not (sparse and n == last)} for mine in grads]
@@ -194,11 +250,27 @@ def test_counters_do_not_depend_on_the_order_of_gradients() -> None:
     assert found[0] == found[1] is not None
 
 
+def test_a_frozen_tensor_that_waits_makes_no_bucket_a_coded_one() -> None:
+    with Fleet(2, SHAPES, "marsit", schedule="single", full_precision_every=0) as ranks:
+        for reducer in ranks.reducers:
+            reducer.norms.follow(["a", "b", "c"])
+        run(ranks, range(2))
+        plain = Plan.of([(each.tensors, each.method, True) for each in ranks.plan.buckets])
+        for reducer in ranks.reducers:
+            reducer.replan(plain)
+            reducer.freeze([reducer.plan.names().index("a")])
+        for step in range(2, 5):
+            for reducer in ranks.reducers:
+                reducer.norms.begin(reducer.next_step())
+                assert reducer.norms.holds_results is (step == 2), "what waits of the others is sent once"
+            ranks.step(random_grads(2, SHAPES, seed=step))
+        assert ranks.reducers[0].norms.state()["wait"] == ["a"]
+
+
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
     with fleet("marsit", {"full_precision_every": 0}) as ranks:
         run(ranks, range(EVERY))
-        for reducer in ranks.reducers:  # late in a training, where measurements are far apart
-            reducer.norms.ratio.steps, reducer.norms.ratio.filling = SPREAD * EVERY, FILLING * EVERY
+        let_be_late(ranks)
         before = ranks.reducers[0].norms.ratio.state()
         grads = random_grads(3, SHAPES, seed=9)
         grads[1]["b"][7] = float("inf")
@@ -232,6 +304,7 @@ def test_one_rank_turns_it_off_for_all() -> None:
 def test_resume_has_equal_bits() -> None:
     with fleet("marsit", {"full_precision_every": 0}) as whole, fleet("marsit", {"full_precision_every": 0}) as other:
         run(whole, range(7))
+        let_be_late(whole)  # it is held; in the beginning, it would be measured anew anyway
         states = [
             (reducer.norms.ratio.state(), {n: r.clone() for n, r in reducer.kept.residuals().items()})
             for reducer in whole.reducers
@@ -250,6 +323,7 @@ def test_resume_has_equal_bits() -> None:
         ):
             assert factor == same != 1.0
             assert all(same_bits(results[0][name], again[0][name]) for name in again[0])
+        assert [reducer.norms.state() for reducer in whole.reducers] == [r.norms.state() for r in other.reducers]
 
 
 def test_large_jobs_have_fewer_counters() -> None:

@@ -9,13 +9,20 @@ import pytest
 from horovod_compress.engine.ratio import EVERY, FILLING, RECENT, SPREAD, Ratio, check_state
 
 
+def late() -> Ratio:
+    """Return one of late in a training, where measurements are far apart."""
+    ratio = Ratio()
+    ratio.steps, ratio.filling = SPREAD * EVERY, FILLING * EVERY
+    return ratio
+
+
 def test_measurements_are_ever_further_apart() -> None:
     ratio, measured = Ratio(), []
     for step in range(SPREAD * EVERY + 4 * EVERY):
-        due = not ratio.recent or ratio.age + 1 >= ratio.distance
+        due = ratio.due
         ratio.age_by_a_step()
         if due:
-            ratio.take(1.0, 2.0, empties=False)
+            ratio.take(1.0, 1.0, empties=False)
             measured.append(step)
     apart = [later - step for step, later in itertools.pairwise(measured)]
     assert measured[: 2 * SPREAD] == list(range(2 * SPREAD))
@@ -27,19 +34,35 @@ def test_measurements_are_ever_further_apart() -> None:
 
 def test_a_ratio_is_the_mean_of_some_measurements_unless_every_step_measures() -> None:
     ratio = Ratio()
-    for made in (1.0, 2.0, 4.0, 8.0):
+    for made in (1.0, 0.5, 0.4, 0.25):
         ratio.take(1.0, made, empties=False)
-    assert ratio.value == 1 / 8
-    ratio.steps, ratio.filling = SPREAD * EVERY, FILLING * EVERY
-    assert ratio.value == pytest.approx(1 / 4) and len(ratio.recent) == RECENT
+    assert ratio.value == 4.0
+    ratio = late()
+    for made in (0.5, 0.4, 0.5, 0.4, 0.3):
+        ratio.take(1.2, made, empties=False)
+    assert ratio.value == pytest.approx((2.4 + 3.0 + 4.0) / RECENT)
 
 
-def test_results_of_the_right_norm_are_seldom_measured() -> None:
+@pytest.mark.parametrize(("made", "jumps"), [(1.4, False), (1.6, True), (0.7, False), (0.6, True)])
+def test_a_ratio_that_jumps_is_measured_anew(made: float, jumps: bool) -> None:
+    """As where a program lets another method take its turn, or trains more layers."""
+    ratio = late()
+    for _ in range(RECENT):
+        ratio.take(1.0, 1.0, empties=False)
+    ratio.take(1.0, made, empties=False)
+    assert (ratio.distance == 1) is jumps
+    assert ratio.value == pytest.approx(1 / made if jumps else (2 + 1 / made) / RECENT)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_results_of_the_right_norm_are_seldom_measured_where_nothing_fills(keeps: bool) -> None:
+    """With a residual they may be on their way through it."""
     ratio = Ratio()
+    ratio.keeps = keeps
     for _ in range(RECENT):
         assert ratio.distance == 1
         ratio.take(1.0, 1.05, empties=False)
-    assert ratio.distance == EVERY
+    assert ratio.distance == (1 if keeps else EVERY)
     ratio.take(1.0, 1.3, empties=False)
     assert ratio.distance == 1
 

@@ -21,7 +21,7 @@ METHODS = ("marsit", "signsgd", "topk")
 FEW = {"warmup_steps": 4, "rebuild_every": 40}
 STEPS = 24
 MAX_NORM = 0.01
-LATE = 1000  # so many coded steps, and measurements are far apart
+LATE = 1000  # so many coded steps, and not all measure any more
 
 
 class Said(logging.Handler):

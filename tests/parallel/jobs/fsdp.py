@@ -159,7 +159,8 @@ def train(method: str | None, case: dict[str, Any]) -> tuple[list[Tensor], list[
             assert len({digest(weights) for weights in of_all(whole(model))}) == 1, step
     found = whole(model)
     if compression:
-        assert compression.stats()["verified"] >= case.get("steps", 6) - len(told)
+        compared = case.get("steps", 6) - len(told) if compression._here().reducer.world > 1 else 0
+        assert compression.stats()["verified"] >= compared
         compression.close()
     return found, norms, told or (scaler and scaler.get_scale())
 
