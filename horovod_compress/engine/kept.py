@@ -191,7 +191,7 @@ class Kept:
                     kept.zero_() if saved is None else kept.copy_(owned(state.pruned, position, saved[kind][name]))
 
     def of(self, index: int) -> dict[str, Tensor]:
-        """Return what is kept for one tensor, by its place in the plan, and has its place there; these are views."""
+        """Return what is kept for the tensor of this number in the plan, where it has a part of it; these are views."""
         state, position = self._buckets.where(index)
         state.device.wait_events(state.decoded)
         kinds = {kind: kept[state.memory.span(position)] for kind, kept in state.memory.state.items()}
@@ -211,7 +211,7 @@ class Kept:
         if "waiting" in saved:
             state.memory.withheld.put(position, saved["waiting"])
         state.rounds.resume()  # something may wait again
-        self.tables_touched = self.tables_touched or bool(state.memory.tables)
+        self.tables_touched = self.tables_touched or bool(state.rounds.tables.of(position))
         self._context.devices.synchronize()
 
     def tables(self) -> dict[str, Tensor]:

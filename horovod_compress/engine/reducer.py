@@ -338,6 +338,7 @@ class Reducer:
             ConfigError: see :meth:`check_replan`.
         """
         self.check_replan(plan)
+        self.start.again()  # ranks compare their buckets: one of them may have no memory for these, and go back
         kept.replan(self.context, self.buckets, self.kept, plan)
         self.kept.tables_touched = True
         with self.context.changed:

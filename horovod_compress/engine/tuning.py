@@ -237,7 +237,7 @@ class Tuner:
         if told.problem:
             raise ConfigError(f"rank 0 could not choose buckets: {told.problem}")
         if told.plan is not None:
-            self._reducer.replan(Plan.from_document(told.plan))
+            self._try(Plan.from_document(told.plan))
         self.done = told.done
         self._watch_anew()
         self._cpu += time.thread_time() - began
@@ -249,6 +249,13 @@ class Tuner:
                 f". {told.why}" if told.why else "",
             )  # fmt: skip
         return True
+
+    def _try(self, plan: Plan) -> None:
+        try:
+            self._reducer.replan(plan)
+        except BaseException:  # no memory: the times of the next steps are those of the buckets of before
+            self._tuning, self._step, self._reducer.watch = None, -1, None
+            raise
 
     # ---- rank 0 ----
 

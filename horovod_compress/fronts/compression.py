@@ -308,7 +308,7 @@ class BaseCompression(metaclass=_Listed):
         nonfinite                     NaN and infinite values offered by all ranks together, however treated
         verified                      steps whose results were compared across ranks
         buckets, plain_buckets        how many there are, and how many of them the schedule leaves uncompressed
-        collectives                   those in use
+        collectives                   those of the last step
         tuned                         no search for buckets is in progress
         method                        its name
         overlap, overlap_seconds      the share of the exchange time that backward hides, 0 to 1, and its seconds

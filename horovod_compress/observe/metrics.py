@@ -76,7 +76,7 @@ class Stats(AtAnyTime):
     Attributes:
         residual_norm: the norm of what waits.
         buckets, plain_buckets: number of all, and of those that the schedule leaves uncompressed.
-        collectives: those in use.
+        collectives: those of the last step.
         tuned: no search for buckets is in progress.
         method: its name.
         norm_ratio: what compressed gradients are handed back times, so that they have the norm of the exact mean.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ import horovod_compress.fsdp as hvc
 from horovod_compress.engine.agreement import differences
 from horovod_compress.errors import MismatchError
 from horovod_compress.fronts import compression as fronts
+from horovod_compress.fronts.fsdp.grid import Column
 
 
 @pytest.fixture
@@ -28,20 +31,54 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("by_torch", [False, True])
 def test_a_compression_that_failed_to_register_is_not_open(
-    mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_torch: bool, mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A timeline looks at all that are, and so does the end of the process; it may be registered again."""
     net = nn.Linear(4, 3)
     fully_shard(net, mesh=mesh["shard"])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     compression = hvc.Compression.topk(net.named_parameters(), replicate=mesh["replicate"])
-    with monkeypatch.context() as patch, pytest.raises(MismatchError, match="density differs"):
-        patch.setattr(differences, "difference", lambda shown: "density differs between ranks")
+
+    def broken(*given: object) -> DeviceMesh:
+        raise RuntimeError("no mesh today")
+
+    with monkeypatch.context() as patch, pytest.raises((MismatchError, RuntimeError), match=r"density differs|no mesh"):
+        if by_torch:
+            patch.setattr(Column, "mesh", broken)
+        else:
+            patch.setattr(differences, "difference", lambda shown: "density differs between ranks")
         compression.register(net, optimizer)
     assert compression not in fronts._open
+    assert not any(thread.name.startswith("hvc") for thread in threading.enumerate())
     hvc.trace(str(tmp_path / "trace.json")).close()
     compression.register(net, optimizer)
     net(torch.ones(2, 4)).sum().backward()
     assert compression in fronts._open and compression.stats()["steps"] == 1
+    compression.close()
+
+
+def test_rates_are_those_of_a_checkpoint_that_was_dealt_out_anew(mesh: DeviceMesh) -> None:
+    """Also where this job has followed a fall of its rate only half the way before it loads."""
+    net = nn.Linear(64, 30)
+    fully_shard(net, mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    options = {"follow_lr": True, "density": 0.1, "min_elements": 1}
+    compression = hvc.Compression.create("topk", net.named_parameters(), replicate=mesh["replicate"], **options)
+    compression.register(net, optimizer)
+
+    def step() -> dict[str, Any]:
+        optimizer.zero_grad()
+        net(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        return {name: rates for name, rates in compression._here().steps.state().items() if name.startswith("rates")}
+
+    step()
+    first, saved = step(), compression.state_dict()
+    optimizer.param_groups[0]["lr"] = 1e-4
+    assert step().keys() > first.keys(), "the control"
+    compression.resharded(replicas=1).load_state_dict(saved)
+    state = compression._here().steps.state()
+    assert {name: state.get(name) for name in ("rates", "rates_seen")} == {"rates": first["rates"], "rates_seen": None}
     compression.close()

@@ -44,3 +44,22 @@ def test_what_is_kept_for_one_tensor_is_put_back(method: str) -> None:
             assert mine and all(map(torch.equal, mine, now))
             assert not all(map(torch.equal, mine, then))  # the control: the step changed it
         fleet.step(random_grads(WORLD, TENSORS, seed=4))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_tensor_has_its_own_part_of_a_table(method: str) -> None:
+    """Of the size that it has in a bucket of its own."""
+    found = {}
+    for schedule in ("single", "layerwise"):
+        with Fleet(1, TENSORS, method, schedule=schedule, **METHODS[method]) as fleet:
+            kept, names = fleet.reducers[0].kept, fleet.plan.names()
+            found[schedule] = {name: kept.of(index) for index, name in enumerate(names)}
+    one, each = found["single"], found["layerwise"]
+    sizes = [
+        {(name, kind): part.numel() for name, parts in them.items() for kind, part in parts.items()}
+        for them in (one, each)
+    ]
+    assert sizes[0] == sizes[1] != {}
+    for kind in {kind for parts in one.values() for kind in parts}:
+        places = [parts[kind].data_ptr() for parts in one.values() if kind in parts]
+        assert len({*places}) == len(places)

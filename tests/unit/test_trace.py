@@ -180,7 +180,7 @@ def test_the_end_waits_for_a_while_only(
 ) -> None:
     written = threading.Event()
     monkeypatch.setattr(trace, "replace_whole", lambda path, text: written.wait(10.0))
-    monkeypatch.setattr(trace, "_WRITE_SECONDS", 0.01, raising=False)
+    monkeypatch.setattr(trace, "_WRITE_SECONDS", 0.01)
     with Fleet(1, TENSORS) as fleet:
         found = trace.begin(tmp_path / "t.json", 0, 1, 10_000)
         found.follow(fleet.reducers[0])

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -26,9 +27,10 @@ from horovod_compress.engine.bucket.memory import Memory
 from horovod_compress.engine.bucket.rounds import Tables
 from horovod_compress.engine.kept import Kept
 from horovod_compress.engine.methods import per_layer, single
+from horovod_compress.engine.reducer import Reducer
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.engine.tuning import TRIAL_STEPS, Tuner
-from horovod_compress.errors import ConfigError, CorruptFrameError, StateError
+from horovod_compress.errors import ConfigError, CorruptFrameError, MismatchError, StateError
 from horovod_compress.exchange.device import Deadline
 from horovod_compress.schedule import mergecomp
 from horovod_compress.schedule.by_name import is_adaptive, make_plan
@@ -189,6 +191,50 @@ def test_where_there_is_no_memory_for_other_buckets_all_is_as_before(
             found, due = (each.step(random_grads(1, TENSORS, seed=step)) for each in (fleet, other))
             assert all_same([found[0], due[0]])
         reducer.replan(make_plan("layerwise", TENSORS, 0, fleet.methods.number))  # once there is
+
+
+@pytest.mark.parametrize("fail", [(0, 1), (1,)])
+def test_ranks_notice_where_one_has_no_memory_for_other_buckets(
+    fail: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of one shape fit each other's frames; where all ranks go back, they go on."""
+    tensors, usual = [spec("a", 64), spec("b", 64)], Kept.put
+
+    def fails(kept: Kept, *given: Any) -> None:
+        if kept._context.rank in fail:
+            raise MemoryError
+        usual(kept, *given)
+
+    with Fleet(2, tensors, "topk", density=0.5, schedule="layerwise", timeout=5.0) as fleet:
+        fleet.step(random_grads(2, tensors, seed=0))
+        other = Plan.of([(each.tensors, each.method) for each in reversed(fleet.plan.buckets)])
+        with monkeypatch.context() as patch:
+            patch.setattr(Kept, "put", fails)
+            for rank, reducer in enumerate(fleet.reducers):
+                assert reducer.wait_idle(10.0)
+                with pytest.raises(MemoryError) if rank in fail else nullcontext():
+                    reducer.replan(other)
+        if len(fail) == 2:
+            assert all_same(fleet.step(random_grads(2, tensors, seed=1)))
+        else:
+            with pytest.raises(MismatchError, match="buckets"):
+                fleet.step(random_grads(2, tensors, seed=1))
+
+
+def test_a_search_begins_anew_where_there_was_no_memory_for_its_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times of the steps after that are those of the buckets of before."""
+
+    def fails(*given: Any) -> None:
+        raise MemoryError
+
+    with Fleet(WORLD, TENSORS, "topk", schedule="mergecomp:3") as fleet:
+        job = Job(fleet, "mergecomp:3")
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(Reducer, "replan", fails)
+            for step in range(3 * TRIAL_STEPS):
+                job.step(step)
+        tried = [tuner for tuner, reducer in zip(job.tuners, fleet.reducers, strict=True) if reducer.watch is None]
+        assert tried and all(tuner._tuning is None and not tuner.done for tuner in tried)
 
 
 def test_buckets_are_changed_between_steps_only_and_not_under_tables_of_the_bucket_as_a_whole() -> None:

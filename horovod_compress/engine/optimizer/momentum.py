@@ -180,7 +180,7 @@ class Rates:
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
         """Take what :meth:`state` returned; names may be missing."""
         self._followed = list(state.get(self.saved[0], ()))
-        seen = zip_longest(state.get("rates_seen", ()), self._followed, fillvalue=0.0)
+        seen = zip_longest(state.get(self.saved[-1], ()), self._followed, fillvalue=0.0)
         self._seen = [rate or followed for rate, followed in seen]
 
     # ---- the same by parameter, as the order of several optimizers may change ----

@@ -178,7 +178,8 @@ class Sharded:
                         f"the checkpoint has a {kind} of {name}, which is exchanged uncompressed here: give the "
                         "compression the same schedule= and min_elements=, or begin without what waits"
                     )
-        rest = {name: part for name, part in mine.items() if name not in (checksums.KEY, "second_moment", _WAITING)}
+        gone = {checksums.KEY, "second_moment", _WAITING, *_COMMON} - {*_FIXED}
+        rest = {name: part for name, part in mine.items() if name not in gone}
         rest |= {_WAITING: waiting} if waiting else {}
         more = {name: about[name] for name in _COMMON if name in about and name not in _FIXED}
         self._saved.load(checksums.sealed(rest | more | {"state": kept, "carries": {}}), "restore")

@@ -184,9 +184,11 @@ class Compression(TorchCompression, Factories):
             super()._start(*self._arguments)
             try:
                 mesh = self._compare_columns(session := self._here())
-            except HorovodCompressError:
-                BaseCompression.close(self)  # nobody has failed to use it, which this class would say
-                self._session = None
+            except BaseException:  # torch's own too, which makes the mesh
+                try:
+                    BaseCompression.close(self)  # nobody has failed to use it, which this class would say
+                finally:
+                    self._session = None
                 raise
         self._sharded = Sharded(session, self._saved, mesh)
         self._arguments = None
