@@ -79,21 +79,21 @@ class TableMoves:
     """How what tables hold follows its tensors to other buckets, between two steps.
 
     Attributes:
-        read: returns what the tables of a bucket hold for each of its tensors, in order.
+        views: returns, by table, the part that belongs to the tensor at a position, where each tensor has one.
+        read: where tensors share their tables, returns what these hold for each tensor, in order.
         write: lets tables that are zero hold what ``read`` found for each tensor, if anything, elsewhere. Only one
             kind of rounds of a method may have a table of that name, unless writing twice does no harm.
         scale: multiplies all that tables and carries hold, where these are codes and no plain numbers; such tables are
             each rank's own, where those of other methods are equal on all. They do not add, so another number of ranks
             begins with zeros.
         spoilt: returns how many scales of codes, in such a table or carry, are no magnitudes or not below a limit.
-        views: returns, by table, the part that belongs to the tensor at a position, where each tensor has one.
     """
 
-    read: Callable[[Work, Key], list[Held]]
-    write: Callable[[Work, Sequence[Held], Key], None]
+    views: Callable[[Work, int], dict[str, Tensor]] = lambda work, position: {}
+    read: Callable[[Work, Key], list[Held]] | None = None
+    write: Callable[[Work, Sequence[Held], Key], None] | None = None
     scale: Callable[[Work, float], None] | None = None
     spoilt: Callable[[Tensor, float], int] | None = None
-    views: Callable[[Work, int], dict[str, Tensor]] | None = None
 
 
 @dataclass(frozen=True)

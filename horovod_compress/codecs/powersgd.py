@@ -29,7 +29,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import FACTOR, Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Held, Law, Properties, TableMoves, check_choice, whole
+from .base import Algebra, Codec, Law, Properties, TableMoves, check_choice, whole
 from .registry import register
 from .work import Counts, Layout, Part, Work, per_element, work_dtype
 
@@ -82,7 +82,7 @@ class PowerSgd(Codec):
             Law(conserves=self.error_feedback, bound="of one rank: |X|^2 - |P^T X|^2, P orthonormal"),
             feedback="own" if self.error_feedback else "none",
             divides="after",
-            moves_tables=TableMoves(self._read_tables, self._write_tables, views=self._views),
+            moves_tables=TableMoves(self._views),
         )
 
     # ---- layout ----
@@ -177,12 +177,3 @@ class PowerSgd(Codec):
     def _views(self, work: Work, position: int) -> dict[str, Tensor]:
         share: Share = work.memo["shares"][position]
         return {"factor": work.tables["factor"][share.right]} if share.rank else {}
-
-    def _read_tables(self, work: Work, key: Key) -> list[Held]:
-        shares: list[Share] = work.memo["shares"]
-        return [{"factor": (work.tables["factor"][share.right],)} if share.rank else {} for share in shares]
-
-    def _write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
-        for share, found in zip(work.memo["shares"], held, strict=True):
-            if "factor" in found:  # else the bucket was left uncompressed, and columns are drawn anew
-                work.tables["factor"][share.right] = found["factor"][0]

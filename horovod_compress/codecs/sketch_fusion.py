@@ -191,7 +191,7 @@ class InSketch(_Sketching):
     def properties(self) -> Properties:
         # What a table holds cannot follow where a divisor moves, as it is of no element.
         law = Law(bound="of each row: |x|^2 / columns a value")
-        moves = TableMoves(self._read_tables, self._write_tables)
+        moves = TableMoves(read=self._read_tables, write=self._write_tables)
         return replace(super().properties(), law=law, has_private_state=True, moves_tables=moves)
 
     def _tables(self) -> list[str]:

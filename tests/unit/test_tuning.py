@@ -361,7 +361,7 @@ def test_tables_of_other_buckets_are_refused_where_buckets_are_fixed() -> None:
 def test_a_table_stays_if_any_stage_that_has_it_cannot_move_it() -> None:
     class Moving(Steps):
         def properties(self) -> Properties:
-            return replace(super().properties(), moves_tables=TableMoves(lambda *_: [], lambda *_: None))
+            return replace(super().properties(), moves_tables=TableMoves(read=lambda *_: [], write=lambda *_: None))
 
     (bucket,) = make_plan("single", TENSORS, 0).buckets
     assert Moving().layout(bucket, 2).tables.keys() == {"largest"} == Steps().layout(bucket, 2).tables.keys()

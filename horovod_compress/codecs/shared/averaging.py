@@ -18,7 +18,7 @@ from ... import ops
 from ...ops.keys import Key
 from ...ops.sizes import NORM_BYTES
 from ...schedule.plan import Bucket
-from ..base import Codec, Divides, Held, Law, Properties, TableMoves
+from ..base import Codec, Divides, Law, Properties, TableMoves
 from ..work import Layout, Part, Work, slices, work_dtype
 from .dithering import BLOCK_UNIT, Uniform
 from .rounding import COARSE, Average
@@ -45,9 +45,7 @@ class Remembering(Codec):
             Law(bound="what waits of an element is at most half of its largest level so far"),
             divides=divides,
             has_private_state=True,
-            moves_tables=TableMoves(
-                *(self._read_tables, self._write_tables, self._scale_tables, self._count_spoilt, self._views)
-            ),
+            moves_tables=TableMoves(self._views, scale=self._scale_tables, spoilt=self._count_spoilt),
             stands_for_mean=True,
         )
 
@@ -96,14 +94,6 @@ class Remembering(Codec):
 
     def _views(self, work: Work, position: int) -> dict[str, Tensor]:
         return {"errors": work.tables["errors"][work.memo["errors"][position]]}
-
-    def _read_tables(self, work: Work, key: Key) -> list[Held]:
-        return [{"errors": (work.tables["errors"][place],)} for place in work.memo["errors"]]
-
-    def _write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
-        for place, found in zip(work.memo["errors"], held, strict=True):
-            if "errors" in found:  # else the bucket was left uncompressed, and nothing waits
-                work.tables["errors"][place] = found["errors"][0]
 
 
 class AveragedUniform(Remembering, Uniform):

@@ -84,22 +84,28 @@ class Tables:
         """Return what they hold for one tensor, by table, where each tensor has its part of them; these are views."""
         found: dict[str, Tensor] = {}
         for moves, work in self._moves:
-            found |= moves.views(work, position) if moves.views else {}
+            found |= moves.views(work, position)
         return found
 
     def read(self, key: Key) -> dict[str, Held]:
         """Return what they hold, by tensor."""
         tensors = self._memory.bucket.tensors
-        held: list[Held] = [{} for _ in tensors]
+        held: list[Held] = [{name: (part,) for name, part in self.of(at).items()} for at in range(len(tensors))]
         for moves, work in self._moves:
-            held = [a | b for a, b in zip(held, moves.read(work, key), strict=True)]
+            if moves.read:
+                held = [a | b for a, b in zip(held, moves.read(work, key), strict=True)]
         return {tensor.name: found for tensor, found in zip(tensors, held, strict=True)}
 
     def write(self, held: Mapping[str, Held], key: Key) -> None:
         """Let those of a new bucket hold what those of earlier ones did, by tensor."""
         mine = [held[tensor.name] for tensor in self._memory.bucket.tensors]
+        for position, found in enumerate(mine):  # without them the bucket was left uncompressed, and begins anew
+            for name, part in self.of(position).items():
+                if name in found:
+                    part.copy_(found[name][0])
         for moves, work in self._moves:
-            moves.write(work, mine, key)
+            if moves.write:
+                moves.write(work, mine, key)
 
     def scale(self, factor: float) -> None:
         """Multiply what they hold."""
