@@ -32,6 +32,7 @@ def train(accelerator: Accelerator, method: hvc.MethodName | None = "marsit", ep
         for images, labels in loader:
             optimizer.zero_grad()
             accelerator.backward(F.cross_entropy(model(images), labels))
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     with torch.no_grad():
         hits = net(data.tensors[0]).argmax(dim=1) == data.tensors[1]

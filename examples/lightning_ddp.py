@@ -50,6 +50,7 @@ def train(callbacks: list[lightning.Callback], epochs: int = 4) -> Digits:
         devices=2,
         strategy="ddp",
         max_epochs=epochs,
+        gradient_clip_val=1.0,
         callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,

@@ -1,4 +1,4 @@
-"""The examples for trainers, each trained by DDP alone, with `none` and with `marsit`.
+"""The examples for trainers, each trained by DDP alone, with `none` and with `marsit`; all three clip.
 
 Those for Lightning and Accelerate are in examples, that for the Trainer of transformers is in docs/frameworks.md.
 """
@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -24,7 +25,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 def by_lightning(method: str | None) -> torch.nn.Module:
     import lightning_ddp
 
-    return lightning_ddp.train([lightning_ddp.Compress(method)] if method else [], epochs=2)
+    return lightning_ddp.train([lightning_ddp.Compress(method)] if method else [], epochs=3)
 
 
 def by_accelerate(method: str | None) -> torch.nn.Module:
@@ -32,7 +33,7 @@ def by_accelerate(method: str | None) -> torch.nn.Module:
 
     import accelerate_ddp
 
-    return accelerate_ddp.train(Accelerator(cpu=True), method, epochs=2)
+    return accelerate_ddp.train(Accelerator(cpu=True), method, epochs=3)
 
 
 class Letters(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -65,7 +66,7 @@ def by_trainer(method: str | None) -> torch.nn.Module:
         args = transformers.TrainingArguments(
             folder,
             use_cpu=True,
-            max_steps=30,
+            max_steps=80,
             per_device_train_batch_size=8,
             learning_rate=1e-3,
             gradient_accumulation_steps=2,
@@ -79,7 +80,22 @@ def by_trainer(method: str | None) -> torch.nn.Module:
     return model
 
 
+def trained(method: str | None) -> dict[str, Any]:
+    """Train; return the weights' digest, and the norms that the trainer has clipped by, which it also logs."""
+    norms: list[float] = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def noted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        norm = clip(*args, **kwargs)
+        norms.append(float(norm))
+        return norm
+
+    with mock.patch("torch.nn.utils.clip_grad_norm_", noted):
+        weights = digest(train(method).parameters())
+    return {"weights": weights, "norms": norms}
+
+
 train: Any = {"lightning": by_lightning, "accelerate": by_accelerate, "transformers": by_trainer}[
     arguments()["framework"]
 ]
-report({str(method): digest(train(method).parameters()) for method in (None, "none", "marsit")})
+report({str(method): trained(method) for method in (None, "none", "marsit")})
