@@ -77,6 +77,7 @@ class Marsit(Signs):
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
+    wire_version: ClassVar[int] = 3
     summary: ClassVar[str] = "1 bit: signs, merged to 1.6 bits by owners or to a bit on every hop, with error feedback"
     source: ClassVar[str] = "Wu et al., DAC 2022, arXiv:2204.06787"
     page: ClassVar[str] = "marsit.md"

@@ -200,6 +200,18 @@ def test_the_identity_through_the_exchange(world: int, name: str) -> None:
         assert before.any() or (world == 2 and "three" in name)  # two signs have three sums
 
 
+@pytest.mark.parametrize(("world", "more"), [(2, 1.0), (3, 1.3)])
+def test_two_ranks_pass_on_a_bit_where_others_pass_on_three_values(world: int, more: float) -> None:
+    """Each knows its own sign, so the mean of two is known by where they differ."""
+    tensors, sent = [spec("a", 64, 1000)], []
+    for name in ("marsit fold", "marsit fold, three levels"):
+        with Fleet(world, tensors, **METHODS[name], verify_every=0) as fleet:
+            results = fleet.step(random_grads(world, tensors, seed=3))
+            assert len(results[0]["a"].unique()) == (3 if "three" in name else 2)
+            sent.append(fleet.reducers[0].metrics.bytes_sent)
+    assert sent[1] / sent[0] == pytest.approx(more, rel=0.03)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_is_drawn(name: str) -> None:
     runs = []

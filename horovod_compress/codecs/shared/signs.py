@@ -27,6 +27,8 @@ from ..work import Counts, Cutting, Layout, Part, Regions, Work, rounding_of, sl
 MIN_STEP_GROUP = 64
 #: Elements of one 64-bit word of the payload.
 WORD = 64
+#: Of so many ranks, each has the mean of signs by its own sign and one bit.
+PAIR = 2
 #: A measured step, in means of ``|x|``, where all that a bit does not say is kept and sent later. With a step of one
 #: mean residuals follow their gradients slowly, which momentum does not bear.
 LARGE_STEP = 1.5
@@ -99,7 +101,14 @@ def check_step_scale(scale: object) -> None:
 
 
 def shaped_fold(work: Work, piece: Piece, others: Sequence[Tensor], *, ternary: bool = False) -> None:
-    """Merge the bits of all ranks to one, or to three values, and keep what that rounds off."""
+    """Merge the bits of all ranks to one, or to three values, and keep what that rounds off.
+
+    Each of two ranks has its own signs already, so it only has to know where the other one's differ: there the mean
+    is 0, and nothing is rounded off.
+    """
+    if ternary and work.world == PAIR:
+        torch.bitwise_xor(piece.values, others[0], out=piece.result)
+        return
     before, after = work.carry[piece.region].rows(piece.start, piece.start + piece.values.numel())
     fold = ops.ternary_fold if ternary else ops.shaped_fold
     fold([piece.values, *others], piece.result, before, after)
@@ -166,12 +175,12 @@ class Signs(Codec):
         number, ternary = self._words(bucket), self._ternary()
         groups = sum(group_count(tensor, self.step_size == "row") for tensor in bucket.tensors)
         steps: Regions = {"steps": (torch.float32, groups)} if self._measured() else {}
-        zeros: Regions = {"zeros": (torch.int64, number)} if ternary else {}
-        packed = number // ops.GROUP_WORDS * ops.PACKED_WORDS
+        zeros: Regions = {"zeros": (torch.int64, number)} if ternary and world != PAIR else {}
+        passed_on = number if world == PAIR else number // ops.GROUP_WORDS * ops.PACKED_WORDS
         return Layout(
             {"bits": (torch.int64, number)} | steps,
             records={"bits": ops.GROUP_WORDS} if ternary else {},
-            results={"bits": (torch.int64, packed)} if ternary else {},
+            results={"bits": (torch.int64, passed_on)} if ternary else {},
             local=({} if self._measured() else {"fixed": (torch.float32, groups)}) | zeros,
             cutting=Cutting([self._granule(tensor) for tensor in bucket.tensors], self._needs),
             zero_groups=[self.step_group(tensor) if self._measured() else 0 for tensor in bucket.tensors],
@@ -222,7 +231,8 @@ class Signs(Codec):
         """Return what goes with the gradients of some parts."""
         places, lengths = [self._places(work, part) for part in parts], work.memo["lengths"]
         steps, states = self._steps(work), work.states_of(self.kept, [work.place(part) for part in parts])
-        zeros, counts = work.local.get("zeros"), [tensor.count for tensor in work.bucket.tensors]
+        zeros = work.results.get("bits") if work.world == PAIR else work.local.get("zeros")
+        counts = [tensor.count for tensor in work.bucket.tensors]
         whole = all(part.stop - part.start == counts[part.position] for part in parts)
         return _Columns(
             positions=tuple(part.position for part in parts) if whole else (),
@@ -301,8 +311,8 @@ class Signs(Codec):
     def _unpack(self, work: Work, places: Sequence[slice]) -> bool:
         """Unpack what three-valued elements some words have; return whether they have any, not bits alone."""
         packed = work.results.get("bits")
-        if packed is None:
-            return False
+        if packed is None or work.world == PAIR:
+            return packed is not None
         bits, zeros, size = work.regions["bits"], work.local["zeros"], ops.GROUP_WORDS
         for first, last in _joined((place.start // size, -(-place.stop // size)) for place in places):
             source = packed[first * ops.PACKED_WORDS : last * ops.PACKED_WORDS]
