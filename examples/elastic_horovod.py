@@ -81,7 +81,7 @@ def change_hosts() -> None:
     raise TimeoutError(f"Horovod did not notice within {PATIENCE_SECONDS:g} s that the hosts are {hosts}")
 
 
-@hvd.elastic.run
+@hvd.elastic.run  # type: ignore[untyped-decorator]
 def train(state: Any) -> None:
     assert hvd.size() == state.worlds[-1], (hvd.size(), state.worlds)
     if len(state.worlds) > 1 and asked.lose_residuals:

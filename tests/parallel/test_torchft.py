@@ -39,7 +39,8 @@ def run(folder: Path, **case: Any) -> tuple[Notes, dict[int, str]]:
         )  # fmt: skip
     finally:
         kill_marked(mark)
-    notes = {int(path.suffix[1:]): list(map(json.loads, path.read_text().splitlines())) for path in folder.glob("notes.*")}
+    lines = {int(path.suffix[1:]): path.read_text().splitlines() for path in folder.glob("notes.*")}
+    notes = {number: list(map(json.loads, found)) for number, found in lines.items()}
     ends = {int(path.suffix[1:]): path.read_text() for path in folder.glob("end.*")}
     assert notes and ends, job.stdout[-4000:]
     assert len(set(ends.values())) == 1, (ends, job.stdout[-4000:])

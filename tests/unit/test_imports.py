@@ -18,7 +18,7 @@ NAME = PACKAGE.name
 
 #: From the top down. A room may import what lies below its layer; rooms of one layer do not know each other.
 LAYERS = [
-    {"torch", "ddp", "fsdp", "torchft", "timeline", "cli"},
+    {"torch", "ddp", "fsdp", "timeline", "cli"},
     {"fronts"},
     {"engine"},
     {"codecs", "exchange", "observe"},

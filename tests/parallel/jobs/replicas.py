@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed import TCPStore
-from torchft import Manager
+from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 
-import horovod_compress.torchft as hvc
-from horovod_compress.torchft import Compression
+import horovod_compress.ddp as hvc
 from tests.support.nets import digest
 
 case: dict[str, Any] = json.loads(os.environ["HVC_TEST_ARGUMENTS"])
@@ -53,7 +52,7 @@ def lighthouse() -> None:
     os._exit(0)  # without the lighthouse's threads
 
 
-def residuals(compression: Compression) -> dict[str, torch.Tensor]:
+def residuals(compression: hvc.Compression) -> dict[str, torch.Tensor]:
     kept: dict[str, torch.Tensor] = compression.state_dict()["state"]["residual"]
     return dict(sorted(kept.items()))
 
@@ -68,7 +67,7 @@ class Replica:
         kind = torch.optim.AdamW if case.get("adam") else torch.optim.SGD
         self.optimizer = kind(self.model.parameters(), lr=0.01 if case.get("adam") else 1.0)
         store = TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
-        group = hvc.ProcessGroup(timeout=PATIENCE)
+        group = hvc.Replicas.group_class(ProcessGroupGloo)(timeout=PATIENCE)
         self.manager = Manager(
             pg=group, min_replica_size=case.get("least", 2), use_async_quorum=False, timeout=PATIENCE,
             load_state_dict=self.load, state_dict=self.state, replica_id=f"replica_{number}", rank=0, world_size=1,
@@ -84,8 +83,8 @@ class Replica:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def compression(self) -> Compression:
-        made = Compression.create(case["method"], self.model.named_parameters(), timeout=6.0, verify_every=1)
+    def compression(self) -> hvc.Compression:
+        made = hvc.Compression.create(case["method"], self.model.named_parameters(), timeout=6.0, verify_every=1)
         made.register(self.model, self.optimizer, **({"warmup_steps": 2} if case.get("adam") else {}))
         return made
 

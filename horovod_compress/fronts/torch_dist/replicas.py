@@ -1,9 +1,9 @@
 """Compression between the replicas of torchft, which decides anew before every step who takes part.
 
-    import horovod_compress.torchft as hvc
+    import horovod_compress.ddp as hvc
 
-    group = hvc.ProcessGroup(timeout=timedelta(seconds=30))
-    manager = torchft.Manager(pg=group, use_async_quorum=False, ...)
+    group = hvc.Replicas.group_class(torchft.ProcessGroupGloo)(timeout=timedelta(seconds=30))
+    manager = torchft.Manager(pg=group, use_async_quorum=False, rank=0, world_size=1, **others)
 
     def compression():
         made = hvc.Compression.marsit(model.named_parameters())
@@ -28,43 +28,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
-from torchft.manager import Manager
-from torchft.process_group import ProcessGroupGloo
 
-from .ddp import Compression
-from .engine.saved.redistribute import Carried, common_of, resized
-from .errors import ConfigError, ExchangeError, HorovodCompressError
-
-__all__ = ["Compression", "ProcessGroup", "Replicas"]
+from ...engine.saved.redistribute import Carried, common_of, resized
+from ...errors import ConfigError, ExchangeError, HorovodCompressError
+from .compression import Compression
 
 _KEY = "horovod_compress"
 
 State = Mapping[str, Any]
-
-
-class ProcessGroup(ProcessGroupGloo):  # type: ignore[misc]  torchft may not be installed
-    """A process group of torchft's that remembers where its replicas meet.
-
-    Attributes:
-        place: the store's address with a prefix for this quorum, this replica's number, and how many there are; None
-            before the first quorum.
-    """
-
-    place: tuple[str, int, int] | None = None
-
-    @property
-    def timeout(self) -> timedelta:
-        """Return for how long replicas wait for each other."""
-        return self._timeout  # type: ignore[no-any-return]
-
-    def configure(self, store_addr: str, replica_id: str, rank: int, world_size: int, *more: Any) -> None:
-        super().configure(store_addr, replica_id, rank, world_size, *more)
-        self.place = (store_addr, rank, world_size)
 
 
 class Replicas:
@@ -73,8 +48,9 @@ class Replicas:
     What is kept is copied after every step.
 
     Args:
-        manager: with ``use_async_quorum=False``, so that a replica that heals has its weights before it takes part.
-        group: that of the manager.
+        manager: a ``torchft.Manager`` with ``use_async_quorum=False``, so that a replica that heals has its weights before
+            it takes part.
+        group: that of the manager, of a class that :meth:`group_class` returned.
         make: makes the compression and registers it; called after each change of replicas.
 
     Raises:
@@ -82,12 +58,14 @@ class Replicas:
             initialized already.
     """
 
-    def __init__(self, manager: Manager, group: ProcessGroup, make: Callable[[], Compression]) -> None:
+    def __init__(self, manager: Any, group: Any, make: Callable[[], Compression]) -> None:
         if manager._use_async_quorum or manager._group_world_size != 1:
             raise ConfigError(
                 "Replicas takes a torchft.Manager with use_async_quorum=False, whose replicas are one process each "
                 f"(world_size=1); this one has {manager._use_async_quorum} and {manager._group_world_size}"
             )
+        if not hasattr(group, "place"):
+            raise ConfigError(f"expected a group of Replicas.group_class(torchft.ProcessGroupGloo), got {group!r}")
         if dist.is_initialized():
             raise ConfigError("Replicas initializes torch.distributed itself, among all replicas: leave that out")
         self._manager, self._group, self._make = manager, group, make
@@ -97,6 +75,20 @@ class Replicas:
         self._mine: State | None = None  # all that is kept, as of the last step that counts
         self._common: State | None = None  # what is equal on all replicas, from the one that this one heals from
         manager.register_state_dict_fn(_KEY, self._heal, self._shown)
+
+    @staticmethod
+    def group_class(kind: type[Any]) -> type[Any]:
+        """Return a class of process groups of torchft's that also remember where their replicas meet.
+
+        Args:
+            kind: ``torchft.ProcessGroupGloo``, or another one that configures itself anew for each quorum.
+        """
+
+        def configure(self: Any, store_addr: str, replica_id: str, rank: int, world_size: int, *more: Any) -> None:
+            kind.configure(self, store_addr, replica_id, rank, world_size, *more)
+            self.place = (store_addr, rank, world_size)
+
+        return type(f"Remembering{kind.__name__}", (kind,), {"place": None, "configure": configure})
 
     @property
     def compression(self) -> Compression:
@@ -157,7 +149,7 @@ class Replicas:
         address, rank, world = self._place = self._group.place or ("", 0, 0)
         host, _, rest = address.rpartition(":")
         port, _, prefix = rest.partition("/")
-        patience = self._group.timeout
+        patience = self._group._timeout
         store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=patience)
         dist.init_process_group(
             "gloo", store=PrefixStore(f"{_KEY}/{prefix}", store), rank=rank, world_size=world, timeout=patience
