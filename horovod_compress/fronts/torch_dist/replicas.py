@@ -48,8 +48,8 @@ class Replicas:
     What is kept is copied after every step.
 
     Args:
-        manager: a ``torchft.Manager`` with ``use_async_quorum=False``, so that a replica that heals has its weights before
-            it takes part.
+        manager: a ``torchft.Manager`` with ``use_async_quorum=False``, so that a replica that heals has its weights
+            before it takes part.
         group: that of the manager, of a class that :meth:`group_class` returned.
         make: makes the compression and registers it; called after each change of replicas.
 
