@@ -26,6 +26,7 @@ from .errors import (
 )
 from .fronts import optim
 from .fronts.torch_dist.compression import Compression, ddp_hook, trace
+from .fronts.torch_dist.replicas import Replicas
 from .fronts.updates import distributed_update_optimizer as DistributedUpdateOptimizer
 from .known import MethodName
 from .observe.metrics import Stats
@@ -48,6 +49,7 @@ __all__ = [
     "MismatchError",
     "NonFiniteError",
     "Plan",
+    "Replicas",
     "StateError",
     "Stats",
     "Trace",

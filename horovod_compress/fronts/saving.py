@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,11 +17,14 @@ from torch import Tensor
 
 from .. import errors
 from ..engine import names
+from ..engine.kept import norm_of
 from ..engine.saved import checkpoint, state_folder
 from ..engine.saved.redistribute import redistributed
 from ..engine.saved.state_folder import Entry, Known, Manifest
 from ..errors import ConfigError, HorovodCompressError, MismatchError, StateError
 from .session import Session
+
+_log = logging.getLogger("horovod_compress")
 
 WAYS = ("refuse", "reset", "redistribute")
 #: What another rank's error is raised as here.
@@ -167,7 +171,18 @@ def load(
         )
     if known and seen:
         known.loaded(path, state_folder.fingerprint(seen))
+    if seen and way == "restore" and seen.world != saver.count and saver.rank == 0:
+        tell_dealt(seen.world // saver.shards, saver.world, state)
     return state, way
+
+
+def tell_dealt(before: int, now: int, state: Mapping[str, Any]) -> None:
+    """Say that residuals, if any, were divided among another number of ranks, of which one has this state."""
+    if kept := [*state["state"].get("residual", {}).values(), *state.get("waiting", {}).values()]:
+        _log.info(
+            "the residuals of %d rank(s) were divided among %d, so that together they count as before; the norm of "
+            "each one's is %.3g", before, now, norm_of(kept),
+        )  # fmt: skip
 
 
 def _read(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Codec, check_world
-from horovod_compress.codecs.work import LAST
+from horovod_compress.codecs.work import LAST, MOMENTA
 from horovod_compress.engine.saved import checkpoint, checksums
 from horovod_compress.engine.saved.redistribute import (
     Carried,
@@ -62,6 +62,25 @@ def test_nothing_that_waits_is_lost_to_other_ranks(case: Sample) -> None:
             owed = _owed([state["state"] for state in states], name)
             torch.testing.assert_close(_owed(now, name), owed, rtol=max(1e-5, epsilon), atol=1e-6)
         assert all_same(after.step(random_grads(AFTER, TENSORS, seed=7)))
+
+
+@each_case(_owes)
+def test_of_sums_over_ranks_each_new_one_has_a_smaller_share(case: Sample) -> None:
+    """Each rank's residual counts whole there, and so does what owners keep, once for each rank."""
+    with case.fleet(BEFORE, TENSORS, schedule="layerwise") as fleet:
+        fleet.step(random_grads(BEFORE, TENSORS, seed=1))
+        states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
+        assert not any("summed" in state for state in states)
+        for reducer in fleet.reducers:
+            reducer.result_scale = float(BEFORE)
+        summed = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
+    owned, epsilon = fleet.methods.folded(), case.codec().properties().law.epsilon
+    mean, found = redistributed(states, 0, AFTER, owned)["state"], redistributed(summed, 0, AFTER, owned)["state"]
+    for kind, tensors in found.items():
+        times = 1.0 if kind in MOMENTA else BEFORE / AFTER
+        for name, tensor in tensors.items():
+            expected = mean[kind][name] * times
+            torch.testing.assert_close(tensor, expected, rtol=max(1e-6, 2 * epsilon), atol=1e-6)
 
 
 @each_case(_owes)

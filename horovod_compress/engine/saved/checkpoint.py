@@ -96,6 +96,8 @@ def copied(
         kept["hosts"] = parts.hosts
     if waiting := parts.withholding.waiting():
         kept["waiting"] = waiting
+    if reducer.result_scale != 1.0:  # which another number of ranks has to know
+        kept["summed"] = True
     return checksums.sealed(kept | dict(more))
 
 
@@ -258,6 +260,7 @@ def _check_more(state: Mapping[str, Any]) -> None:
     wrong = {
         "tuned": type(state.get("tuned", False)) is not bool,
         "due": type(state.get("due", False)) is not bool,
+        "summed": type(state.get("summed", False)) is not bool,
         "scale": not checksums.is_number(state.get("scale", 0.0)),
         **{name: not _are_rates(state.get(name, [])) for name in ("rates", "rates_seen", "last_rates")},
         "second_moment": not isinstance(state.get("second_moment", {}), Mapping),

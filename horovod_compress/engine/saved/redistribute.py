@@ -1,6 +1,7 @@
 """What ranks keep, dealt out to another number of ranks, so that nothing that waits is lost.
 
-A step applies the mean over ranks, so what waits is the mean of the residuals: every new rank gets that. What a rank
+A step applies the mean over ranks, so what waits is the mean of the residuals: every new rank gets that. Where it
+applies the sum, M ranks' residuals count M times their mean, and each of M' new ranks gets M / M' of it. What a rank
 keeps as the owner of elements, as an error of the mean itself, is added up and given to rank 0; a method hands over
 what its rank does not own. What merging keeps belongs to places that another number of ranks does not have: it begins
 with zeros. So do tables that hold codes, which do not add: averages of errors, which fade anyway.
@@ -26,6 +27,8 @@ from ...errors import StateError
 from ...ops.checksums import hash_of
 from . import checksums
 
+#: Of a state, if it is so: results were sums over ranks.
+_SUMMED = "summed"
 #: Of a state: what is dealt out. What merging keeps is not.
 _PARTS = ("state", "tables")
 #: By tensor, in which ranks may differ: what waits for elements that rounds leave out.
@@ -58,11 +61,12 @@ class _Sum:
         self._total += tensor
         self._ranks += 1
 
-    def dealt(self, owned: bool, rank: int, ranks: int = 0) -> Tensor:
-        """Return a new rank's share; of so many ranks that saved, where some have nothing of it."""
+    def dealt(self, owned: bool, rank: int, ranks: int = 0, times: float = 1.0) -> Tensor:
+        """Return a new rank's share, so many times; of so many ranks that saved, where some have nothing of it."""
         if owned and rank:
             return self.zeros()
-        return rounded(self._total if owned else self._total / (ranks or self._ranks), self._dtype, rank)
+        share = self._total if owned else self._total / (ranks or self._ranks)
+        return rounded(share * times, self._dtype, rank)
 
     def zeros(self) -> Tensor:
         """Return the share of what does not add."""
@@ -109,14 +113,18 @@ def redistributed(
             waiting.setdefault(name, _Sum(tensor)).add(tensor)
         number += 1
         del state  # as this loop would
-    kept = {kind: _dealt(tensors, kind in owned, rank) for kind, tensors in sums["state"].items()}
+    times = number / world if rest.get(_SUMMED) else 1.0
+    kept = {
+        kind: _dealt(tensors, kind in owned, rank, 1.0 if kind in MOMENTA else times)
+        for kind, tensors in sums["state"].items()
+    }
     tables = {
         name: table.zeros() if _holds_codes(name, coded) else table.dealt(False, rank)
         for name, table in sums["tables"].items()
     }
     changed = {"rank": rank, "world": world, "state": kept, "tables": tables}
     if waiting:
-        changed[_WAITING] = {name: found.dealt(False, rank, number) for name, found in waiting.items()}
+        changed[_WAITING] = {name: found.dealt(False, rank, number, times) for name, found in waiting.items()}
     return checksums.sealed(rest | changed | {"carries": {}})
 
 
@@ -140,8 +148,8 @@ def _add(sums: Any, part: Any) -> None:
         _add(sums[name], value)
 
 
-def _dealt(sums: Mapping[str, _Sum], owned: bool, rank: int) -> dict[str, Tensor]:
-    return {name: found.dealt(owned, rank) for name, found in sums.items()}
+def _dealt(sums: Mapping[str, _Sum], owned: bool, rank: int, times: float) -> dict[str, Tensor]:
+    return {name: found.dealt(owned, rank, times=times) for name, found in sums.items()}
 
 
 # ---- in a job that goes on -----------------------------------------------------------------------

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from ...engine.saved import checksums
 from ...engine.saved.redistribute import rounded
 from ...errors import StateError
-from ..saving import Saved
+from ..saving import Saved, tell_dealt
 from ..session import Session
 
 _ABOUT, _RANKS = "about", "ranks"
@@ -182,7 +182,10 @@ class Sharded:
         rest = {name: part for name, part in mine.items() if name not in gone}
         rest |= {_WAITING: waiting} if waiting else {}
         more = {name: about[name] for name in _COMMON if name in about and name not in _FIXED}
-        self._saved.load(checksums.sealed(rest | more | {"state": kept, "carries": {}}), "restore")
+        dealt = checksums.sealed(rest | more | {"state": kept, "carries": {}})
+        self._saved.load(dealt, "restore")
+        if self._session.reducer.rank == 0:
+            tell_dealt(replicas, self._session.reducer.world, dealt)
 
 
 class Resharded:
