@@ -5,7 +5,7 @@ ranks are processes that are forked from this one, over Gloo. With a compression
 half another: a model that a test divides among all ranks is divided among those of a replica, one that it divides and
 replicates is replicated by us, and ``none`` exchanges what torch would have.
 
-As a program it reads JSON lines ``{"name": "FILE.CLASS.TEST", "ours": ..., "replicas": ...}`` and answers each with
+As a program it reads JSON lines ``{"name": "FILE.CLASS.TEST", "ours": ..., "ranks": ...}`` and answers each with
 ``{"outcome": ..., "text": ..., "models": ..., "steps": ...}``. Its environment is
 :data:`tests.parallel.test_torch_fsdp_suite.ENVIRONMENT`.
 """
@@ -30,6 +30,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.common_distributed import MultiProcessTestCase, MultiThreadedTestCase
+from torch.utils._python_dispatch import _disable_current_modes
 
 import horovod_compress.fsdp as hvc
 from tests.support.cpu_as_gpus import CPU, stand_in
@@ -38,19 +39,16 @@ from tests.support.suites import answer, outcome
 FOLDER = "test/distributed/_composable/fsdp"
 PREFIX = "test_fully_shard_"
 SECONDS = float(os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"])
+#: Of a model that a test divides among all ranks.
+REPLICAS = 2
 #: That there seem to be: many tests take a rank for each.
 GPUS = 4
 
 
 class Between:
-    """Puts a compression between the replicas of every model that a test divides and calls, in the process of a rank.
+    """Puts a compression between the replicas of every model that a test divides and calls, in the process of a rank."""
 
-    Args:
-        replicas: of a model that is divided among all ranks; they are as many as fit where these do not.
-    """
-
-    def __init__(self, replicas: int) -> None:
-        self._replicas = replicas
+    def __init__(self) -> None:
         self._grids: dict[int, DeviceMesh] = {}
         self._divided: weakref.WeakKeyDictionary[nn.Module, DeviceMesh] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -81,7 +79,7 @@ class Between:
         if mesh is not None and (mesh.ndim > 1 or mesh.size() < world):
             raise NotImplementedError(f"a model divided along {mesh} has no place in a grid of {world} ranks")
         if world not in self._grids:
-            replicas = self._replicas if world % self._replicas == 0 else 1
+            replicas = 1 if world % REPLICAS else REPLICAS
             shape = (replicas, world // replicas)
             self._grids[world] = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
         return self._grids[world]["replicate"], self._grids[world]["shard"]
@@ -101,7 +99,8 @@ class Between:
         def registered(module: nn.Module, *given: Any, **named: Any) -> Any:
             if self._inside:
                 return call(module, *given, **named)
-            self._register(module)
+            with _disable_current_modes():  # else a test that counts what torch sends counts what register() does
+                self._register(module)
             self._inside = True
             try:
                 return call(module, *given, **named)
@@ -124,8 +123,8 @@ class Between:
             if any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
         ]
         compression = hvc.Compression.none(model.named_parameters(), timeout=SECONDS / 2)
-        self._made.append(compression)
         compression.register(model, optimizers or None, replicate=meshes[0])
+        self._made.append(compression)
 
     def close(self) -> dict[str, int]:
         """Close all compressions; return how many there were, and how many steps they have exchanged."""
@@ -138,7 +137,7 @@ class Between:
 class Asked:
     """What the processes of a test are to do; they are forked, and so know it."""
 
-    ours, replicas = False, 2
+    ours = False
     counts: Path
 
 
@@ -151,7 +150,7 @@ def let_them_run() -> None:
             if not Asked.ours:
                 run_test(test, test_name, parent_pipe)
                 return
-            between = Between(Asked.replicas)
+            between = Between()
             try:
                 run_test(test, test_name, parent_pipe)
             finally:
@@ -167,8 +166,8 @@ def let_them_run() -> None:
     torch.cpu.device_count = torch.cuda.device_count = lambda: GPUS
 
 
-def tests(sources: Path) -> Iterator[tuple[str, unittest.TestCase]]:
-    """Yield all tests of the sources by their names."""
+def tests(sources: Path) -> Iterator[tuple[str, tuple[type[Any], str]]]:
+    """Yield the class and the method of all tests of the sources, by their names."""
     for path in sorted((sources / FOLDER).glob(f"{PREFIX}*.py")):
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec and spec.loader
@@ -177,21 +176,24 @@ def tests(sources: Path) -> Iterator[tuple[str, unittest.TestCase]]:
         for name, kind in vars(module).items():
             if isinstance(kind, type) and issubclass(kind, unittest.TestCase) and kind.__module__ == path.stem:
                 for test in unittest.defaultTestLoader.getTestCaseNames(kind):
-                    yield f"{path.stem.removeprefix(PREFIX)}.{name}.{test}", kind(test)
+                    yield f"{path.stem.removeprefix(PREFIX)}.{name}.{test}", (kind, test)
 
 
 def main() -> None:
     let_them_run()
-    found = dict(tests(Path(os.environ["HVC_TORCH_SOURCES"])))
+    found = dict(tests(Path(os.environ["HVC_TEST_TORCH_SOURCES"])))
 
-    def run(name: str, ours: bool, replicas: int, folder: Path) -> dict[str, Any]:
+    def run(name: str, ours: bool, ranks: int | None, folder: Path) -> dict[str, Any]:
         if name not in found:
             return {"outcome": "absent", "text": f"the sources have no {name}"}
-        Asked.ours, Asked.replicas, Asked.counts = ours, replicas, folder / "rank"
-        test = found[name]
-        return outcome(type(test)(test._testMethodName), folder, test.world_size if ours else 0)
+        Asked.ours, Asked.counts = ours, folder / "rank"
+        kind, test = found[name]
+        if ranks:
+            kind = type(kind.__name__, (kind,), {"world_size": ranks})
+        made = kind(test)
+        return outcome(made, folder, made.world_size if ours else 0)
 
-    answer(lambda: {name: isinstance(test, MultiThreadedTestCase) for name, test in found.items()}, run)
+    answer(lambda: {name: issubclass(kind, MultiThreadedTestCase) for name, (kind, _) in found.items()}, run)
 
 
 if __name__ == "__main__":
