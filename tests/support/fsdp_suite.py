@@ -46,7 +46,7 @@ GPUS = 4
 
 
 class Between:
-    """Puts a compression between the replicas of every model that a test divides and calls, in the process of a rank."""
+    """Puts a compression between the replicas of every model that a test divides and calls, in a rank's process."""
 
     def __init__(self) -> None:
         self._grids: dict[int, DeviceMesh] = {}
