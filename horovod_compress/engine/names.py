@@ -21,6 +21,7 @@ from ..errors import ConfigError
 from ..schedule.plan import Plan
 from .methods import Methods
 from .saved import checksums
+from .shards import local
 
 _COMPILED, _WRAPPED = "_orig_mod.", "module."
 
@@ -167,7 +168,7 @@ def pairs(given: object) -> list[tuple[str, nn.Parameter]]:
     """Return the pairs of name and parameter that were given as ``named_parameters``.
 
     Raises:
-        ConfigError: these are none, or a parameter has no shape yet.
+        ConfigError: these are none, or a parameter has no shape yet, or no memory of its own.
     """
     if isinstance(given, (nn.Module, Mapping, str)) or not isinstance(given, Iterable):
         raise ConfigError(f"{_WANTED} {_article(given)}{'; call it' if inspect.isroutine(given) else ''}")
@@ -180,6 +181,12 @@ def pairs(given: object) -> list[tuple[str, nn.Parameter]]:
             raise ConfigError(
                 f"parameter {name} has no shape yet, as in LazyLinear: run a forward pass of the model before you "
                 "create the compression and the optimizer"
+            )
+        part = local(parameter)
+        if parameter.requires_grad and hasattr(part, "__tensor_flatten__"):
+            raise ConfigError(
+                f"parameter {name} is a {type(part).__name__}, which keeps its numbers in other tensors, and so may "
+                "its gradient: train it as a torch.Tensor, or freeze it with requires_grad_(False)"
             )
     return found
 

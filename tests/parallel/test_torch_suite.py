@@ -7,18 +7,13 @@ Each test runs beside its control, without us.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
-from tests.support.jobs import ROOT
+from tests.support.suites import Suite
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
@@ -182,48 +177,18 @@ ENVIRONMENT = {
 }
 
 
-class Suite:
-    """The process that has PyTorch's tests, and runs one at a time."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.support.torch_suite"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | ENVIRONMENT,
-        )
-
-    def ask(self, what: object) -> Any:
-        """Return the answer to a question."""
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-    def run(self, name: str, *, ours: bool, late: bool = False) -> dict[str, Any]:
-        """Run a test; see :mod:`tests.support.torch_suite`."""
-        return self.ask({"name": name, "ours": ours, "late": late})
-
-    def close(self) -> None:
-        """End the process: it has no rank then."""
-        self._process.kill()
-        self._process.communicate()
-
-
 @pytest.fixture(scope="module")
 def suite() -> Iterator[Suite]:
     for needed in ("numpy", "expecttest"):
         pytest.importorskip(needed, reason=f"PyTorch's tests need {needed}: the extra `test` has it")
-    made = Suite()
+    made = Suite("tests.support.torch_suite", ENVIRONMENT)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("name", [*EXCHANGE, *BESIDE_HOOKS, *NO_EXCHANGE])
 def test_it_passes_with_none_as_without_us(name: str, suite: Suite) -> None:
-    control = suite.run(name, ours=False)
+    control = suite.run(name, ours=False, late=False)
     if control["outcome"] == "absent":
         pytest.skip(control["text"])
     assert control["outcome"] == "passed", control["text"]

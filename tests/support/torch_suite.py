@@ -12,9 +12,6 @@ import inspect
 import json
 import os
 import re
-import sys
-import tempfile
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from torch.testing._internal.distributed import distributed_test
 
 import horovod_compress.ddp as hvc
 from tests.support.cpu_as_gpus import stand_in
+from tests.support.suites import answer, outcome
 
 WORLD = int(os.environ["WORLD_SIZE"])
 SECONDS = float(os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"])
@@ -108,30 +106,12 @@ def about_ddp() -> list[str]:
 
 
 def run(name: str, ours: bool, late: bool, folder: Path) -> dict[str, Any]:
-    """Run a test; return how it ended, and the least that any rank's compressions did."""
+    """Run a test; see :func:`tests.support.suites.outcome`."""
     if not hasattr(TorchSuite, name):
         return {"outcome": "absent", "text": f"torch {torch.__version__} has no such test"}
     TorchSuite.ours, TorchSuite.late, TorchSuite.counts = ours, late, folder / name
-    told = unittest.TestResult()
-    unittest.TestSuite([TorchSuite(name)]).run(told)
-    failures = [text for _, text in (*told.failures, *told.errors)]
-    skips = [text for _, text in told.skipped]
-    outcome = "failed" if failures else "skipped" if skips else "passed"
-    counts = [json.loads(path.read_text()) for path in folder.glob(f"{name}.*")]
-    least = {key: min(count[key] for count in counts) for key in ("models", "steps") if len(counts) == WORLD}
-    return {"outcome": outcome, "text": "\n".join([*failures, *skips])} | least
-
-
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what tests print must not get between the answers
-    for line in sys.stdin:
-        asked = json.loads(line)
-        with tempfile.TemporaryDirectory() as folder:
-            answer: Any = about_ddp() if asked == "list" else run(**asked, folder=Path(folder))
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    return outcome(TorchSuite(name), folder, WORLD)
 
 
 if __name__ == "__main__":
-    main()
+    answer(about_ddp, run)
