@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import horovod_compress.torch as hvc
+from horovod_compress.engine.reducer import time_exchange
 from horovod_compress.errors import ConfigError
 
 from .base import Adapter, Check
@@ -59,7 +60,7 @@ class Ours:
     def exchange_alone(self) -> None:
         reducer = self.compression._here().reducer
         for number in range(len(reducer.buckets)):
-            reducer.time_exchange(number)
+            time_exchange(reducer, number)
 
     def close(self) -> None:
         if self.compression:

@@ -157,7 +157,8 @@ class Work:
             overwrites them with the result.
         state: what is kept from step to step for every element, flat with the bucket's gaps.
         tables: what is kept from step to step for the bucket as a whole.
-        regions: the arrays of the payload; after the exchange, the consensus bytes.
+        regions: the arrays of the payload; after the exchange, the consensus bytes, where no ``results`` take their
+            place.
         used: bytes of the payload that this round sends: ``encode`` says it where payloads are gathered, and ``before``
             where ``Layout.varies``.
         gathered: the payloads of all ranks in rank order, where payloads are gathered.

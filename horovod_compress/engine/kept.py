@@ -136,7 +136,10 @@ class Kept:
 
     Attributes:
         withholding: what waits for elements that rounds leave out, in units of gradients.
+        summed: results are sums over ranks, be it of one; None where that is not known yet.
     """
+
+    summed: bool | None = None
 
     def __init__(self, context: Context, buckets: Buckets, wait_idle: Callable[[float], bool]) -> None:
         self._context, self._buckets, self._wait_idle = context, buckets, wait_idle

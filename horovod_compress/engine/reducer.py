@@ -170,6 +170,11 @@ class Reducer:
 
     # ---- result ----
 
+    def sum_up(self, summed: bool, /) -> None:
+        """Let results be sums over ranks from the next step on, or means."""
+        self.kept.summed = summed
+        self.result_scale = float(self.world) if summed else 1.0
+
     def result(self, index: int, step: int, result_scale: float | None = None) -> Tensor:
         """Wait for one result and return it: the gradient tensor that was offered, overwritten.
 
@@ -196,6 +201,8 @@ class Reducer:
         if result_scale is not None and result_scale != turn.result_scale:
             grad.mul_(result_scale / turn.result_scale)
             self.result_scale = result_scale
+        if result_scale is not None and self.world > 1:
+            self.kept.summed = result_scale != 1.0
         return grad
 
     def settle(self, step: int) -> None:
@@ -344,16 +351,6 @@ class Reducer:
         with self.context.changed:
             self._turns.clear()
 
-    def time_exchange(self, bucket: int) -> float:
-        """Exchange whatever a bucket's payload holds, and return the seconds; for measurements, on every rank.
-
-        Raises:
-            ConfigError: a step is under way.
-        """
-        if not self.wait_idle(_CLOSE_SECONDS):
-            raise ConfigError(f"rank {self.rank}: an exchange can be timed between steps only, and a step is under way")
-        return self._exchanging.time(self.buckets[bucket])
-
     # ---- the end ----
 
     def leave_word(self, why: str) -> None:
@@ -384,3 +381,14 @@ class Reducer:
 
         if first and not self.context.devices.come_to_rest(_CLOSE_SECONDS, queueing):
             _UNRESTED.append((self.buckets, transport))
+
+
+def time_exchange(reducer: Reducer, bucket: int) -> float:
+    """Exchange whatever a bucket's payload holds, and return the seconds; for measurements, on every rank.
+
+    Raises:
+        ConfigError: a step is under way.
+    """
+    if not reducer.wait_idle(_CLOSE_SECONDS):
+        raise ConfigError(f"rank {reducer.rank}: an exchange can be timed between steps only, and a step is under way")
+    return reducer._exchanging.time(reducer.buckets[bucket])

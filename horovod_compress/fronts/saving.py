@@ -177,10 +177,10 @@ def load(
 
 
 def tell_dealt(before: int, now: int, state: Mapping[str, Any]) -> None:
-    """Say that residuals, if any, were divided among another number of ranks, of which one has this state."""
+    """Say that residuals, if any, were dealt out to another number of ranks, of which one has this state."""
     if kept := [*state["state"].get("residual", {}).values(), *state.get("waiting", {}).values()]:
         _log.info(
-            "the residuals of %d rank(s) were divided among %d, so that together they count as before; the norm of "
+            "the residuals of %d rank(s) were dealt out to %d, so that together they count as before; the norm of "
             "each one's is %.3g", before, now, norm_of(kept),
         )  # fmt: skip
 

@@ -229,7 +229,8 @@ class UpdateMode:
     def _serve(self, compression: Any, session: Session) -> None:
         """Let a session, whose ranks have agreed, exchange the updates of this optimizer, and no gradients."""
         reducer = session.reducer
-        session.exchanges, session.unused, reducer.result_scale = "updates", False, 1.0
+        session.exchanges, session.unused = "updates", False
+        reducer.sum_up(False)
         compression._counters.reports.updates = True
         if session.steps.tuner:
             session.steps.tuner.stop()

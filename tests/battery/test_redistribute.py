@@ -25,7 +25,7 @@ from horovod_compress.engine.saved.redistribute import (
 )
 from horovod_compress.errors import ConfigError
 from tests.battery.cases import each_case
-from tests.support.local import all_same, random_grads, spec
+from tests.support.local import Fleet, all_same, random_grads, spec
 from tests.support.samples import ANY_BUCKET, Sample
 
 TENSORS = [spec("a", 9, 30), spec("b", 70)]
@@ -72,7 +72,7 @@ def test_of_sums_over_ranks_each_new_one_has_a_smaller_share(case: Sample) -> No
         states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
         assert not any("summed" in state for state in states)
         for reducer in fleet.reducers:
-            reducer.result_scale = float(BEFORE)
+            reducer.kept.summed = True
         summed = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
     owned, epsilon = fleet.methods.folded(), case.codec().properties().law.epsilon
     mean, found = redistributed(states, 0, AFTER, owned)["state"], redistributed(summed, 0, AFTER, owned)["state"]
@@ -81,6 +81,22 @@ def test_of_sums_over_ranks_each_new_one_has_a_smaller_share(case: Sample) -> No
         for name, tensor in tensors.items():
             expected = mean[kind][name] * times
             torch.testing.assert_close(tensor, expected, rtol=max(1e-6, 2 * epsilon), atol=1e-6)
+
+
+def test_sums_stay_sums_where_one_rank_goes_on_alone() -> None:
+    """Its results are the same either way, and it may save again before it has any."""
+    with Fleet(BEFORE, TENSORS, "topk", schedule="layerwise") as fleet:
+        for reducer in fleet.reducers:
+            reducer.kept.summed = True
+        fleet.step(random_grads(BEFORE, TENSORS, seed=1))
+        states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
+    with Fleet(1, TENSORS, "topk", schedule="layerwise") as alone:
+        checkpoint.load(alone.reducers[0], alone.methods, redistributed(states, 0, 1, set()), "restore")
+        saved = checkpoint.save(alone.reducers[0], alone.methods)
+    again = [redistributed([saved], rank, AFTER, set()) for rank in range(AFTER)]
+    for name in ("a", "b"):
+        before, now = (sum(state["state"]["residual"][name] for state in each) for each in (states, again))
+        torch.testing.assert_close(now, before, rtol=1e-5, atol=1e-6)
 
 
 @each_case(_owes)

@@ -115,13 +115,13 @@ def test_staging_copies_the_payload_and_no_more() -> None:
     """The positive control: bits are what is copied, to the host and back, and a count for each tensor."""
     tensors = [spec("a", 64 * 512)]
     groups = -(-512 // 5)
-    for levels, nbytes in ((2, 2 * 64 * 512 // 8), (3, groups * (40 + 64))):
+    for world, levels, nbytes in ((2, 2, 2 * 64 * 512 // 8), (2, 3, groups * (40 + 40)), (3, 3, groups * (40 + 64))):
         options = {"full_precision_every": 0, "step_size": 1.0, "levels": levels}
-        with everything_on_accelerator(), Fleet(2, tensors, "marsit", **options) as fleet:
-            fleet.step(random_grads(2, tensors))
+        with everything_on_accelerator(), Fleet(world, tensors, "marsit", **options) as fleet:
+            fleet.step(random_grads(world, tensors))
             for where in _accelerators(fleet):
                 assert where.copied == nbytes + 8
-            assert len(_accelerators(fleet)) == 2
+            assert len(_accelerators(fleet)) == world
     with contextlib.ExitStack() as nothing, Fleet(2, tensors, "marsit") as fleet:
         assert nothing and not _accelerators(fleet)  # gradients of the CPU are exchanged from where they are packed
         assert all(round_.staging is None for r in fleet.reducers for round_ in r.buckets[0].rounds.kinds.values())

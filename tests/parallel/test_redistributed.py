@@ -58,7 +58,7 @@ def check_lost(job: Job, names: list[str]) -> None:
 
 def told(job: Job, before: int, after: int) -> int:
     """Return how often the log says that residuals were divided."""
-    return sum(f"the residuals of {before} rank(s) were divided among {after}," in line for line in job.lines())
+    return sum(f"the residuals of {before} rank(s) were dealt out to {after}," in line for line in job.lines())
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import ops
+from horovod_compress.codecs.shared import signs
 from horovod_compress.errors import ConfigError
 from horovod_compress.exchange import torus
 from horovod_compress.exchange.collective import chunk_bounds
@@ -210,6 +211,26 @@ def test_two_ranks_pass_on_a_bit_where_others_pass_on_three_values(world: int, m
             assert len(results[0]["a"].unique()) == (3 if "three" in name else 2)
             sent.append(fleet.reducers[0].metrics.bytes_sent)
     assert sent[1] / sent[0] == pytest.approx(more, rel=0.03)
+
+
+@pytest.mark.parametrize("options", [{}, {"compensation": "global"}, {"step_size": "tensor", "zeros": "positive"}])
+def test_of_two_ranks_results_and_residuals_are_those_of_three_values(
+    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As owners pass them on, packed, among more ranks."""
+    found = []
+    for pair in (signs.PAIR, 0):
+        monkeypatch.setattr(signs, "PAIR", pair)
+        with Fleet(2, TENSORS, "marsit", full_precision_every=0, **options) as fleet:
+            for number in range(5):
+                grads = random_grads(2, TENSORS, seed=number)
+                for mine in grads:
+                    mine["c"][::3] = 0.0
+                results = fleet.step(grads)
+            assert all_same(results)
+            found += [results[0], *fleet.residuals()]
+    half = len(found) // 2
+    assert all(same_bits(a[n], b[n]) for a, b in zip(found[:half], found[half:], strict=True) for n in a)
 
 
 @pytest.mark.parametrize("name", METHODS)

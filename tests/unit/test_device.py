@@ -17,7 +17,7 @@ from horovod_compress.codecs.dense import Dense
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.engine.agreement import handshake
 from horovod_compress.engine.methods import parse
-from horovod_compress.engine.reducer import Reducer
+from horovod_compress.engine.reducer import Reducer, time_exchange
 from horovod_compress.errors import ConfigError, ExchangeError
 from horovod_compress.exchange import device
 from horovod_compress.exchange.device import Deadline
@@ -176,7 +176,7 @@ def test_a_timed_exchange_is_over_before_the_next_step(method: str) -> None:
             for number in range(3):
                 results.append(fleet.step(random_grads(2, TENSORS, seed=number)))
                 assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
-                assert all(seconds > 0 for seconds in pool.map(lambda r: r.time_exchange(0), fleet.reducers))
+                assert all(seconds > 0 for seconds in pool.map(lambda r: time_exchange(r, 0), fleet.reducers))
                 for where in (where for r in fleet.reducers for where in r.context.devices.values()):
                     assert not isinstance(where, FakeAccelerator) or where._done == len(where._queued)
             return results, kept(fleet), fleet.reducers

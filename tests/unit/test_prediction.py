@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from horovod_compress import ops
 from horovod_compress.cli.plan import (
     figures,
     measured,
@@ -254,3 +255,14 @@ def test_pictures_are_made(tmp_path: Path) -> None:
     made += figures.draw_worlds(case(), cells, str(tmp_path / "deep" / "folder"))
     assert all(path.stat().st_size > 10_000 for path in made)
     assert not list(tmp_path.rglob("*.tmp*"))
+
+
+def test_what_is_measured_is_the_way_of_more_than_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks of marsit pass on less than three values."""
+    unpacked: list[int] = []
+    unpack = ops.ternary_unpack
+    monkeypatch.setattr(ops, "ternary_unpack", lambda *given: unpacked.append(1) or unpack(*given))
+    measure_codec.cache_clear()
+    codec = registry.create("marsit", full_precision_every=0)
+    measure_codec(codec, codec)
+    assert unpacked

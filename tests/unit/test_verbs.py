@@ -279,7 +279,7 @@ def test_list_shows_choices_of_a_user_in_a_hundred_columns(capsys: pytest.Captur
 def test_list_as_markdown_has_wire_ids_options_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "--markdown"]) == 0
     rows = {line.split("`")[1]: line for line in capsys.readouterr().out.splitlines()[2:]}
-    assert "`0x380f`, 2" in rows["marsit"] and "arXiv:2204.06787" in rows["marsit"]
+    assert "`0x380f`, 3" in rows["marsit"] and "arXiv:2204.06787" in rows["marsit"]
     assert 'fold; gather with `coding="elias"`' in rows["qsgd"] and '`coding="packed"`' in rows["qsgd"]
     assert cli.main(["list", "--markdown", "--json"]) == 2
     assert "not both" in capsys.readouterr().err

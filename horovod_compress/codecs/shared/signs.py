@@ -309,10 +309,12 @@ class Signs(Codec):
         )
 
     def _unpack(self, work: Work, places: Sequence[slice]) -> bool:
-        """Unpack what three-valued elements some words have; return whether they have any, not bits alone."""
+        """Unpack some words, where three values are packed; return whether they have any, not bits alone."""
         packed = work.results.get("bits")
-        if packed is None or work.world == PAIR:
-            return packed is not None
+        if packed is None:
+            return False
+        if work.world == PAIR:
+            return True
         bits, zeros, size = work.regions["bits"], work.local["zeros"], ops.GROUP_WORDS
         for first, last in _joined((place.start // size, -(-place.stop // size)) for place in places):
             source = packed[first * ops.PACKED_WORDS : last * ops.PACKED_WORDS]

@@ -96,7 +96,7 @@ def copied(
         kept["hosts"] = parts.hosts
     if waiting := parts.withholding.waiting():
         kept["waiting"] = waiting
-    if reducer.result_scale != 1.0:  # which another number of ranks has to know
+    if parts.summed:  # which another number of ranks has to know
         kept["summed"] = True
     return checksums.sealed(kept | dict(more))
 
@@ -309,6 +309,8 @@ def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
             tensor.zero_()
     parts.withholding.load(state.get("waiting", {}) if residuals == "restore" else {})
     reducer.resume(state["step"])
+    if parts.summed is None:
+        parts.summed = bool(state.get("summed"))
 
 
 def _known(config: dict[str, Any], saved: object) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class Sharded:
         more = {name: about[name] for name in _COMMON if name in about and name not in _FIXED}
         dealt = checksums.sealed(rest | more | {"state": kept, "carries": {}})
         self._saved.load(dealt, "restore")
-        if self._session.reducer.rank == 0:
+        if self._session.reducer.rank == 0 and replicas != self._session.reducer.world:
             tell_dealt(replicas, self._session.reducer.world, dealt)
 
 

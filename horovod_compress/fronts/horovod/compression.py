@@ -23,7 +23,7 @@ from ..factories import RanksOption, add_factories, of_an_object
 from ..session import Session, in_backward, weakly
 from ..update_options import TAKEN
 from . import gradients
-from .gradients import Finder, Tokens, leave_before_loading, leave_frozen, refuse_foreign, result_scale_of
+from .gradients import Finder, Tokens, leave_before_loading, leave_frozen, refuse_foreign, take_operation
 from .job import HorovodJob
 from .private import (
     await_tokens,
@@ -107,7 +107,7 @@ class Compression(BaseCompression, Factories):
         """Let the optimizers that attach() was given take the results of these ranks, too."""
         session, (options, named) = self._here(), self._attached_with
         self._meet(session, self._attached, *options, **named)
-        session.reducer.result_scale = result_scale_of(self._attached[0].op, session.reducer.world)
+        take_operation(session.reducer, self._attached[0].op)
         session.attached = True
 
     def _check_update_step(self) -> None:
@@ -202,7 +202,7 @@ class Compression(BaseCompression, Factories):
         if not horovod.__version__.startswith(_PRIVATE_API):
             _log.warning("Horovod %s is unknown to attach(); using the stock path instead", horovod.__version__)
             return given
-        session.reducer.result_scale = result_scale_of(optimizers[0].op, session.reducer.world)
+        take_operation(session.reducer, optimizers[0].op)
         for each in optimizers:
             gradients.take_gradients(each, self)
         self._attached, session.attached, self._attached_with = optimizers, True, options
@@ -229,7 +229,7 @@ class Compression(BaseCompression, Factories):
         """Look at the optimizers that take the results."""
         steps = session.steps
         if (op := getattr(optimizers[0], "op", None)) in (hvd.Average, hvd.Sum):  # else the first token is refused
-            session.reducer.result_scale = result_scale_of(op, session.reducer.world)
+            take_operation(session.reducer, op)
         for optimizer in optimizers:
             # attach() may have refused an option before
             if not steps.met and not any(optimizer is other for other in self._watched):

@@ -165,17 +165,15 @@ class Tokens:
         )
 
 
-def result_scale_of(op: Any, world: int) -> float:
-    """Return what an optimizer's operation multiplies results by.
+def take_operation(reducer: Reducer, op: Any) -> None:
+    """Let results be what an optimizer's operation makes: means over ranks, or sums.
 
     Raises:
         ConfigError: it is none that can be served.
     """
-    if op == hvd.Average:
-        return 1.0
-    if op == hvd.Sum:
-        return float(world)
-    raise ConfigError(f"only op=hvd.Average and op=hvd.Sum are supported, got {op}")
+    if op not in (hvd.Average, hvd.Sum):
+        raise ConfigError(f"only op=hvd.Average and op=hvd.Sum are supported, got {op}")
+    reducer.sum_up(op == hvd.Sum)
 
 
 def _value(rank: int) -> float:
