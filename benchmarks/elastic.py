@@ -25,6 +25,7 @@ from benchmarks.quality import compared, read  # noqa: E402
 
 SCRIPT = ROOT / "examples" / "elastic_horovod.py"
 MOST, LEAST = 4, 3
+WORLDS = [MOST, LEAST, MOST]
 DEFAULT_RUNS = ["none", "marsit", "marsit --lose-residuals"]
 
 
@@ -108,7 +109,21 @@ def train(words: list[str], chosen: argparse.Namespace) -> dict[str, Any]:
         if not record.exists():  # else only ranks that were removed have ended in Horovod's way, by an abort
             raise
     found: dict[str, Any] = json.loads(record.read_text())
+    check(found, job)
     return found
+
+
+def check(found: dict[str, Any], job: Job) -> None:
+    """Refuse the record of a training in which ranks did not come and go as asked, or differ at the end.
+
+    Raises:
+        JobFailed: it is one.
+    """
+    if found["worlds"] != WORLDS:
+        told = ", then ".join(map(str, found["worlds"]))
+        raise JobFailed(f"{job.name}: trained on {told} ranks, expected {WORLDS}; log: {job.log}")
+    if not found["ranks_identical"]:
+        raise JobFailed(f"{job.name}: ranks ended with different weights; log: {job.log}")
 
 
 if __name__ == "__main__":

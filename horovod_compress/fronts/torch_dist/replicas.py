@@ -38,6 +38,8 @@ from ...errors import ConfigError, ExchangeError, HorovodCompressError
 from .compression import Compression
 
 _KEY = "horovod_compress"
+#: What another quorum may not meet with again.
+_PASSING = (ExchangeError, dist.DistError)
 
 State = Mapping[str, Any]
 
@@ -106,18 +108,29 @@ class Replicas:
         if self._committed:  # and the optimizer's step is over, with which a second moment moves
             self._mine, self._common, self._committed = self.compression.state_dict(), None, False
         self._manager.start_quorum()
-        with self.reporting():
+        try:
             if self._manager.errored():
                 self._leave()
             elif self._group.place != self._place:
                 self._connect()
+        except _PASSING as error:
+            self._manager.report_error(error)
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
-        """Within this, an exchange that fails discards the step, on this replica and on others that see it fail."""
+        """Within this, an exchange that fails discards the step, on this replica and on others that see it fail.
+
+        What would come again in every step, such as a wrong option or a gradient that ``nonfinite="raise"`` refuses,
+        is raised.
+        """
+        lost = self._compression is None or bool(self._manager.errored())  # then a pass may fail in any way
         try:
             yield
-        except (HorovodCompressError, dist.DistError) as error:
+        except _PASSING as error:
+            self._manager.report_error(error)
+        except HorovodCompressError as error:
+            if not lost:
+                raise
             self._manager.report_error(error)
 
     def should_commit(self) -> bool:
@@ -135,8 +148,8 @@ class Replicas:
     # ---- what torchft calls ----
 
     def _shown(self) -> State:
-        """Return what a replica that heals gets: nothing that waits."""
-        return common_of(self._mine, self._coded) if self._mine else {}
+        """Return what a replica that heals gets: nothing that waits; without a connection, what this one got."""
+        return common_of(self._mine, self._coded) if self._mine else self._common or {}
 
     def _heal(self, common: State) -> None:
         self._mine, self._common, self._place = None, common or None, None
@@ -146,7 +159,18 @@ class Replicas:
     def _connect(self) -> None:
         """Let a new compression go on among these replicas, with this one's part of what waits."""
         self._leave()
-        address, rank, world = self._place = self._group.place or ("", 0, 0)
+        address, rank, world = place = self._group.place or ("", 0, 0)
+        try:
+            self._meet(address, rank, world)
+            self._compression = self._make()
+            self._go_on(self._compression, world)
+        except BaseException:
+            self._leave()
+            raise
+        finally:
+            self._place = place  # the next quorum has another one, also of the same replicas
+
+    def _meet(self, address: str, rank: int, world: int) -> None:
         host, _, rest = address.rpartition(":")
         port, _, prefix = rest.partition("/")
         patience = self._group._timeout
@@ -154,8 +178,15 @@ class Replicas:
         dist.init_process_group(
             "gloo", store=PrefixStore(f"{_KEY}/{prefix}", store), rank=rank, world_size=world, timeout=patience
         )
-        compression = self._make()
-        methods = compression._here().methods
+
+    def _go_on(self, compression: Compression, world: int) -> None:
+        session = compression._here()
+        if session.reducer.options.exchange == "hierarchical":
+            raise ConfigError(
+                'exchange="hierarchical" keeps what waits in shares of hosts, which change with the replicas: use '
+                'exchange="auto"'
+            )
+        methods = session.methods
         self._coded = {*methods.coded()}
         mine, common = self._mine, self._common
         if mine and not common:
@@ -164,7 +195,7 @@ class Replicas:
             carried = Carried(world / common["world"], 1.0, methods.folded(), self._coded)
             compression.load_state_dict(common, "reset")  # its buckets, for the shapes of what follows
             compression.load_state_dict(resized(compression.state_dict(), mine, common, carried))
-        self._compression, self._mine = compression, compression.state_dict()
+        self._mine = compression.state_dict()
 
     def _leave(self) -> None:
         """End the connections to the replicas of before."""
