@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.suites import Suite
+from tests.support.suites import Suite, check_alike, opened
 
 SOURCES = os.environ.get("HVC_TEST_TORCH_SOURCES", "")
 #: Whose list this is: another version has other tests.
@@ -157,24 +157,13 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def suite() -> Iterator[Suite]:
-    for needed in ("numpy", "expecttest"):
-        pytest.importorskip(needed, reason=f"PyTorch's tests need {needed}: the extra `test` has it")
-    made = Suite("tests.support.fsdp_suite", ENVIRONMENT)
-    yield made
-    made.close()
+    yield from opened("tests.support.fsdp_suite", ENVIRONMENT)
 
 
 @pytest.mark.parametrize("name", [*EXCHANGE, *NO_EXCHANGE])
 def test_it_passes_with_none_as_without_us(name: str, suite: Suite) -> None:
-    ranks = RANKS.get(name)
-    control = suite.run(name, ours=False, ranks=ranks)
-    if control["outcome"] == "absent":
-        pytest.skip(control["text"])
-    assert control["outcome"] == "passed", control["text"]
-    found = suite.run(name, ours=True, ranks=ranks)
-    assert found["outcome"] == "passed", found["text"]
-    assert found["models"] > 0, "no model had a compression, so this says nothing"
-    assert (found["steps"] > 0) is (name not in NO_EXCHANGE), found
+    how = {"ranks": RANKS.get(name)}
+    check_alike(suite, name, name not in NO_EXCHANGE, how, how)
 
 
 @pytest.mark.skipif(torch.__version__ < VERSION or torch.__version__ >= (VERSION[0], VERSION[1] + 1), reason="a list")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.suites import Suite
+from tests.support.suites import Suite, check_alike, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
@@ -179,23 +179,12 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def suite() -> Iterator[Suite]:
-    for needed in ("numpy", "expecttest"):
-        pytest.importorskip(needed, reason=f"PyTorch's tests need {needed}: the extra `test` has it")
-    made = Suite("tests.support.torch_suite", ENVIRONMENT)
-    yield made
-    made.close()
+    yield from opened("tests.support.torch_suite", ENVIRONMENT)
 
 
 @pytest.mark.parametrize("name", [*EXCHANGE, *BESIDE_HOOKS, *NO_EXCHANGE])
 def test_it_passes_with_none_as_without_us(name: str, suite: Suite) -> None:
-    control = suite.run(name, ours=False, late=False)
-    if control["outcome"] == "absent":
-        pytest.skip(control["text"])
-    assert control["outcome"] == "passed", control["text"]
-    found = suite.run(name, ours=True, late=name in BESIDE_HOOKS)
-    assert found["outcome"] == "passed", found["text"]
-    assert found["models"] > 0, "no model had a compression, so this says nothing"
-    assert (found["steps"] > 0) is (name not in NO_EXCHANGE), found
+    check_alike(suite, name, name not in NO_EXCHANGE, {"late": False}, {"late": name in BESIDE_HOOKS})
 
 
 @pytest.mark.skipif(torch.__version__ < VERSION or torch.__version__ >= (VERSION[0], VERSION[1] + 1), reason="a list")

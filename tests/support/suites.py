@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.jobs import ROOT
 
@@ -48,6 +50,31 @@ class Suite:
         """End the process: it has no rank then."""
         self._process.kill()
         self._process.communicate()
+
+
+def opened(program: str, environment: Mapping[str, str]) -> Iterator[Suite]:
+    """Yield the process of a program, for a fixture."""
+    for needed in ("numpy", "expecttest"):
+        pytest.importorskip(needed, reason=f"PyTorch's tests need {needed}: the extra `test` has it")
+    made = Suite(program, environment)
+    yield made
+    made.close()
+
+
+def check_alike(suite: Suite, name: str, exchanges: bool, control: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Expect a test to pass with us as without, and to exchange gradients, or not to.
+
+    Args:
+        control, ours: how to run it without us, and with us.
+    """
+    alone = suite.run(name, ours=False, **control)
+    if alone["outcome"] == "absent":
+        pytest.skip(alone["text"])
+    assert alone["outcome"] == "passed", alone["text"]
+    found = suite.run(name, ours=True, **ours)
+    assert found["outcome"] == "passed", found["text"]
+    assert found["models"] > 0, "no model had a compression, so this says nothing"
+    assert (found["steps"] > 0) is exchanges, found
 
 
 def answer(list_names: Callable[[], Any], run: Callable[..., Any]) -> None:
