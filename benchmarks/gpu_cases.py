@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks import single
 from horovod_compress import ops
-from horovod_compress.ops.keys import SAMPLE, SKETCH, Key
+from horovod_compress.ops.keys import NORM, SAMPLE, SKETCH, Key
 from horovod_compress.ops.sizes import ternary_states
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
@@ -291,6 +291,10 @@ def sample(a: Inputs, what: str) -> Arguments:
     return Arguments((kept, a.grad, a.residual, key, 0.25), 16 * a.count + 4 * a.kept)
 
 
+def norm_sketch(a: Inputs) -> Arguments:
+    return Arguments((a.grad, a.doubles(256), KEY.at(purpose=NORM)), 4 * a.count, {"counters": 256})
+
+
 def table_of(a: Inputs) -> tuple[Tensor, Key]:
     key = KEY.at(purpose=SKETCH)
     table = a.floats(SKETCH_ROWS * ops.sketch_columns(max(32, a.count // SKETCH_SHARE)))
@@ -441,6 +445,7 @@ CASES = (
     Case("absorb", "absorb", lambda a: Arguments((a.grad, a.residual), 16 * a.count)),
     Case("norm_offer blocks", "norm_offer", lambda a: Arguments((a.grad, a.norms(), BLOCK), 4 * a.count)),
     Case("moments_offer blocks", "moments_offer", moments),
+    Case("norm_sketch", "norm_sketch", norm_sketch),
     Case(f"norm_offer_all of {TENSORS}", "norm_offer_all", partial(norms_together, moments=False)),
     Case(f"moments_offer_all of {TENSORS}", "moments_offer_all", partial(norms_together, moments=True)),
     Case("uniform_encode 8 bits", "uniform_encode", partial(uniform_encode, bits=8)),

@@ -24,7 +24,7 @@ from benchmarks import results, single
 from benchmarks.results import Record, processor, spread
 from horovod_compress import ops
 from horovod_compress.ops.dispatch import by_reference
-from horovod_compress.ops.keys import SAMPLE, SKETCH, Key
+from horovod_compress.ops.keys import NORM, SAMPLE, SKETCH, Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ADAM: dict[str, Any] = {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01}
@@ -74,6 +74,7 @@ class Arrays:
             ops.bernoulli_words(part, 1, 2, KEY.at(hop=hop))
         self.folded, self.merged = self.more.clone(), self.more.clone()
         self.sums, self.row_sums = (torch.zeros(rows, dtype=torch.float64) for rows in (1, -(-count // ROW)))
+        self.counters = torch.zeros(256, dtype=torch.float64)
         self.norm, self.norms = self.grad.abs().max().view(1), torch.full((-(-count // BLOCK),), 6.0)
         self.bytes, self.more_bytes = (torch.zeros(count, dtype=torch.uint8) for _ in range(2))
         self.packed, self.more_packed = (torch.zeros((count + 1) // 2, dtype=torch.uint8) for _ in range(2))
@@ -266,6 +267,8 @@ def dithering(a: Arrays) -> Iterable[Case]:
     n = a.count
     yield kernel_case("norm_offer", 4 * n, "norm_offer", a.grad, a.norm, n)
     yield kernel_case("norm_offer blocks", 4 * n, "norm_offer", a.grad, a.norms, BLOCK)
+    yield kernel_case("norm_offer squares", 4 * n, "norm_offer", a.grad, a.sums, n, power=2)
+    yield kernel_case("norm_sketch", 4 * n, "norm_sketch", a.grad, a.counters, KEY.at(purpose=NORM), counters=256)
     given, blocks = (a.grad, a.norm, n), (a.grad, a.norms, BLOCK)
     yield kernel_case("uniform_encode 8 bits", 5 * n, "uniform_encode", *blocks, a.bytes, KEY, bits=8, levels=31)
     yield kernel_case("uniform_encode 4 bits", 9 * n // 2, "uniform_encode", *blocks, a.packed, KEY, bits=4, levels=1)

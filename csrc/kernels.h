@@ -153,6 +153,16 @@ void norm_offer(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, P
                 Launch launch);
 void moments_offer(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite, Launch launch);
 
+// norm_sketch.cpp, norm_sketch.cu: writes 16 * places counters for each tensor, places being 8 or 16; `offset` is a
+// multiple of 64.
+struct NormSketched {
+  const void* grad;
+  int64_t count, offset;
+  double* sums;
+};
+void norm_sketch(const NormSketched* tensors, int64_t tensor_count, Dtype dtype, int places, const Stream* key,
+                 Launch launch);
+
 // uniform.cpp, uniform.cu: codes of 2 to 8 or of 16 bits, packed (rows are whole bytes); levels < 2^(bits-1). |x|
 // counts as the bound of its row at most, where there are bounds. Added in place they have 4, 8 or 16 bits. The fold
 // adds the codes of all parts modulo 2^8, and writes the lowest sum_bits <= 8 of each sum; `out` is none of the parts.
@@ -379,7 +389,7 @@ const char* instruction_set();
   use(sign_pack) use(sign_offer) use(sign_decode) use(two_value_offer) use(two_value_decode) use(merge_bits) \
   use(bernoulli_words) use(majority_fold) use(shaped_merge) use(shaped_fold) use(ternary_fold) use(ternary_unpack) \
   use(record_offer) use(record_fold) use(record_decode) use(dense_offer) use(dense_add) use(dense_decode) \
-  use(absorb) use(triad) use(adam_hold) use(adam_step) use(norm_offer) use(moments_offer) \
+  use(absorb) use(triad) use(adam_hold) use(adam_step) use(norm_offer) use(moments_offer) use(norm_sketch) \
   use(uniform_encode) use(uniform_add) use(uniform_fold) use(uniform_decode) \
   use(exponential_encode) use(exponential_merge) use(exponential_fold) use(exponential_decode) \
   use(qsgd_encode) use(qsgd_fold) use(qsgd_decode) use(loco_encode) use(loco_fold) use(elias_encode) use(elias_decode) \

@@ -33,6 +33,7 @@ from ._cpu import (
     merge_bits as merge_bits,
     moments_offer as moments_offer,
     norm_offer as norm_offer,
+    norm_sketch as norm_sketch,
     qsgd_decode as qsgd_decode,
     qsgd_encode as qsgd_encode,
     qsgd_fold as qsgd_fold,

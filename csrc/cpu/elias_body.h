@@ -107,8 +107,10 @@ template <class T> HVC_INLINE double lost_with(float norm, int32_t levels, const
       values[at + i] = value - decoded(level_of(scaled(value, scaling), limit, kHalf), unit, wide);
     });
   double squares = 0;
+  Lanes<W> unused;
+  int64_t nonfinite = 0;
   for (int64_t at = 0; at < count; at += kBlock)
-    squares += sum_block<kPower2>(values + at, std::min(kBlock, count - at));
+    squares += sum_block<kPower2, false>(values + at, std::min(kBlock, count - at), unused, nonfinite);
   return squares;
 }
 

@@ -83,37 +83,45 @@ void moments_offer(const MomentsOffered* tensors, int64_t tensor_count, Dtype dt
 
 #include "norm_lanes.h"
 
-// Returns the sum over a unit, where the power asks for one; raises the largest |x| and counts what is not finite.
-template <Power kPower, class T>
-HVC_INLINE double sum_unit(const T* x, const Units& units, int64_t unit, Bits<T>& largest, int64_t& nonfinite) {
+template <Power kPower, bool kLargest, class T, class W>
+HVC_INLINE double sum_unit(const T* x, const Units& units, int64_t unit, Lanes<W>& largest, int64_t& nonfinite) {
   const int64_t end = unit_begin(units, unit + 1);
   double sum = 0;
-  for (int64_t block = unit_begin(units, unit); block < end; block += kBlock) {
-    const int64_t n = std::min(kBlock, end - block);
-    count_block(x + block, n, largest, nonfinite);
-    if constexpr (kPower != kMaximum) sum += sum_block<kPower>(x + block, n);
-  }
+  for (int64_t block = unit_begin(units, unit); block < end; block += kBlock)
+    sum += sum_block<kPower, kLargest>(x + block, std::min(kBlock, end - block), largest, nonfinite);
   return sum;
+}
+
+template <class T> HVC_INLINE double largest_in_unit(const T* x, const Units& units, int64_t unit, int64_t& nonfinite) {
+  const int64_t end = unit_begin(units, unit + 1);
+  Bits<T> largest = 0;
+  for (int64_t block = unit_begin(units, unit); block < end; block += kBlock)
+    count_block(x + block, std::min(kBlock, end - block), largest, nonfinite);
+  return double(to_work(bit_cast<T>(largest)));
 }
 
 template <Power kPower, class T>
 int64_t norms(const T* x, const Units& units, double* out, int64_t first, int64_t last) {
+  using W = Work<T>;
   int64_t nonfinite = 0;
+  [[maybe_unused]] Lanes<W> unused;
   for (int64_t unit = first; unit < last; ++unit) {
-    Bits<T> largest = 0;
-    const double sum = sum_unit<kPower>(x, units, unit, largest, nonfinite);
-    out[unit] = kPower == kMaximum ? double(to_work(bit_cast<T>(largest))) : sum;
+    if constexpr (kPower == kMaximum)
+      out[unit] = largest_in_unit(x, units, unit, nonfinite);
+    else
+      out[unit] = sum_unit<kPower, false>(x, units, unit, unused, nonfinite);
   }
   return nonfinite;
 }
 
 // Both of each unit: the largest |x|, then the sum of squares.
 template <class T> int64_t moments(const T* x, const Units& units, double* out, int64_t first, int64_t last) {
+  using W = Work<T>;
   int64_t nonfinite = 0;
   for (int64_t unit = first; unit < last; ++unit) {
-    Bits<T> largest = 0;
-    out[units.total + unit] = sum_unit<kPower2>(x, units, unit, largest, nonfinite);
-    out[unit] = double(to_work(bit_cast<T>(largest)));
+    Lanes<W> largest = broadcast(W(0));
+    out[units.total + unit] = sum_unit<kPower2, true>(x, units, unit, largest, nonfinite);
+    out[unit] = double(largest_of(largest));
   }
   return nonfinite;
 }

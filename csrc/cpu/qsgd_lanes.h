@@ -9,14 +9,18 @@ struct Moments {
 };
 
 template <class T> HVC_INLINE Moments moments_of(Power power, const T* x, int64_t count, int64_t& nonfinite) {
+  using W = Work<T>;
   Bits<T> most = 0;
+  Lanes<W> largest = broadcast(W(0));
   double squares = 0;
   for (int64_t at = 0; at < count; at += kBlock) {
     const int64_t n = std::min(kBlock, count - at);
-    count_block(x + at, n, most, nonfinite);
-    if (power != kMaximum) squares += sum_block<kPower2>(x + at, n);
+    if (power == kMaximum)
+      count_block(x + at, n, most, nonfinite);
+    else
+      squares += sum_block<kPower2, true>(x + at, n, largest, nonfinite);
   }
-  return {double(to_work(bit_cast<T>(most))), squares};
+  return {power == kMaximum ? double(to_work(bit_cast<T>(most))) : double(largest_of(largest)), squares};
 }
 
 template <class T> HVC_INLINE float norm_of(Power power, const T* x, int64_t count, int64_t& nonfinite) {

@@ -80,7 +80,7 @@ __device__ void take_groups(const T* grad, int left, OfLane<T>& found) {
     const Bits<T> size = magnitude_bits(values[k]);
     const bool finite = size < kInfinityBits<T>;
     found.bad += !finite;
-    if (kPower != kMaximum) found.sum += power_of<kPower>(double(to_work(values[k])));
+    if (kPower != kMaximum) found.sum += raised<kPower>(finite ? magnitude(double(to_work(values[k]))) : 0.0);
     if (kLargest) found.largest = finite && size > found.largest ? size : found.largest;
   }
 }

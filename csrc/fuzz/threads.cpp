@@ -106,7 +106,7 @@ Written quantised(Launch launch) {
   uniform_decode(&back, 1, kFloat32, 8, 0.01, launch);
   int64_t wrong = 0;
   int64_t place[2] = {};
-  elias_encode(grad.get(), kFloat32, kCount, shape, &kKey, 0, place, out.get(), out.size, &w.counted, launch);
+  elias_encode(grad.get(), kFloat32, kCount, shape, 0, &kKey, 0, place, out.get(), out.size, &w.counted, launch);
   const Section section{out.get(), place[1]};
   elias_decode(&section, 1, kFloat32, kCount, shape, 1, grad.get(), &wrong, launch);
   const QsgdEncoded encoded{grad.get(), kCount, 0, out.get()};
@@ -123,14 +123,16 @@ Written quantised(Launch launch) {
 Written sketches(Launch launch) {
   constexpr int64_t kPlaces = 4099, kTop = 1000;
   const Bytes grad = numbers(9), residual = numbers(10), table(4 * 3 * 16 * kPlaces), positions(8 * kTop);
-  const Bytes estimates(4 * kTop);
+  const Bytes estimates(4 * kTop), sums(8 * 256);
   Written w;
   sketch_encode(grad.get(), residual.get(), nullptr, 0, kFloat32, kCount, 0, 3, kPlaces, &kKey, table.get(), &w.counted,
                 launch);
   const Span span{0, kCount};
   w.counted += sketch_top(table.get(), kFloat32, 3, kPlaces, &kKey, &span, 1, kTop, positions.as<int64_t>(),
                           estimates.get(), launch);
-  for (const Bytes* array : {&table, &positions, &estimates}) w.arrays.push_back(copy_of(*array));
+  const NormSketched norm{grad.get(), kCount, 0, sums.as<double>()};
+  norm_sketch(&norm, 1, kFloat32, 16, &kKey, launch);
+  for (const Bytes* array : {&table, &positions, &estimates, &sums}) w.arrays.push_back(copy_of(*array));
   return w;
 }
 

@@ -36,10 +36,9 @@ template <class X> HVC_RULE X less_value(const X& x, const X& value, bool of_oth
 // What a record's scale is made of.
 template <class X> HVC_RULE X scale_term(ScaleRule rule, const X& size) { return rule == kRoot ? size * size : size; }
 
-// What a norm adds up: |x|^p, and 0 for what is not finite.
-template <Power kPower, class X> HVC_RULE X power_of(const X& x) {
-  const X size = magnitude(x), a = choose(below(size, infinity<ValueOf<X>>), size, constant(size, 0));
-  return kPower == kPower1 ? a : kPower == kPower2 ? a * a : (a * a) * (a * a);
+// What a norm adds up: |x|^p, of magnitudes that are 0 for what is not finite.
+template <Power kPower, class X> HVC_RULE X raised(const X& size) {
+  return kPower == kPower1 ? size : kPower == kPower2 ? size * size : (size * size) * (size * size);
 }
 
 // ---- momentum ---------------------------------------------------------------------------------------------

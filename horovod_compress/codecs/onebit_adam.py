@@ -136,8 +136,7 @@ class Recording(Codec):
         for position in work.withheld:
             mine = scales[work.memo["records"][position]]
             more = more_where_left_out(work, position, self.block, mine.numel())
-            # A root in float64, rounded, is right to the last bit of float32; torch's own in float32 is not on a CPU.
-            mine.mul_(more if self.scale == "l1" else more.double().sqrt().float())
+            mine.mul_(more if self.scale == "l1" else ops.take_roots(more))
         if self.step_scale != 1 or work.withheld:
             scales.mul_(self.step_scale).clamp_(max=torch.finfo(scales.dtype).max)
             table[:, :4] = scales.view(torch.uint8).view(-1, 4)

@@ -110,7 +110,6 @@ class Offering:
         """Let a gradient wait for the last one of its bucket: nothing is done yet that would take time to note."""
         context, (turn, place, position, grad) = self._context, offered
         context.recorder.note(turn.key.step, turn.key.bucket, "offer")
-        self._norms.fold(turn, position, grad)
         turn.submit([position], [grad])
         if context.watch:
             context.watch.offered(place)
@@ -123,9 +122,9 @@ class Offering:
         context.recorder.note(turn.key.step, turn.key.bucket, "offer")
         names = bucket.tensors[positions[0]].name + (f" and {len(offered) - 1} more" if len(offered) > 1 else "")
         with context.metrics.timed("offer", where=(turn.key.step, bucket, names)), torch.no_grad():
-            for each in offered:
-                self._norms.fold(turn, each.position, each.grad)
-            counts = turn.submit(positions, [each.grad for each in offered])
+            grads = [each.grad for each in offered]
+            self._norms.fold(turn, positions, grads)
+            counts = turn.submit(positions, grads)
         if context.watch:
             for each in offered:
                 context.watch.offered(each.place)
@@ -150,7 +149,7 @@ class Offering:
         where = (turn.key.step, turn.state.bucket, "all that waited")
         with context.metrics.timed("offer", where=where), torch.no_grad(), turn.state.device.offering():
             try:
-                counts = turn.submit_waiting()
+                counts = turn.submit_waiting(partial(self._norms.fold, turn))
             except BaseException as error:
                 turn.refused = error  # for whoever waits for the bucket all the same
                 raise

@@ -20,7 +20,7 @@ A gradient's way meets this in ``begin`` and then ``factor``, which a turn takes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..codecs.work import work_dtype
 from ..exchange import everywhere
 from ..exchange.device import Deadline, Device
 from ..exchange.wire import NonFiniteCount
@@ -39,7 +38,7 @@ from .ratio import Ratio, counted
 from .turn import Turn
 
 #: Counters, and those of a job with more ranks than :data:`SMALL_JOB`: every rank sends them to every other.
-COUNTERS, FEW_COUNTERS, SMALL_JOB = 272, 112, 8
+COUNTERS, FEW_COUNTERS, SMALL_JOB = 256, 128, 8
 #: How many elements of each tensor are compared with what becomes of them, and in one step of how many later on.
 LOOKED_AT, SELDOM = 4, 128
 
@@ -99,7 +98,7 @@ class Norms:
         self._by: dict[int, frozenset[str]] = {}  # by optimizer, what follows
         self._followed: frozenset[str] = frozenset()
         self._now = _Step(-1)
-        self._tables: dict[tuple[int, int], Tensor] = {}  # of this rank, by bucket and position
+        self._counters: dict[tuple[int, int], Tensor] = {}  # of this rank, by bucket and position
         self._squares: dict[int, float] = {}  # of results, by bucket
         self._against = False
         self._wait: frozenset[str] = frozenset()  # what has a residual of coded rounds
@@ -129,7 +128,7 @@ class Norms:
         frozen = {names[index] for index in self._buckets.frozen}
         matches = [] if self.ratio.off else [state for state in self._buckets if self._matches(state, step, frozen)]
         coded = frozenset(state.bucket.index for state in matches)
-        self._tables, self._squares, self.samples = {}, {}, {}
+        self._counters, self._squares, self.samples = {}, {}, {}
         self._matched += bool(coded)
         self._looks = self._matched & (self._matched - 1) == 0 or self._matched % SELDOM == 0
         if exact or not coded:
@@ -171,24 +170,24 @@ class Norms:
 
     # ---- where gradients are offered ----
 
-    def fold(self, turn: Turn, position: int, grad: Tensor) -> None:
-        """Fold a gradient into the counters, before anything is done to it."""
+    def fold(self, turn: Turn, positions: Sequence[int], grads: Sequence[Tensor]) -> None:
+        """Fold gradients into counters, before anything is done to them."""
         if self._now.measures and turn.key.bucket in self._now.coded:
             with torch.no_grad():
-                self._fold(turn, position, grad)
+                self._fold(turn, positions, grads)
 
-    def _fold(self, turn: Turn, position: int, grad: Tensor) -> None:
+    def _fold(self, turn: Turn, positions: Sequence[int], grads: Sequence[Tensor]) -> None:
         bucket = turn.state.bucket
-        table = torch.zeros(self._columns(), dtype=work_dtype(bucket), device=grad.device)
-        key = turn.key.at(rank=0, purpose=NORM)
-        flat = turn.state.seen(position, grad)
+        seen = [turn.state.seen(position, grad) for position, grad in zip(positions, grads, strict=True)]
         if self._context.options.nonfinite == "zero":
-            flat = flat.nan_to_num(0.0, 0.0, 0.0)  # as they are exchanged
-        ops.sketch_encode(flat, None, table, 1, key, offset=bucket.offsets[position])
-        self._tables[bucket.index, position] = table
+            seen = [flat.nan_to_num(0.0, 0.0, 0.0) for flat in seen]  # as they are exchanged
+        number, offsets = self._number(), [bucket.offsets[position] for position in positions]
+        rows = [*torch.empty(len(seen), number, dtype=torch.float64, device=seen[0].device)]
+        ops.norm_sketch_all(seen, rows, turn.key.at(rank=0, purpose=NORM), counters=number, offsets=offsets)
+        self._counters |= {(bucket.index, place): row for place, row in zip(positions, rows, strict=True)}
 
-    def _columns(self) -> int:
-        return ops.sketch_columns(COUNTERS if self._context.world <= SMALL_JOB else FEW_COUNTERS)
+    def _number(self) -> int:
+        return COUNTERS if self._context.world <= SMALL_JOB else FEW_COUNTERS
 
     # ---- exchange thread ----
 
@@ -225,14 +224,13 @@ class Norms:
         now.norm = math.sqrt(math.fsum(value * value for value in counters)) / context.world
 
     def _sum(self, deadline: Deadline) -> Tensor:
-        """Return the counters of this rank: tables are added in the order of the plan, whatever came first."""
-        total = torch.zeros(self._columns(), dtype=torch.float64)
-        kinds: dict[tuple[torch.device, torch.dtype], tuple[Device, list[Tensor]]] = {}
-        for place, table in sorted(self._tables.items(), key=lambda item: item[0]):
-            kinds.setdefault((table.device, table.dtype), (self._buckets[place[0]].device, []))[1].append(table)
-        for device, tables in kinds.values():
-            rows = _fetched(device, torch.stack(tables).view(-1), deadline).view(len(tables), -1)
-            for row in rows:
+        """Return the counters of this rank: those of tensors are added in the plan's order, whatever came first."""
+        total = torch.zeros(self._number(), dtype=torch.float64)
+        places: dict[torch.device, tuple[Device, list[Tensor]]] = {}
+        for place, counters in sorted(self._counters.items(), key=lambda item: item[0]):
+            places.setdefault(counters.device, (self._buckets[place[0]].device, []))[1].append(counters)
+        for device, of_tensors in places.values():
+            for row in _fetched(device, torch.stack(of_tensors).view(-1), deadline).view(len(of_tensors), -1):
                 total += row
         return total
 

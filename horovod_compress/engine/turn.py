@@ -234,14 +234,17 @@ class Turn:
             counts = round_.submit([position], key)
         return counts
 
-    def submit_waiting(self) -> Tensor:
-        """Hand over all gradients that waited, after the streams that they come from; return their counts."""
+    def submit_waiting(self, first: Callable[[Sequence[int], Sequence[Tensor]], None] | None = None) -> Tensor:
+        """Hand over all gradients that waited, after their streams and after `first` has seen them; return counts."""
         device = self.state.device
         device.wait_events(self.state.decoded, *self._offered.values())
         device.follow(self._waiting.streams)
-        self._waiting.positions.sort()
-        self._show(self._waiting.positions)
-        counts = self.round.submit_all(self._waiting.positions, self._coding)
+        positions = self._waiting.positions
+        positions.sort()  # counts come in this order
+        self._show(positions)
+        if first and self.gathers:
+            first(positions, self.round.work.grads_at(positions))
+        counts = self.round.submit_all(positions, self._coding)
         device.record_in(self._offered)
         return counts
 

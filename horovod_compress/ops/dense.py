@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
 from .dispatch import Counts, run
@@ -16,6 +17,7 @@ __all__ = [
     "dense_add",
     "dense_decode_all",
     "dense_offer_all",
+    "take_roots",
     "triad",
 ]
 
@@ -35,6 +37,18 @@ def dense_decode_all(
 def dense_add(into: Tensor, other: Tensor) -> None:
     """Add ``other`` to ``into``; 16-bit types add in float32 and round to nearest even."""
     run.dense_add(into, other)
+
+
+def take_roots(values: Tensor) -> Tensor:
+    """Take square roots in place, float32 or float64, right to the last bit; return the tensor.
+
+    On the CPU, torch's own differ by a rounding from one kind of processor to another, and ranks may run on several.
+    """
+    if values.device.type != "cpu":
+        return values.sqrt_()
+    with np.errstate(invalid="ignore"):
+        np.sqrt(values.numpy(), out=values.numpy())
+    return values
 
 
 def absorb(grad: Tensor, residual: Tensor, momentum: Tensor | None = None, factor: float = 0.0) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "lowrank_orthonormalise",
     "lowrank_right",
     "lowrank_start",
+    "norm_sketch_all",
     "sketch_clear",
     "sketch_encode",
     "sketch_top",
@@ -98,6 +99,23 @@ def sketch_top(
 def sketch_clear(table: Tensor, rows: int, key: Key, positions: Tensor) -> None:
     """Set to zero every cell that the elements at some positions, in ``[0, 2**31)``, are added to."""
     run.sketch_clear(table, positions, rows, key)
+
+
+def norm_sketch_all(
+    grads: Sequence[Tensor], sums: Sequence[Tensor], key: Key, *, counters: int, offsets: Sequence[int] | None = None
+) -> None:
+    """Write, for each tensor, counters whose norm is about that of the tensor, and which add up as gradients do.
+
+    Their sum of squares is on average that of the tensor, with a standard deviation of ``sqrt(2 / counters)`` of it
+    (a count sketch of one row: Charikar, Chen, Farach-Colton 2002).
+
+    Args:
+        sums: float64, the counters of each tensor.
+        key: names the random signs and places: whoever adds counters up must use the same one, so its rank should be 0.
+        counters: how many each tensor has, 128 or 256.
+        offsets: which element of the bucket the first one of a tensor is, multiples of 64; None for 0.
+    """
+    run.norm_sketch(grads, offsets, sums, key=key, counters=counters)
 
 
 # ---- factors of low rank ------------------------------------------------------------------------

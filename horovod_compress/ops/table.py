@@ -281,6 +281,10 @@ TABLE = (
         arrays=(SECTIONS, new("grad", ANY)), options="bits block scale", first=("ranks = ranks_of(sections, 1)",),
         counts=True),
     # ---- count sketches
+    Operation("norm_sketch", "rows, grad_code, counters // 16, key.words()",
+        (GRAD, COUNT, Number("offset", "check_sketched(offset, n)"),
+         new("sums", F64, "counters", disjoint="grad")),
+        options="key counters", first=("check_one_of('counters', counters, (128, 256))",)),
     Operation("sketch_encode",
         "grad_at, residual_at, momentum_at, float(factor), grad_code, n, offset, rows, places, key.words(), table_at",
         arrays=(GRAD, RESIDUAL, maybe("momentum", WORK),

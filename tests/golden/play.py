@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from horovod_compress import ops
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.battery.kept import kept
 from tests.support.local import Fleet, all_same
@@ -20,8 +22,22 @@ from tests.support.samples import samples
 WORLD = 3
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 _BITS = (1 << 32) - 1
-#: With vectors of eight numbers or more, torch's own kernels round alike.
+#: With vectors of eight numbers or more, torch's own kernels round alike, but for their :class:`Roots`.
 TORCH_ROUNDS_ALIKE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
+class Roots(TorchDispatchMode):
+    """Lets torch's optimizers take square roots that are right: those of MKL depend on the kind of the processor."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.sqrt.default:
+            return ops.take_roots(args[0].clone())
+        if func is torch.ops.aten.sqrt_.default:
+            return ops.take_roots(args[0])
+        assert "sqrt" not in func.name(), f"{func.name()} would take roots of torch's own"
+        return func(*args, **(kwargs or {}))
 
 
 def tensors(dtype: str = "float32") -> list[TensorSpec]:

@@ -22,6 +22,7 @@ from tests.golden.play import (
     TENSORS,
     WORLD,
     Found,
+    Roots,
     Run,
     digest_of_all,
     grads,
@@ -90,8 +91,9 @@ class Ranks:
         for model, optimizer, result in zip(self.models, self.optimizers, results, strict=True):
             for name, parameter in model.items():
                 parameter.grad = result[name].clone()
-            for one in _several(optimizer):
-                one.step()
+            with Roots():
+                for one in _several(optimizer):
+                    one.step()
         assert all_same([{n: p.detach() for n, p in model.items()} for model in self.models])
         return results
 
@@ -206,7 +208,8 @@ def updated(method: Any, optimizer: Any, delay: int, mode: dict[str, Any], **opt
             for number in range(STEPS):
                 for name, grad in grads(number, TENSORS)[rank].items():
                     models[rank][name].grad = grad
-                made[rank].step()
+                with Roots():
+                    made[rank].step()
                 after.append({name: parameter.detach().clone() for name, parameter in models[rank].items()})
             return after
 

@@ -302,6 +302,13 @@ class TestNumbers:
             same("absorb", numbers(count, dtype, 1), numbers(count, kind, 2))
             same("absorb", numbers(count, dtype, 1), numbers(count, kind, 2), numbers(count, kind, 3), 0.9)
 
+    def test_norm_sketch(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for count in lengths:
+            for number in few_if_long(count, (128, 256), 1):
+                grads = [tame(n, dtype, n) for n in (count, 300, 0)]
+                room = [poison(number, torch.float64) for _ in grads]
+                same("norm_sketch_all", grads, room, KEY, counters=number, offsets=[0, 64, 6400])
+
     def test_sketch_of_many_layers(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         """Across layer 65,536, with few layers and with more than are prepared together."""
         columns, border = 32, 65_536 * 32

@@ -65,6 +65,13 @@ def test_every_target_is_linked_with_the_kernels_that_it_calls() -> None:
         assert called and not called - set(found[1].split()), f"the Makefile links {target} without these"
 
 
+@pytest.mark.parametrize("name", [*fuzz.TARGETS, "threads"])
+def test_every_program_fits_the_kernels(name: str) -> None:
+    """As the last one: a kernel with another argument is noticed before they are built."""
+    check = [COMPILER, "-fsyntax-only", "-std=c++17", f"-I{fuzz.SOURCES.parent}", fuzz.SOURCES / f"{name}.cpp"]
+    assert subprocess.run(check, check=False).returncode == 0  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["gone.h", "gone.cpp"])
 def test_a_header_that_is_gone_since_the_last_build_is_no_obstacle(tmp_path: Path, name: str) -> None:
     """A source that is gone is one: the control."""

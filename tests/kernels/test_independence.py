@@ -155,7 +155,8 @@ def _sketch(dtype: torch.dtype, count: int, columns: int) -> str:
     k = count // 20
     positions, estimates = poison(k, torch.int64), poison(k, kind)
     found = ops.sketch_top(table, 5, KEY, [(640, count)], k, positions, estimates)
-    tables = [table.clone()]
+    tables = [table.clone(), poison(256, torch.float64)]
+    ops.norm_sketch_all([grad], [tables[1]], KEY, counters=256, offsets=[640])
     ops.sketch_clear(table, 5, KEY, positions)
     left = tame(count, kind, 2)
     ops.absorb(grad, left, momentum := tame(count, kind, 3), 0.9)

@@ -37,6 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two_value_decode": {"own": 1, "scale": 0.3},
     "dense_decode": {"scale": 0.3},
     "norm_offer": {"power": 2},
+    "norm_sketch": {"key": KEY, "counters": 128},
     "uniform_encode": {"key": KEY, "bits": 4, "levels": 3},
     "uniform_decode": {"bits": 4, "scale": 0.3},
     "exponential_encode": {"key": KEY, "bits": 4, "headroom": 3},

@@ -18,8 +18,8 @@ from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 from tests.support.marks import slow
 
 SHAPES = [spec("a", 40, 100), spec("b", 333), spec("c", 64, 64)]
-#: Four standard deviations of a norm from 272 counters.
-CLOSE = 4 / math.sqrt(2 * 272)
+#: Four standard deviations of a norm from 256 counters.
+CLOSE = 4 / math.sqrt(2 * 256)
 #: Methods whose results are not of the mean's size, and options that bring this out.
 CODED: list[Any] = [
     ("marsit", {"full_precision_every": 0}),
@@ -332,8 +332,8 @@ def test_large_jobs_have_fewer_counters() -> None:
     sent = {}
     for world in (8, 9):
         with Fleet(world, tensors, "marsit", full_precision_every=0) as ranks:
-            sent[world] = ranks.reducers[0].norms._columns()
-    assert sent[8] == 272 and sent[9] == 112
+            sent[world] = ranks.reducers[0].norms._number()
+    assert sent[8] == 256 and sent[9] == 128
 
 
 def test_uncompressed_steps_at_the_start_are_exact() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -262,12 +261,9 @@ def _of_rank(norms: Tensor, rows: Rows) -> Tensor:
 
 
 def _take_roots(sums: Tensor, power: int) -> None:
-    """Take roots by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
-    if power > 1:
-        roots = sums.cpu()  # the same memory, if it is on the CPU
-        for _ in range(power.bit_length() - 1):
-            np.sqrt(roots.numpy(), out=roots.numpy())
-        sums.copy_(roots)
+    """Take roots by square roots."""
+    for _ in range(power.bit_length() - 1 if power else 0):
+        ops.take_roots(sums)
 
 
 def _added(parts: Tensor) -> float:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ... import ops
 from ...errors import ConfigError
 from ..shards import local
 from .second_moment import ADAM, BOUND, Form, Group, Moment, State, wide
@@ -175,7 +176,7 @@ class Largest(Form):
         first = wide(state[self.first]).lerp(grad, 1 - beta1)
         least = first.div_((1 - beta1**now) * BOUND).abs_()
         wanted = held.moment if exact else held.squares()
-        local(state[self.second]).copy_(torch.maximum(wanted.sqrt(), least).div_(beta2))
+        local(state[self.second]).copy_(torch.maximum(ops.take_roots(wanted.clone()), least).div_(beta2))
 
 
 @dataclass(frozen=True)

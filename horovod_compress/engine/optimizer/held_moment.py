@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import ops
 from . import second_moment as moments
 from .second_moment import Moment
 
@@ -57,7 +58,7 @@ class HeldMoment(Moment):
         """
         squares = moments.mean_power(result.contiguous(), 2, self.floor.numel())
         squares = squares.to(self.moment.dtype).view(self.floor.shape)
-        return (self.moment * (squares * (moments.FLOOR**2) / self.floor)).nan_to_num_(0.0, 0.0).sqrt_()
+        return ops.take_roots((self.moment * (squares * (moments.FLOOR**2) / self.floor)).nan_to_num_(0.0, 0.0))
 
     def derive(self) -> None:
         super().derive()
@@ -65,7 +66,7 @@ class HeldMoment(Moment):
         self.divisor = self.size = None
         if not self.divides:
             return
-        divisor = self.squares().sqrt_().add_(self.eps).view(-1)
+        divisor = ops.take_roots(self.squares()).add_(self.eps).view(-1)
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
-        size = moments.mean_power(divisor, 2).sqrt_().to(divisor.dtype).clamp_(min=torch.finfo(divisor.dtype).tiny)
-        self.divisor = divisor.div_(size).clamp_(min=LEAST)
+        size = ops.take_roots(moments.mean_power(divisor, 2)).to(divisor.dtype)
+        self.divisor = divisor.div_(size.clamp_(min=torch.finfo(divisor.dtype).tiny)).clamp_(min=LEAST)

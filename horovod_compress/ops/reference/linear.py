@@ -85,6 +85,31 @@ def sketch_encode(
     return int(np.count_nonzero(~np.isfinite(found)))
 
 
+#: Blocks whose sums :func:`norm_sketch` makes before it adds these.
+UNIT = 4096
+
+
+@quiet
+def norm_sketch(grad: Tensor, sums: Tensor, key: Key, *, counters: int, offset: int = 0) -> None:
+    x, places = load(grad), counters // BLOCK
+    blocks, unit = -(-x.size // BLOCK), UNIT * BLOCK
+    number = np.arange(blocks)
+    drawn = np.stack(_draw(key, 0, np.arange(-(-blocks // 4), dtype=np.uint64) + np.uint64(offset // BLOCK // 4)))
+    words = drawn.T.reshape(-1)[:blocks].astype(np.int64)
+    shift = words[number // places * places] >> 20 & places - 1
+    of = np.arange(x.size) // BLOCK
+    lane = np.arange(x.size) % BLOCK
+    where = (of % places ^ shift[of]) * BLOCK + (lane ^ words[of] >> 16 & BLOCK - 1)
+    signed = np.where(words[of] >> lane & 1, -x, x)
+    total = np.zeros(counters)
+    for start in range(0, x.size, unit):
+        part = np.zeros(counters, dtype=x.dtype)
+        np.add.at(part, where[start : start + unit], signed[start : start + unit])  # one after the other
+        total += part
+    total[np.isnan(total)] = np.nan
+    sums.numpy()[:] = total
+
+
 @quiet
 def _estimates(table: Tensor, rows: int, key: Key, positions: np.ndarray) -> np.ndarray:
     """Return the medians over the rows, in an order that knows one NaN, above infinity."""
