@@ -303,8 +303,8 @@ FAULTS = (
     Fault(
         "codecs: means count withheld elements",
         "horovod_compress/codecs/shared/signs.py",
-        "return sizes / (sizes - counts).clamp_(min=1)",
-        "return sizes / sizes.clamp_(min=1)",
+        "return (sizes.double() / (sizes - counts).clamp_(min=1)).float()",
+        "return (sizes.double() / sizes.clamp_(min=1)).float()",
         "tests/property/test_zero_laws.py",
     ),
     # ---- exchange ----

@@ -123,7 +123,8 @@ class Offering:
         names = bucket.tensors[positions[0]].name + (f" and {len(offered) - 1} more" if len(offered) > 1 else "")
         with context.metrics.timed("offer", where=(turn.key.step, bucket, names)), torch.no_grad():
             grads = [each.grad for each in offered]
-            self._norms.fold(turn, positions, grads)
+            if not turn.gathers:  # else all of a bucket together
+                self._norms.fold(turn, positions, grads)
             counts = turn.submit(positions, grads)
         if context.watch:
             for each in offered:

@@ -22,6 +22,7 @@ class LANS(torch.optim.Optimizer):
         x = x - lr |x| (beta1 r / |r| + (1 - beta1) c / |c|)
 
     A norm of 0 counts as 1. Gradients and weights are dense, of a floating-point type; their state is of the same type.
+    Norms are torch's, which depend on the number of threads: give all ranks as many.
 
     Source: S. Zheng, H. Lin, S. Zha, M. Li, *Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes*,
     arXiv:2006.13484, algorithm 2; Y. Zhong et al., *Compressed Communication for Distributed Training: Adaptive Methods

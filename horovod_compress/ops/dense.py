@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .dispatch import Counts, run
@@ -44,6 +45,8 @@ def take_roots(values: Tensor) -> Tensor:
 
     On the CPU, torch's own differ by a rounding from one kind of processor to another, and ranks may run on several.
     """
+    if values.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"values should be float32 or float64, got {values.dtype}")
     if values.device.type != "cpu":
         return values.sqrt_()
     with np.errstate(invalid="ignore"):

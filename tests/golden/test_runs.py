@@ -50,3 +50,15 @@ def test_runs_can_differ() -> None:
     first = next(sample.name for sample in runs.FIRST if sample.method == "marsit")
     for other in ("sum", "frozen", "sparse", "nonfinite zero", "other buckets", "plain bucket", "warm-up"):
         assert GOLDEN[f"{first} | {other}"]["results"] != GOLDEN[f"{first} | float32"]["results"], other
+
+
+def test_a_run_does_not_depend_on_torchs_default_type() -> None:
+    name = "onebit_adam scale=l2 block=2048 owner_scale=own | AdamW, masked"
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = runs.RUNS[name].play()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {k: v for k, v in found.items() if k != "weights"} == {
+        k: v for k, v in GOLDEN[name].items() if k != "weights"
+    }

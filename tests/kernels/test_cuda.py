@@ -307,7 +307,7 @@ class TestNumbers:
             for number in few_if_long(count, (128, 256), 1):
                 grads = [tame(n, dtype, n) for n in (count, 300, 0)]
                 room = [poison(number, torch.float64) for _ in grads]
-                same("norm_sketch_all", grads, room, KEY, counters=number, offsets=[0, 64, 6400])
+                same("norm_sketch_all", grads, room, KEY, counters=number, offsets=[6400, 0, 64])
 
     def test_sketch_of_many_layers(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         """Across layer 65,536, with few layers and with more than are prepared together."""

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horovod_compress import ops
 from horovod_compress.engine.bucket.withheld import LIVE, MASKED
 from horovod_compress.engine.optimizer.matching import Matching
 from horovod_compress.engine.ratio import EVERY, FILLING, NEAR, SPREAD, check_state
 from horovod_compress.schedule.plan import Plan, TensorSpec
+from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 from tests.support.marks import slow
 
@@ -334,6 +336,38 @@ def test_large_jobs_have_fewer_counters() -> None:
         with Fleet(world, tensors, "marsit", full_precision_every=0) as ranks:
             sent[world] = ranks.reducers[0].norms._number()
     assert sent[8] == 256 and sent[9] == 128
+
+
+@pytest.mark.parametrize("timeline", [False, True])
+def test_gradients_that_wait_for_the_last_one_are_folded_together(
+    timeline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call for each bucket, and the norm that ranks on a CPU find, to the bit."""
+    tensors = [spec("a", 40, 100), spec("b", 333), spec("c", 64, 64)]
+    grads = random_grads(2, tensors)
+    for mine in grads:
+        mine["c"] = mine["c"].t()  # not contiguous
+    folded: list[int] = []
+    sketch = ops.norm_sketch_all
+
+    def counted(seen: Any, *given: Any, **more: Any) -> None:
+        folded.append(len(seen))
+        sketch(seen, *given, **more)
+
+    def norm() -> float:
+        with Fleet(2, tensors, "marsit", full_precision_every=0, schedule="size:25MB") as ranks:
+            for reducer in ranks.reducers:
+                reducer.norms.follow([tensor.name for tensor in tensors])
+                reducer.metrics.trace = (lambda *_, **__: None) if timeline else None  # type: ignore[assignment]
+                reducer.norms.begin(reducer.next_step())
+            ranks.step([{name: grad.clone() for name, grad in mine.items()} for mine in grads])
+            return ranks.reducers[0].norms.ratio.norm
+
+    on_cpu = norm()
+    monkeypatch.setattr(ops, "norm_sketch_all", counted)
+    with everything_on_accelerator([FakeAccelerator() for _ in range(2)].pop):
+        assert norm() == on_cpu > 0
+    assert folded == [3, 3]
 
 
 def test_uncompressed_steps_at_the_start_are_exact() -> None:

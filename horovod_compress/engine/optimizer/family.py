@@ -175,8 +175,8 @@ class Largest(Form):
         beta1, beta2 = self.betas(group)
         first = wide(state[self.first]).lerp(grad, 1 - beta1)
         least = first.div_((1 - beta1**now) * BOUND).abs_()
-        wanted = held.moment if exact else held.squares()
-        local(state[self.second]).copy_(torch.maximum(ops.take_roots(wanted.clone()), least).div_(beta2))
+        wanted = held.moment.clone() if exact else held.squares()
+        local(state[self.second]).copy_(torch.maximum(ops.take_roots(wanted), least).div_(beta2))
 
 
 @dataclass(frozen=True)
