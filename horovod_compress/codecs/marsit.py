@@ -32,7 +32,7 @@ from .base import Algebra, Codec, Feedback, Law, Piece, Properties, check_choice
 from .dense import FullPrecision
 from .registry import register
 from .shared.residual_dtype import ResidualDtype, check_residual_dtype, epsilon_of, residual_state
-from .shared.signs import LARGE_STEP, LARGER_STEP, PAIR, Signs, check_step, check_step_scale, shaped_fold
+from .shared.signs import LARGE_STEP, Signs, check_step, check_step_scale, shaped_fold
 from .work import Layout, Work
 
 
@@ -57,7 +57,7 @@ class Marsit(Signs):
             bits follow the mean of the signs, and draws nothing; "sampled" is the paper's random merge, which is
             unbiased in every step.
         step_scale: the measured step in units of the mean of |x|, above 0 and below 2; None for 1.5 with shaped merging
-            and an "own" residual (1.8 between two ranks, which round nothing off, as ``ef_signsgd`` has it), else 1.
+            and an "own" residual, else 1.
         levels: number of values that an owner, which sees the bits of all ranks, may pass on: 3 are -1, 0 and 1, in
             1.6 bits, and keep what one bit must leave to later steps; 2 is the paper's bit. None for 3 with shaped
             merging, which ``exchange="auto"`` then gives to owners; in a ring, every hop passes on one bit.
@@ -76,8 +76,6 @@ class Marsit(Signs):
     residual_dtype: ResidualDtype = "float32"
 
     name: ClassVar[str] = "marsit"
-    #: Whether two ranks take a larger step: it is not an option, and not compared.
-    _larger_of_two: ClassVar[bool] = False
     algebra: ClassVar[Algebra] = Algebra.MERGE
     wire_version: ClassVar[int] = 3
     summary: ClassVar[str] = "1 bit: signs, merged to 1.6 bits by owners or to a bit on every hop, with error feedback"
@@ -125,9 +123,7 @@ class Marsit(Signs):
         if self.levels is None:
             object.__setattr__(self, "levels", 3 if self.merge == "shaped" else 2)
         if self.step_scale is None:
-            large = loses_nothing and self._measured()
-            object.__setattr__(self, "step_scale", LARGE_STEP if large else 1.0)
-            object.__setattr__(self, "_larger_of_two", large and self._ternary())
+            object.__setattr__(self, "step_scale", LARGE_STEP if loses_nothing and self._measured() else 1.0)
 
     def properties(self) -> Properties:
         mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"
@@ -178,9 +174,9 @@ class Marsit(Signs):
     def _rule(self) -> ops.Feedback:
         return self.compensation
 
-    def _scale(self, work: Work) -> float:
+    def _scale(self) -> float:
         assert self.step_scale is not None  # see _choose
-        return LARGER_STEP if self._larger_of_two and work.world == PAIR else self.step_scale
+        return self.step_scale
 
     def _decay(self) -> float:
         assert self.residual_decay is not None  # see _choose

@@ -27,7 +27,7 @@ from ..schedule.plan import Bucket
 from .base import Algebra
 from .registry import register
 from .shared.signs import Votes
-from .work import Layout, Work, per_element
+from .work import Layout, per_element
 
 
 @register
@@ -108,7 +108,7 @@ class Signum(Votes):
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return replace(super().layout(bucket, world), state=per_element(bucket, "momentum") if self.beta else {})
 
-    def _scale(self, work: Work) -> float:
+    def _scale(self) -> float:
         return 1 - self.beta  # the means are those of m / (1 - beta)
 
     def _rule(self) -> ops.Feedback:

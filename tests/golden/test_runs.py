@@ -52,8 +52,14 @@ def test_runs_can_differ() -> None:
         assert GOLDEN[f"{first} | {other}"]["results"] != GOLDEN[f"{first} | float32"]["results"], other
 
 
-def test_a_run_does_not_depend_on_torchs_default_type() -> None:
-    name = "onebit_adam scale=l2 block=2048 owner_scale=own | AdamW, masked"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "onebit_adam scale=l2 block=2048 owner_scale=own | AdamW, masked",
+        "marsit merge=shaped step_size=row full_precision_every=3 levels=2 | AdamW, masked",
+    ],
+)
+def test_a_run_does_not_depend_on_torchs_default_type(name: str) -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
         found = runs.RUNS[name].play()
