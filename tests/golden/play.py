@@ -36,6 +36,8 @@ class Roots(TorchDispatchMode):
             return ops.take_roots(args[0].clone())
         if func is torch.ops.aten.sqrt_.default:
             return ops.take_roots(args[0])
+        if func is torch.ops.aten._foreach_sqrt.default:
+            return [ops.take_roots(values.clone()) for values in args[0]]
         assert "sqrt" not in func.name(), f"{func.name()} would take roots of torch's own"
         return func(*args, **(kwargs or {}))
 
