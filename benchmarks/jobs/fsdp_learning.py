@@ -26,10 +26,10 @@ import horovod_compress.fsdp as hvc
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
-from options import value_of  # noqa: E402
-from tasks import TASKS  # noqa: E402
-from train import cosine, cross_entropy  # noqa: E402
-from virtual_ranks import held_out  # noqa: E402
+from options import value_of
+from tasks import TASKS
+from train import cosine, cross_entropy
+from virtual_ranks import held_out
 
 SHARDS = 2
 WINDOW = 50
