@@ -1,7 +1,7 @@
 """Trains the text model divided by `fully_shard`, between replicas uncompressed by torch or by a method of ours.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=. torchrun --nproc-per-node 4 benchmarks/jobs/fsdp_learning.py --run native --seed 1
-    OMP_NUM_THREADS=1 PYTHONPATH=. torchrun --nproc-per-node 4 benchmarks/jobs/fsdp_learning.py --run marsit --seed 1
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 4 examples/fsdp_text.py --run native --seed 1
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 4 examples/fsdp_text.py --run marsit --seed 1
 
 AdamW with warm-up and cosine, clipped; replicas of two ranks. `native` is torch's own HSDP. Rank 0 prints a JSON line,
 with means of the norms that clipping saw, over 50 steps each.
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +21,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import horovod_compress.fsdp as hvc
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
 from options import value_of
 from tasks import TASKS
 from train import cosine, cross_entropy
@@ -81,7 +76,7 @@ def main() -> None:
     with torch.no_grad():  # on every rank: each has only its shard of the weights
         loss, accuracy = held_out(task, model)
     windows = [round(sum(norms[at : at + WINDOW]) / WINDOW, 3) for at in range(0, asked.steps, WINDOW)]
-    found = {"bench": "fsdp_learning"} | vars(asked) | {"loss": loss, "accuracy": accuracy, "norms": windows}
+    found = {"bench": "fsdp_text"} | vars(asked) | {"loss": loss, "accuracy": accuracy, "norms": windows}
     if compression:
         found["times_fewer_bytes"] = compression.stats()["times_fewer_bytes"]
         compression.close()
