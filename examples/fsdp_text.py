@@ -1,7 +1,7 @@
 """Trains the text model divided by `fully_shard`, between replicas uncompressed by torch or by a method of ours.
 
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node 4 examples/fsdp_text.py --run native --seed 1
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node 4 examples/fsdp_text.py --run marsit --seed 1
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 4 examples/fsdp_text.py --method native --seed 1
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 4 examples/fsdp_text.py --method marsit --seed 1
 
 AdamW with warm-up and cosine, clipped; replicas of two ranks. `native` is torch's own HSDP. Rank 0 prints a JSON line,
 with means of the norms that clipping saw, over 50 steps each.
@@ -32,7 +32,7 @@ WINDOW = 50
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", default="native", metavar="'native | METHOD [option=value ...]'")
+    parser.add_argument("--method", default="native", metavar="'native | METHOD [option=value ...]'")
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -55,7 +55,7 @@ def main() -> None:
     task = TASKS["text"]("even")
     torch.manual_seed(asked.seed)
     model = task.model()
-    method, *options = asked.run.split()
+    method, *options = asked.method.split()
     divided(model, mesh if method == "native" else mesh["shard"])
     optimizer, compression = torch.optim.AdamW(model.parameters(), lr=asked.lr), None
     if method != "native":
