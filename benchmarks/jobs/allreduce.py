@@ -75,7 +75,7 @@ def far_from_mean(part: Tensor, check: str, block: int, world: int) -> int:
 # ---- the model --------------------------------------------------------------------------------
 
 
-class _Handed(torch.autograd.Function):
+class Handed(torch.autograd.Function):
     """Hands a gradient over that was made before, so that the backward pass computes nothing."""
 
     @staticmethod
@@ -98,7 +98,7 @@ class OneTensor(nn.Module):
         self.gradient = gradient.view_as(self.weight)
 
     def forward(self, unused: Tensor) -> Tensor:
-        return _Handed.apply(self.weight, self)  # type: ignore[no-untyped-call]
+        return Handed.apply(self.weight, self)  # type: ignore[no-untyped-call]
 
 
 # ---- contestants ------------------------------------------------------------------------------

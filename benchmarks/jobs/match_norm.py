@@ -12,6 +12,7 @@ import argparse
 import statistics
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import horovod.torch as hvd
@@ -19,24 +20,12 @@ import torch
 from torch import Tensor, nn
 
 import horovod_compress.torch as hvc
+from benchmarks.jobs.allreduce import Handed
 from benchmarks.jobs.rank import run_job, say, slowest, tell
 
 TENSORS = 25
 STEPS = 10  # of a turn
 FIRST = 250  # steps before any are timed
-
-
-class HandOver(torch.autograd.Function):
-    """Gives a parameter a gradient that is there already."""
-
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, grad: Tensor) -> Tensor:
-        ctx.grad = grad
-        return parameter.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
-        return ctx.grad, None
 
 
 class Side:
@@ -60,8 +49,9 @@ class Side:
             self.optimizer.zero_grad()
             for grad, fresh in zip(grads, self.fresh, strict=True):
                 grad.copy_(fresh)
-            pairs = zip(self.parameters, grads, strict=True)
-            torch.stack([HandOver.apply(*pair) for pair in pairs]).sum().backward()  # type: ignore[no-untyped-call]
+            models = [SimpleNamespace(gradient=grad) for grad in grads]
+            pairs = zip(self.parameters, models, strict=True)
+            torch.stack([Handed.apply(*pair) for pair in pairs]).sum().backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
 
     def turn(self, grads: list[Tensor]) -> None:
