@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.lab import LabError
 from benchmarks.launch import JobFailed, open_launcher
 from benchmarks.results import append_json, header, spread, table
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             outcome = launcher.run(
                 "local steps", ["-m", "benchmarks.jobs.local_steps", json.dumps(asked)], chosen.limit
             )
-    except (JobFailed, ValueError) as failure:
+    except (JobFailed, LabError, ValueError) as failure:
         print(f"local_steps: {failure}", file=sys.stderr)
         return 1
     rows = [

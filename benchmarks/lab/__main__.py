@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--slots", type=int, default=1, help="ranks per host (default 1)")
     parser.add_argument("--rate", help="rate of every link in both directions: 100mbit, 1gbit, ... or none (default)")
-    parser.add_argument("--delay", help="delay from one host to another: 5ms, 200us, ... (needs a kernel with netem)")
+    parser.add_argument("--delay", help="delay from one host to another: 5ms, 200us, ...")
     parser.add_argument(
         "--congestion", help="TCP's congestion control (default: cubic, or reno where cubic is not allowed)"
     )

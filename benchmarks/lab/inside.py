@@ -23,8 +23,9 @@ import threading
 from typing import IO, Any
 
 from .needs import LabError
-from .network import Host, build, congestion_control, counters, difference, limit
+from .network import Host, build, congestion_control, counters, difference, has_netem, limit
 from .rates import Rate
+from .relay import Relay
 
 Document = dict[str, Any]
 
@@ -36,6 +37,7 @@ class _Lab:
         self._stopped = 0  # the last job that is not to go on
         threading.Thread(target=self._read, daemon=True).start()
         self._hosts: list[Host] = build(names)
+        self._relay: Relay | None = None
         self._say("ready", congestion_control=congestion_control(self._hosts, congestion))
 
     def _say(self, event: str, **fields: object) -> None:
@@ -65,9 +67,15 @@ class _Lab:
 
     def _limit(self, rate: str | None, delay: float) -> None:
         parsed = Rate.parse(rate) if rate else None
-        limit(self._hosts, parsed, delay)
-        facts = {"burst_bytes": parsed.burst, "queue_bytes": parsed.queue} if parsed else {}
-        self._say("limited", **facts)
+        if self._relay:
+            self._relay.stop()
+        self._relay = None
+        by_netem = bool(delay) and has_netem()
+        limit(self._hosts, parsed, delay if by_netem else 0.0)
+        if delay and not by_netem:
+            self._relay = Relay([host.port for host in self._hosts], delay)
+        facts: Document = {"burst_bytes": parsed.burst, "queue_bytes": parsed.queue} if parsed else {}
+        self._say("limited", delayed_by=("netem" if by_netem else "relay") if delay else None, **facts)
 
     def _run(
         self, job: int, words: list[str], ranks: int, slots: int, environment: dict[str, str], limit: float
@@ -78,7 +86,8 @@ class _Lab:
             self._say("line", job=job, rank=rank, text=text)
 
         before = counters(self._hosts)
-        running = Job(self._hosts, ranks, slots, words, environment, say)
+        spared = [self._relay.pid] if self._relay else []
+        running = Job(self._hosts, ranks, slots, words, environment, say, spared)
         ended = running.wait(limit, lambda: self._stopped >= job)
         self._say("done", job=job, links=difference(counters(self._hosts), before), **ended)
 

@@ -35,7 +35,7 @@ class Lab:
         ranks: of the jobs.
         rate: of every link, in both directions, such as ``1gbit``; None for no limit.
         delay: of every packet between two hosts, such as ``5ms``, so that a round trip takes twice
-            as long; needs a kernel with netem.
+            as long; by netem, or by a process of the lab where the kernel has none.
         slots: ranks on a host.
         congestion: TCP's congestion control; None for Linux's default as far as it can be had.
 
@@ -133,6 +133,7 @@ class Lab:
             "rate": self._rate.text if self._rate else None,
             "rate_bits": self._rate.bits if self._rate else None,
             "delay_seconds": self._delay,
+            "delayed_by": self._facts.get("delayed_by"),
             "burst_bytes": self._facts.get("burst_bytes"),
             "queue_bytes": self._facts.get("queue_bytes"),
             "congestion_control": self._facts["congestion_control"],

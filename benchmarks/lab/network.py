@@ -14,7 +14,7 @@ from .needs import LabError
 from .rates import MOST_PIECE, Rate
 
 SWITCH = "switch"
-SWITCH_ADDRESS = "10.77.0.254"
+SWITCH_ADDRESS, SWITCH_HARDWARE = "10.77.0.254", "02:00:00:00:00:fe"
 INTERFACE = "eth0"
 MOST_HOSTS = 200
 _READY_SECONDS = 10.0
@@ -37,7 +37,8 @@ class Host:
 def build(names: list[str]) -> list[Host]:
     """Make the switch and a host for each name, joined by unlimited links."""
     command("ip", "link", "set", "lo", "up")
-    command("ip", "link", "add", SWITCH, "type", "bridge")
+    # An address of its own: else it has that of one of its ports, which come and go.
+    command("ip", "link", "add", SWITCH, "address", SWITCH_HARDWARE, "type", "bridge")
     command("ip", "address", "add", f"{SWITCH_ADDRESS}/24", "dev", SWITCH)
     command("ip", "link", "set", SWITCH, "up")
     hosts = [_host(number, name) for number, name in enumerate(names)]
@@ -85,14 +86,22 @@ def _name(hosts: list[Host]) -> None:
 # ---- limits -------------------------------------------------------------------------------------
 
 
+def has_netem() -> bool:
+    """Return whether this kernel can delay the packets of a link."""
+    add = subprocess.run(["tc", "qdisc", "add", "dev", "lo", "root", "netem"], capture_output=True, check=False)
+    if not add.returncode:
+        command("tc", "qdisc", "del", "dev", "lo", "root")
+    return not add.returncode
+
+
 def limit(hosts: list[Host], rate: Rate | None, delay: float) -> None:
     """Limit both directions of every link; None takes a limit away.
 
     Args:
-        delay: seconds that each packet waits on its way from one host to another.
+        delay: seconds that each packet waits on its way from one host to another, by netem.
 
     Raises:
-        LabError: this kernel has no tbf, no netem for the delay, or no limit of what a host hands over at once.
+        LabError: this kernel has no tbf, or no limit of what a host hands over at once.
     """
     piece = rate.piece if rate else MOST_PIECE
     for host in hosts:
@@ -113,24 +122,20 @@ def _here(*words: str) -> list[str]:
 
 def _shape(add: list[str], rate: Rate) -> None:
     words = ["tbf", "rate", rate.text, "burst", str(rate.burst), "limit", str(rate.queue)]
-    _qdisc([*add, *words], "tbf", "links cannot be limited")
+    done = subprocess.run([*add, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        raise LabError(
+            f"this kernel does not offer the queueing discipline tbf ({said[0]}): links cannot be limited, or load the "
+            "module sch_tbf (modprobe sch_tbf; a kernel without it needs another one)"
+        )
 
 
 def _delay(add: list[str], seconds: float, rate: Rate | None) -> None:
     # Everything that is under way waits here: a queue of fewer packets would drop some.
     packets = 1000 + int(2 * seconds * (rate.bits if rate else 100e9) / 8 / 1514)
     words = ["netem", "delay", f"{seconds * 1e6:.0f}us", "limit", str(packets)]
-    _qdisc([*add, *words], "netem", "links cannot be delayed; leave the delay out")
-
-
-def _qdisc(words: list[str], kind: str, consequence: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
-        raise LabError(
-            f"this kernel does not offer the queueing discipline {kind} ({said[0]}): {consequence}, or load the "
-            f"module sch_{kind} (modprobe sch_{kind}; a kernel without it needs another one)"
-        )
+    command(*add, *words)
 
 
 # ---- counters -----------------------------------------------------------------------------------

@@ -34,10 +34,18 @@ class Job:
         words: the command that every rank runs.
         environment: what is added to the environment.
         say: called with (rank, line) for everything that the ranks print.
+        spared: processes that do not end with the job.
     """
 
     def __init__(
-        self, hosts: list[Host], ranks: int, slots: int, words: list[str], environment: dict[str, str], say: Say
+        self,
+        hosts: list[Host],
+        ranks: int,
+        slots: int,
+        words: list[str],
+        environment: dict[str, str],
+        say: Say,
+        spared: Iterable[int] = (),
     ) -> None:
         self._say = say
         self._rendezvous = RendezvousServer()
@@ -48,7 +56,7 @@ class Job:
         common = _common_environment(port) | environment
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
-        self._spared = {os.getpid(), *(host.holder.pid for host in hosts)}
+        self._spared = {os.getpid(), *(host.holder.pid for host in hosts), *spared}
         try:
             for place in places:
                 own = {name: str(value) for name, value in create_slot_env_vars(place).items()}
