@@ -2,7 +2,7 @@
 
     python -m benchmarks.lab.relay SECONDS PORT ...
 
-    host: eth0 ---- port0 (relay) late0 ---- switch
+    host: eth0 ---- port0 (relay) late-port0 ---- switch
 
 Each frame that comes out of a port is handed to the switch so much later, by a device of its own (TAP) that takes the
 port's place there; what the switch sends to a host passes at once. So a packet is late once on its way. The kernel
@@ -57,10 +57,10 @@ class Relay:
         words = [sys.executable, "-m", "benchmarks.lab.relay", str(seconds), *ports]
         self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.pid = self._process.pid
-        assert self._process.stdout and self._process.stderr
+        assert self._process.stdout
         if not select.select([self._process.stdout], [], [], _READY_SECONDS)[0] or not self._process.stdout.readline():
             self._process.kill()
-            said = self._process.stderr.read().decode().strip().splitlines()[-1:] or ["no reason given"]
+            said = self._process.communicate()[1].decode().strip().splitlines()[-1:] or ["no reason given"]
             raise LabError(
                 f"links cannot be delayed, since this kernel has no netem, and no TAP devices in its place ({said[0]}): "
                 "leave the delay out, or load a module: modprobe sch_netem, or modprobe tun; in a container, add "
@@ -73,7 +73,7 @@ class Relay:
     def stop(self) -> None:
         """Join ports and switch again. The devices go with the process."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
         for port in self._ports:
             command("ip", "link", "set", port, "master", SWITCH)
 

@@ -19,6 +19,7 @@ import pytest
 from benchmarks.lab import Lab, LabError
 from benchmarks.lab.needs import namespaces
 from benchmarks.lab.rates import Rate
+from benchmarks.lab.relay import Relay
 from benchmarks.launch import JobFailed
 from tests.support.marks import slow
 
@@ -126,6 +127,8 @@ def test_a_job_that_fails_says_why_and_the_lab_goes_on() -> None:
 def test_what_the_kernel_lacks_is_refused_in_words() -> None:
     with pytest.raises(LabError, match="congestion control nonsense is not allowed"):
         Lab(2, congestion="nonsense")
+    with pytest.raises(LabError, match=r"cannot be delayed, since .*No such device.*leave the delay out"):
+        Relay(["port-of-nothing"], 0.1)
 
 
 ROUND_TRIP = """
