@@ -1,9 +1,10 @@
-"""Times whole steps with and without the norm of the exact mean, in turns; runs on every rank.
+"""Times whole steps with and without the norm of the exact mean, by turns; runs on every rank.
 
     sudo python -m benchmarks.lab --ranks 4 --rate 1gbit --limit 1200 -- -m benchmarks.jobs.match_norm
 
-`marsit` without exact rounds, AdamW, and a backward pass that only hands over gradients made beforehand. It begins
-after so many steps that one in ten measures the norm. A turn is ten steps, and the slowest rank counts.
+`marsit` without exact rounds, AdamW, and a backward pass that only hands over gradients made beforehand. A step with
+the norm is compared with one without it right after it; the slowest rank counts. In the long run, one step in ten
+measures the norm: here more do, and each kind has a median of its own.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from benchmarks.jobs.allreduce import Handed
 from benchmarks.jobs.rank import run_job, say, slowest, tell
 
 TENSORS = 25
-STEPS = 10  # of a turn
-FIRST = 250  # steps before any are timed
+EVERY = 10  # one step in so many measures the norm, in the long run
+FIRST = 110  # steps before any are timed: results are handed over at once by then
 
 
 class Side:
@@ -42,41 +43,59 @@ class Side:
             torch.optim.AdamW(self.parameters, lr=1e-5), named_parameters=named, compression=self.compression
         )
         self.compression.attach(self.optimizer, match_norm=match_norm)
-        self.seconds: list[float] = []
+        self.norm = 0.0  # as measured last
 
-    def steps(self, number: int, grads: list[Tensor]) -> None:
-        for _ in range(number):
-            self.optimizer.zero_grad()
-            for grad, fresh in zip(grads, self.fresh, strict=True):
-                grad.copy_(fresh)
-            models = [SimpleNamespace(gradient=grad) for grad in grads]
-            pairs = zip(self.parameters, models, strict=True)
-            torch.stack([Handed.apply(*pair) for pair in pairs]).sum().backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
-
-    def turn(self, grads: list[Tensor]) -> None:
+    def step(self, grads: list[Tensor]) -> float:
+        """Take a step together with the other ranks; return this rank's seconds."""
+        self.optimizer.zero_grad()
+        for grad, fresh in zip(grads, self.fresh, strict=True):
+            grad.copy_(fresh)
+        models = [SimpleNamespace(gradient=grad) for grad in grads]
         hvd.barrier()
         began = time.perf_counter()
-        self.steps(STEPS, grads)
-        self.seconds.append((time.perf_counter() - began) / STEPS)
+        pairs = zip(self.parameters, models, strict=True)
+        torch.stack([Handed.apply(*pair) for pair in pairs]).sum().backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return time.perf_counter() - began
+
+    def has_measured(self) -> bool:
+        """Return whether the last step has measured the norm."""
+        before, self.norm = self.norm, self.compression.stats()["gradient_norm"]
+        return before != self.norm
 
 
 def measure(chosen: argparse.Namespace) -> int:
-    sides = {name: Side(chosen.elements, match_norm=name == "with") for name in ("with", "without")}
-    grads = [torch.empty_like(parameter) for parameter in sides["with"].parameters]
-    for name, side in sides.items():
-        say(f"{FIRST} steps {name} the norm")
-        side.steps(FIRST, grads)
+    sides = matching, plain = [Side(chosen.elements, match_norm=match) for match in (True, False)]
+    grads = [torch.empty_like(parameter) for parameter in matching.parameters]
+    for number in range(FIRST):
+        for side in sides:
+            side.step(grads)
+        if (number + 1) % EVERY == 0:
+            say(f"{number + 1} of {FIRST} steps before any are timed")
+    matching.has_measured()
+    seconds: dict[Side, list[float]] = {matching: [], plain: []}
+    kinds = []
     for number in range(chosen.repeat):
-        say(f"turn {number + 1} of {chosen.repeat}")
-        for side in [*sides.values()][:: 1 if number % 2 else -1]:
-            side.turn(grads)
-    found = {name: slowest(side.seconds, f"bench.{name}") for name, side in sides.items()}
-    ratio = statistics.median(a / b for a, b in zip(found["with"], found["without"], strict=True))
-    medians = {f"median_seconds_{name}": statistics.median(seconds) for name, seconds in found.items()}
-    tell({"bench": "match_norm", "elements": chosen.elements, "turns": chosen.repeat, "ratio": ratio} | medians)
-    say(f"a step with the norm takes {ratio:.3f} times as long")
-    for side in sides.values():
+        for side in sides[:: 1 if number % 2 else -1]:
+            seconds[side].append(side.step(grads))
+        kinds.append(matching.has_measured())
+        if (number + 1) % EVERY == 0:
+            say(f"{number + 1} of {chosen.repeat} pairs of steps")
+    pairs = list(zip(*(slowest(seconds[side], f"bench.{number}") for number, side in enumerate(sides)), strict=True))
+    more = {
+        kind: statistics.median(a - b for (a, b), of in zip(pairs, kinds, strict=True) if of == kind)
+        for kind in (True, False)
+    }
+    without = statistics.median(b for _, b in pairs)
+    share = (more[True] + (EVERY - 1) * more[False]) / EVERY / without
+    tell(
+        {
+            "bench": "match_norm", "elements": chosen.elements, "pairs": chosen.repeat, "measured": sum(kinds),
+            "share": share, "seconds_without": without, "more_measuring": more[True], "more_else": more[False],
+        }
+    )  # fmt: skip
+    say(f"with the norm, steps of {without * 1e3:.0f} ms take {share:.1%} longer in the long run")
+    for side in sides:
         side.compression.close()
     return 0
 
@@ -84,7 +103,7 @@ def measure(chosen: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=int, default=25_000_000)
-    parser.add_argument("--repeat", type=int, default=10, help="turns (default 10)")
+    parser.add_argument("--repeat", type=int, default=100, help="pairs of steps (default 100)")
     chosen = parser.parse_args()
     return run_job(lambda: measure(chosen))
 
