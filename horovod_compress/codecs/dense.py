@@ -60,13 +60,19 @@ class Dense(Codec):
         return {"values": (own.start, own.stop)}
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
-        spans = [work.place(part) for part in parts]
-        ops.dense_decode_all(
-            [work.regions["values"][span] for span in spans],
-            work.grads_of(parts),
-            scale=result_scale / work.world,
-            residuals=work.states_of("residual", spans),
-        )
+        spans, grads, scale = [work.place(part) for part in parts], work.grads_of(parts), result_scale / work.world
+        sums, residuals = [work.regions["values"][span] for span in spans], work.states_of("residual", spans)
+        ops.dense_decode_all(sums, grads, scale=scale, residuals=residuals)
+        if residuals is not None and work.bucket.dtype == "float16":
+            for grad, exact, kept in zip(grads, sums, residuals, strict=True):
+                _keep_excess(grad, exact.to(torch.float32) * scale, kept, result_scale)
+
+
+def _keep_excess(result: Tensor, exact: Tensor, kept: Tensor, result_scale: float) -> None:
+    """Let a result that float16 cannot hold, with what had waited in it, be its largest number; the rest waits on."""
+    most = torch.finfo(torch.float16).max
+    result.clamp_(-most, most)
+    kept.copy_((exact - exact.clamp(-most, most)) / result_scale)
 
 
 @register

@@ -202,5 +202,10 @@ def _cut_down(grads: Sequence[Tensor], most: float) -> None:
     bad = ops.norm_offer_all(grads, list(squares.split(1)), [grad.numel() for grad in grads], power=2)
     found = torch.stack([squares, as_tensor(bad).to(squares)]).tolist()
     for grad, square, nonfinite in zip(grads, *found, strict=True):
-        if not nonfinite and math.sqrt(square) > most:
+        if nonfinite:
+            continue
+        if math.isinf(square):  # of float64: squares reach further than it does
+            grad.div_(grad.abs().max())
+            square = float(grad.square().sum())
+        if math.sqrt(square) > most:
             grad.mul_(most / math.sqrt(square))

@@ -94,6 +94,28 @@ def test_sums_over_ranks_saturate(method: str, options: dict[str, Any]) -> None:
             assert all_same(results) and bool(results[0]["w"].isfinite().all())
 
 
+@pytest.mark.parametrize("scale", [1.0, float(WORLD)])  # means, and sums over ranks
+@pytest.mark.parametrize("options", [{}, {"residual_dtype": "bfloat16"}, {"levels": 2}], ids=str)
+def test_an_exact_round_sends_what_fits(options: dict[str, Any], scale: float) -> None:
+    """One outlier piles up in rounds of one bit, beyond float16, and the others leave nothing."""
+    spike = torch.randn(COUNT, generator=torch.Generator().manual_seed(1))
+    spike[5] = 20000.0
+    sent, waits = 0.0, 0.0
+    with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float16)], "marsit", full_precision_every=10, **options) as fleet:
+        for reducer in fleet.reducers:
+            reducer.result_scale = scale
+        for step in range(11):
+            exact, before = fleet.reducers[0].buckets[0].round(step).exact, waits
+            results = fleet.step([{"w": spike.half()} for _ in range(WORLD)])
+            assert all_same(results) and bool(results[0]["w"].isfinite().all())
+            sent += float(results[0]["w"][5])
+            waits = sum(float(mine["w"][5]) for mine in fleet.residuals()) / WORLD
+        assert exact and scale * (before + 20000.0) > LIMIT, "else the test says nothing"
+        assert float(results[0]["w"][5]) == LIMIT and not fleet.residuals()[0]["w"][6:].any()
+        assert fleet.reducers[0].metrics.nonfinite == 0
+    assert sent / scale + waits == pytest.approx(11 * 20000.0, rel=1e-2 if options.get("residual_dtype") else 2e-3)
+
+
 def test_what_is_left_in_scratch_changes_nothing() -> None:
     """Values are clamped in one tensor, and the other one fills only some of its room."""
     tensors, found = [spec("large", 400), spec("few", 240)], []

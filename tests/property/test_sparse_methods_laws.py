@@ -253,6 +253,15 @@ def test_dgc_clips_each_rank_before_anything_waits() -> None:
     assert torch.allclose(found["small"], sum(mine["small"] for mine in grads) / WORLD, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1e100, 1e200])  # with squares beyond float64 the second time
+def test_dgc_clips_what_has_no_squares(scale: float) -> None:
+    tensors = [spec("w", 64, dtype=torch.float64)]
+    grads = [{"w": grads["w"] * scale} for grads in random_grads(WORLD, tensors, seed=1)]
+    with Fleet(WORLD, tensors, "dgc", density=1.0, momentum=0.0, clip=3.0) as fleet:
+        due = torch.stack([one["w"] / scale / (one["w"] / scale).norm() for one in grads]).mean(0) * 3.0 / WORLD**0.5
+        assert torch.allclose(fleet.step(grads)[0]["w"], due)
+
+
 def test_sections_that_may_pass_what_their_table_can_say_are_refused() -> None:
     """Lengths are int32."""
     bucket = Bucket(0, (spec("w", 1 << 30),))
