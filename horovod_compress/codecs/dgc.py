@@ -202,10 +202,8 @@ def _cut_down(grads: Sequence[Tensor], most: float) -> None:
     bad = ops.norm_offer_all(grads, list(squares.split(1)), [grad.numel() for grad in grads], power=2)
     found = torch.stack([squares, as_tensor(bad).to(squares)]).tolist()
     for grad, square, nonfinite in zip(grads, *found, strict=True):
-        if nonfinite:
+        if nonfinite or (norm := math.sqrt(square)) <= most:
             continue
-        if math.isinf(square):  # of float64: squares reach further than it does
-            grad.div_(grad.abs().max())
-            square = float(grad.square().sum())
-        if math.sqrt(square) > most:
-            grad.mul_(most / math.sqrt(square))
+        if math.isinf(norm):  # its square is beyond float64
+            norm = float(grad.div_(grad.abs().max()).norm())
+        grad.mul_(most / norm)

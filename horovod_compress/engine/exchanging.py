@@ -306,8 +306,8 @@ class Exchanging:
             name, number = next(iter(state.dropped.items()))
             _log.warning(
                 "rank %d: %d value(s) kept for %s were not finite, or above 7.9e28, and have been dropped with a step "
-                "that was refused; if gradients were never so large, check what else writes to the compression's state, "
-                "or this host's memory",
+                "that was refused; if gradients were never so large, check what else writes to the compression's "
+                "state, or this host's memory",
                 *(self._context.rank, number, name),
             )
 
