@@ -55,14 +55,16 @@ class Relay:
     def __init__(self, ports: Sequence[str], seconds: float) -> None:
         self._ports = ports
         words = [sys.executable, "-m", "benchmarks.lab.relay", str(seconds), *ports]
-        self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         self.pid = self._process.pid
         assert self._process.stdout
         if not select.select([self._process.stdout], [], [], _READY_SECONDS)[0] or not self._process.stdout.readline():
             self._process.kill()
             said = self._process.communicate()[1].decode().strip().splitlines()[-1:] or ["no reason given"]
             raise LabError(
-                f"links cannot be delayed, since this kernel has no netem, and no TAP devices in its place ({said[0]}): "
+                f"links cannot be delayed, as this kernel has no netem, and no TAP devices in its place ({said[0]}): "
                 "leave the delay out, or load a module: modprobe sch_netem, or modprobe tun; in a container, add "
                 "--device /dev/net/tun"
             )

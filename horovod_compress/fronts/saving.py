@@ -239,6 +239,10 @@ class Saved:
         self.settle()
         return self.copied()
 
+    def of_last_step(self) -> dict[str, Any]:
+        """Return this rank's state after a step whose results have come, also where others have failed since."""
+        return self.copied() if self._session.reducer.idle() else self.state()
+
     def settle(self) -> None:
         """Wait until nothing is under way.
 

@@ -263,7 +263,7 @@ class Steps:
         go_on = self.tuner.check if self.tuner else None
         checkpoint.check(self._reducer, self._methods, state, residuals, go_on)
         shapes = {name: local(parameter).shape for name, parameter in self.named}
-        check_moments(state.get("second_moment", {}), shapes)
+        check_moments(state.get("second_moment", {}), shapes, needs=("steps", "since", "eps", "divides"))
         check_masks(state, dict(self.named))
         if residuals == "restore":
             self._takers.find_rates({name: state.get(name, ()) for name in (*Rates.saved, *LastRates.saved)})

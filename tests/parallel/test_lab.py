@@ -127,7 +127,7 @@ def test_a_job_that_fails_says_why_and_the_lab_goes_on() -> None:
 def test_what_the_kernel_lacks_is_refused_in_words() -> None:
     with pytest.raises(LabError, match="congestion control nonsense is not allowed"):
         Lab(2, congestion="nonsense")
-    with pytest.raises(LabError, match=r"cannot be delayed, since .*No such device.*leave the delay out"):
+    with pytest.raises(LabError, match=r"cannot be delayed, as .*No such device.*leave the delay out"):
         Relay(["port-of-nothing"], 0.1)
 
 

@@ -46,3 +46,18 @@ def test_modules_that_differ_are_refused_on_all_ranks(reports: list[dict[str, An
 def test_a_rank_that_goes_on_after_an_error_stops_the_others(reports: list[dict[str, Any]]) -> None:
     text = "an error has ended a backward pass in the middle, after 3 of 4 gradients"
     assert all(text in report["interrupted"] for report in reports), [report["interrupted"] for report in reports]
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(reports: list[dict[str, Any]]) -> None:
+    text = "was applied or taken away in the backward pass, as by an optimizer's step in a hook"
+    assert all(len(report["stepped"]) == 4 for report in reports)
+    assert all(text in found for report in reports for found in report["stepped"]), reports[0]["stepped"]
+
+
+def test_whoever_goes_on_after_an_interrupted_wait_is_told(reports: list[dict[str, Any]]) -> None:
+    text = "an error has ended a backward pass in the middle, after 4 of 4 gradients"
+    assert all(text in found for report in reports for found in report["cut off"]), reports[0]["cut off"]
+
+
+def test_a_frozen_parameter_loses_what_one_rank_has_accumulated(reports: list[dict[str, Any]]) -> None:
+    assert all(report["frozen"] == [True, True] for report in reports)

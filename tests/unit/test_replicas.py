@@ -221,3 +221,34 @@ def test_a_compression_that_cannot_go_on_is_closed(alone: Alone, kind: type[Exce
     assert len(alone.made) == 2 and all(made._here().failure.closing for made in alone.made)
     with pytest.raises(hvc.ExchangeError, match="not connected"):
         _ = alone.replicas.compression
+
+
+def test_an_exchange_that_fails_after_its_step_counts_loses_nothing(alone: Alone, monkeypatch) -> None:
+    """Another replica has died in the end of a step that this one has made; it hears of that before the next."""
+
+    def fail(*given: object) -> None:
+        raise hvc.ExchangeError("planted: a replica is gone")
+
+    alone.meet()
+    assert alone.step() and alone.step()
+    with monkeypatch.context() as planted:
+        planted.setattr(alone.replicas.compression._here().reducer, "wait_idle", fail)
+        alone.replicas.begin()
+    assert alone.manager.shown()["step"] == 2, "who heals from this one would get an older state"
+    alone.meet()
+    assert alone.step()
+    assert alone.replicas.compression.state_dict()["step"] == 3
+
+
+def test_a_step_that_counts_and_cannot_be_kept_is_no_end(alone: Alone, monkeypatch) -> None:
+    alone.meet()
+    assert alone.step()
+    with monkeypatch.context() as planted:
+
+        def refuse(*given: object) -> None:
+            raise hvc.ExchangeError("planted: something is under way")
+
+        planted.setattr(type(alone.replicas.compression._saved), "of_last_step", refuse)
+        assert not alone.step()
+    alone.meet()
+    assert alone.step()

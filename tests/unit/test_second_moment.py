@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from horovod_compress.engine.optimizer import second_moment
 from horovod_compress.engine.optimizer.second_moment import BOUND, FLOOR, Moment
 from horovod_compress.engine.optimizer.update_moment import LEFT, SharedSecondMoment
-from horovod_compress.errors import ConfigError
+from horovod_compress.errors import ConfigError, StateError
 
 RATE, BETA1, BETA2, EPS = 0.1, 0.9, 0.99, 1e-3
 SHAPE = (5, 4, 6)
@@ -302,6 +302,20 @@ def test_a_saved_second_moment_that_is_none_is_refused(value: float) -> None:
     saved["moments"]["p"]["moment"][0, 0, 0] = value
     with pytest.raises(ConfigError, match="saved second moment of p should be finite"):
         ours.held.check(saved, warming=False)
+
+
+def test_a_saved_second_moment_that_lacks_something_is_refused_before_anything_is_loaded() -> None:
+    ours = Ours()
+    saved = ours.held.state_dict()
+    del saved["moments"]["p"]["steps"]
+    with pytest.raises(StateError, match=r"saved second moment of 'p' should be .* with its steps, got"):
+        ours.held.check(saved, warming=False)
+    whole = {"moment": torch.ones(2), "steps": 3.0, "since": 3.0, "eps": 1e-8, "divides": True}
+    needs, shapes = [name for name in whole if name != "moment"], {"w": torch.Size([2])}
+    second_moment.check_state({"w": whole}, shapes, needs)
+    for name in whole:
+        with pytest.raises(StateError, match=r"second moment of 'w' should be .* steps, since, eps, divides, got"):
+            second_moment.check_state({"w": {n: part for n, part in whole.items() if n != name}}, shapes, needs)
 
 
 def test_no_warm_up_begins_again() -> None:

@@ -12,7 +12,7 @@ weight updates are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -163,14 +163,19 @@ def check_options(second_moment: str, **numbers: object) -> None:
             raise ConfigError(f"{name} should be a whole number, at least 1, got {value!r}")
 
 
-def check_state(state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, torch.Size]) -> None:
+def check_state(
+    state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, torch.Size], needs: Collection[str]
+) -> None:
     """Refuse a saved second moment that is not of these parameters.
+
+    Args:
+        needs: the parts that one has to have beside the tensor.
 
     Raises:
         ConfigError: names the parameter.
     """
     for name, saved in state.items():
-        moment = _moment_of(name, saved)
+        moment = _moment_of(name, saved, needs)
         if name not in shapes or moment.shape != shapes[name] or not bool((moment.isfinite() & (moment >= 0)).all()):
             raise StateError(
                 f"the saved second moment of {name} should be finite, of shape {tuple(shapes.get(name, ()))}, got "
@@ -178,21 +183,22 @@ def check_state(state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, tor
             )
 
 
-def _moment_of(name: object, saved: object) -> Tensor:
+def _moment_of(name: object, saved: object, needs: Collection[str]) -> Tensor:
     """Return the tensor of a saved second moment, whose other parts are numbers.
 
     Raises:
         StateError: it is malformed.
     """
     parts = dict(saved) if isinstance(saved, Mapping) else {}
+    has_all = parts.keys() >= {*needs}
     moment, divides = parts.pop("moment", None), parts.pop("divides", False)
     fits = isinstance(moment, Tensor) and moment.dtype in (torch.float32, torch.float64)
-    numbers = {"steps", *parts} <= {"steps", "since", "eps", "usual"}
-    fits = fits and numbers and type(divides) is bool and all(map(is_number, parts.values()))
-    if not fits or not parts.get("steps", 1):
+    numbers = {*parts} <= {"steps", "since", "eps", "usual"}
+    fits = fits and has_all and numbers and type(divides) is bool and all(map(is_number, parts.values()))
+    if not fits or not parts["steps"]:
         raise StateError(
-            f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits, and the number "
-            f"of steps that it covers, got {saved!r:.100}; load what state_dict() returned"
+            f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits with its "
+            f"{', '.join(needs)}, got {saved!r:.100}; load what state_dict() returned"
         )
     assert isinstance(moment, Tensor)
     return moment

@@ -124,7 +124,7 @@ class SharedSecondMoment:
         Raises:
             ConfigError: says what was expected.
         """
-        moments.check_state(state["moments"], self._shapes)
+        moments.check_state(state["moments"], self._shapes, needs=("steps",))
         if warming and state["moved"] >= 0:
             raise StateError(
                 f"the saved optimizer finished its warm-up within {state['moved']} local steps, and this warmup_steps "

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...engine.shards import local
-from ...errors import ConfigError, ExchangeError, MismatchError, NonFiniteError
+from ...errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, NonFiniteError
 from ..session import Session, gradient_of
 from . import checks
 from .backward import at_the_end, raising
@@ -45,11 +45,14 @@ class Pass:
     Attributes:
         steps: of the gradients that were handed over, by the number of their parameters.
         skipped: parameters of which nothing is handed over, by number.
+        cut_off: something has ended the wait for results.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.steps: dict[int, int] = {}
         self.skipped: set[int] = set()
+        self.cut_off = False
+        self._versions = [parameter._version for parameter in parameters]
         self._ends: dict[int, weakref.ref[_End]] = {}  # that autograd has still to call, by the number of its task
 
     def has_end(self, task: int) -> bool:
@@ -66,8 +69,12 @@ class Pass:
         call()
 
     def interrupted(self) -> bool:
-        """Return whether an error has ended this pass, or one within it."""
-        return any(end() is None for end in self._ends.values())
+        """Return whether an error has ended this pass, or one within it, also while it waited."""
+        return self.cut_off or any(end() is None for end in self._ends.values())
+
+    def was_used_up(self, index: int, parameter: nn.Parameter) -> bool:
+        """Return whether somebody has stepped with a gradient of this pass, or has taken it away."""
+        return parameter._version != self._versions[index] or parameter.grad is None
 
     def missing(self, count: int) -> list[int]:
         """Return the parameters that nothing is known of yet, out of so many."""
@@ -131,8 +138,10 @@ class Unwrapped:
         with session.lock:
             under_way, grad = self._under_way(), None if parameter.grad is None else local(parameter.grad)
             index = session.steps.index[id(parameter)]
-            if index in under_way.skipped or grad is None:
+            if index in under_way.skipped:
                 return
+            if grad is None:
+                raise self._used_up(index)
             if grad.is_sparse:
                 raise ConfigError(
                     f"{self._called(index)} is sparse, and no embedding with sparse=True has it as weight"
@@ -153,7 +162,7 @@ class Unwrapped:
         """Return the pass that this call belongs to; the first gradient begins one, and a step."""
         if (found := self._pass) is None:
             self._begin_step()
-            found = self._pass = Pass()
+            found = self._pass = Pass(self._session.steps.parameters)
             self._end_with(found)
             self._skip(found)
         elif found.interrupted():
@@ -189,6 +198,13 @@ class Unwrapped:
         failure.report("a backward pass", error)
         raise error
 
+    def _used_up(self, index: int) -> ConfigError:
+        return ConfigError(
+            f"{self._called(index)} was applied or taken away in the backward pass, as by an optimizer's step in a "
+            "hook (register_post_accumulate_grad_hook); gradients are those of all ranks only when backward() returns: "
+            "let the optimizer make its step after that"
+        )
+
     def _called(self, index: int) -> str:
         """Return a gradient in words."""
         session = self._session
@@ -221,7 +237,8 @@ class Unwrapped:
         """Wait for all results.
 
         Raises:
-            HorovodCompressError: see :meth:`~horovod_compress.engine.reducer.Reducer.result`.
+            HorovodCompressError: see :meth:`~horovod_compress.engine.reducer.Reducer.result`; or a gradient was
+                applied before it was that of all ranks.
         """
         try:
             error = self._await(ended)
@@ -229,8 +246,13 @@ class Unwrapped:
                 error = self._session.job.agree(error)
             if error:
                 at_the_end(raising(error))  # training may go on: let other modules end this pass
-        finally:
+        except HorovodCompressError:
             self._pass = None
+            raise
+        except BaseException:  # such as KeyboardInterrupt: results come, and nobody waits for them
+            ended.cut_off = True
+            raise
+        self._pass = None
         self._look()
 
     def _await(self, ended: Pass) -> NonFiniteError | None:
@@ -239,6 +261,9 @@ class Unwrapped:
         try:
             for index, step in ended.steps.items():
                 session.result(index, step)
+                if ended.was_used_up(index, session.steps.parameters[index]):
+                    session.failure.report("a backward pass", error := self._used_up(index))
+                    raise error
             if ended.skipped:  # a bucket that is skipped whole is awaited by nobody else
                 session.reducer.settled()
         except NonFiniteError as error:

@@ -181,8 +181,78 @@ def interrupted() -> None:
         compression.close()
 
 
+def small() -> tuple[nn.Sequential, hvc.Compression]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    compression = hvc.Compression.none(model.named_parameters(), timeout=LONG)
+    return model, compression
+
+
+def stepped(before: bool, emptied: bool) -> str:
+    """An optimizer steps in hooks of the backward pass, which come before ours or after them."""
+    model, compression = small()
+
+    def step(parameter: nn.Parameter) -> None:
+        with torch.no_grad():
+            parameter.sub_(parameter.grad)
+        if emptied:
+            parameter.grad = None
+
+    def hooks() -> None:
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+
+    if before:
+        hooks()
+    compression.register(model)
+    if not before:
+        hooks()
+    try:
+        return refused(lambda: model(torch.ones(1, 2)).sum().backward())
+    finally:
+        compression.close()
+
+
+def cut_off() -> list[str]:
+    """Something ends the wait for results on every rank, and training goes on."""
+    model, compression = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compression.register(model, optimizer)
+    session, stock = compression._here(), compression._here().reducer.result
+
+    def result(*given: object) -> None:
+        session.reducer.result = stock
+        raise KeyboardInterrupt
+
+    session.reducer.result = result
+    with contextlib.suppress(KeyboardInterrupt):
+        model(torch.ones(1, 2)).sum().backward()
+    try:
+        return [refused(optimizer.step), refused(lambda: model(torch.ones(1, 2)).sum().backward())]
+    finally:
+        compression.close()
+
+
+def frozen() -> list[Any]:
+    """What a rank has accumulated is no longer there when a parameter is frozen before the exchange."""
+    model, compression = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compression.register(model, optimizer)
+    before = model[0].weight.detach().clone()
+    with compression.no_sync():
+        model(torch.full((1, 2), 1.0 + ODD)).sum().backward()
+    model[0].weight.requires_grad_(False)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    compression.close()
+    return [bool((model[0].weight == before).all()), model[0].weight.grad is None]
+
+
 report(
     {
+        "stepped": [stepped(before, emptied) for before in (False, True) for emptied in (False, True)],
+        "cut off": cut_off(),
+        "frozen": frozen(),
         "ways": {name: way(case) for name, case in WAYS.items()},
         "alike": alike(),
         "scaled": scaled(),
