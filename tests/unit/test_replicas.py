@@ -240,6 +240,20 @@ def test_an_exchange_that_fails_after_its_step_counts_loses_nothing(alone: Alone
     assert alone.replicas.compression.state_dict()["step"] == 3
 
 
+def test_replicas_that_do_not_meet_discard_the_step(alone: Alone, monkeypatch) -> None:
+    """Gloo says so by a plain RuntimeError."""
+
+    def fail(*given: object, **options: object) -> None:
+        raise RuntimeError("planted: Gloo connectFullMesh failed")
+
+    alone.meet()
+    with monkeypatch.context() as planted:
+        planted.setattr(dist, "init_process_group", fail)
+        assert not alone.step()
+    alone.meet()
+    assert alone.step()
+
+
 def test_a_step_that_counts_and_cannot_be_kept_is_no_end(alone: Alone, monkeypatch) -> None:
     alone.meet()
     assert alone.step()

@@ -198,10 +198,18 @@ def _moment_of(name: object, saved: object, needs: Collection[str]) -> Tensor:
     if not fits or not parts["steps"]:
         raise StateError(
             f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits with its "
-            f"{', '.join(needs)}, got {saved!r:.100}; load what state_dict() returned"
+            f"{', '.join(needs)}, got {_in_words(saved):.200}; load what state_dict() returned"
         )
     assert isinstance(moment, Tensor)
     return moment
+
+
+def _in_words(saved: object) -> str:
+    """Return the parts of a saved second moment, of which the tensor may be large."""
+    if not isinstance(saved, Mapping):
+        return repr(saved)
+    kinds = {name: f"{p.dtype} of shape {tuple(p.shape)}" for name, p in saved.items() if isinstance(p, Tensor)}
+    return ", ".join(f"{name}: {kinds.get(name) or repr(part)}" for name, part in saved.items())
 
 
 @dataclass

@@ -189,10 +189,13 @@ class Replicas:
         host, _, rest = address.rpartition(":")
         port, _, prefix = rest.partition("/")
         patience = self._group._timeout
-        store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=patience)
-        dist.init_process_group(
-            "gloo", store=PrefixStore(f"{_KEY}/{prefix}", store), rank=rank, world_size=world, timeout=patience
-        )
+        try:
+            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=patience)
+            dist.init_process_group(
+                "gloo", store=PrefixStore(f"{_KEY}/{prefix}", store), rank=rank, world_size=world, timeout=patience
+            )
+        except RuntimeError as error:  # Gloo's own has no other class
+            raise ExchangeError(f"the replicas have not met: {error}") from error
 
     def _go_on(self, compression: Compression, world: int) -> None:
         session = compression._here()

@@ -231,6 +231,9 @@ class Unwrapped:
             self._pass = None
             session.failure.report("a backward pass", error)
             raise
+        except BaseException:
+            ended.cut_off = True
+            raise
         ended.end_with(torch._C._current_graph_task_id(), partial(self._fetch, ended))
 
     def _fetch(self, ended: Pass) -> None:
