@@ -81,6 +81,8 @@ def measure(chosen: argparse.Namespace) -> int:
         kinds.append(matching.has_measured())
         if (number + 1) % EVERY == 0:
             say(f"{number + 1} of {chosen.repeat} pairs of steps")
+    if not 0 < sum(kinds) < len(kinds):
+        raise ValueError(f"{sum(kinds)} of {len(kinds)} steps have measured the norm; take more pairs (--repeat)")
     pairs = list(zip(*(slowest(seconds[side], f"bench.{number}") for number, side in enumerate(sides)), strict=True))
     more = {
         kind: statistics.median(a - b for (a, b), of in zip(pairs, kinds, strict=True) if of == kind)

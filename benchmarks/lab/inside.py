@@ -89,6 +89,8 @@ class _Lab:
         spared = [self._relay.pid] if self._relay else []
         running = Job(self._hosts, ranks, slots, words, environment, say, spared)
         ended = running.wait(limit, lambda: self._stopped >= job)
+        if self._relay:
+            self._relay.check()
         self._say("done", job=job, links=difference(counters(self._hosts), before), **ended)
 
 

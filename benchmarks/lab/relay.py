@@ -31,10 +31,10 @@ from .network import SWITCH, command
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _TAP, _NO_INFO, _HEADERS = 0x0002, 0x1000, 0x4000
 _CHECKSUMS, _SEGMENTS_V4, _SEGMENTS_V6 = 1, 2, 4  # that the kernel may leave to a device
-_SOL_PACKET, _PACKET_HEADERS, _PACKET_INCOMING_ONLY = 263, 15, 23
+_SOL_PACKET, _PACKET_HEADERS, _PACKET_IGNORE_OUTGOING = 263, 15, 23
 _ALL_PROTOCOLS = 3
-_SO_RCVBUFFORCE = 33
-_ROOM = 32 << 20  # bytes that wait in a socket, where the relay is late
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+_ROOM = 32 << 20  # bytes that wait in a socket: where the relay is late, and in the queue of a limited link
 #: A frame of the largest piece, with its header of what the kernel has left to do (struct virtio_net_hdr).
 _LARGEST = 10 + 18 + (64 << 10)
 _AT_ONCE = 64  # frames read from one device before the others have their turn
@@ -72,6 +72,16 @@ class Relay:
             command("ip", "link", "set", port, "nomaster")
             command("ip", "link", "set", late_of(port), "master", SWITCH, "up")
 
+    def check(self) -> None:
+        """See that it runs.
+
+        Raises:
+            LabError: it has ended.
+        """
+        if self._process.poll() is not None:
+            said = self._process.communicate()[1].decode().strip().splitlines()[-1:] or ["no reason given"]
+            raise LabError(f"what delays the lab's links has ended ({said[0]}); start the lab again")
+
     def stop(self) -> None:
         """Join ports and switch again. The devices go with the process."""
         self._process.kill()
@@ -92,9 +102,10 @@ class Way:
         self._seconds = seconds
         self._waiting: deque[tuple[float, bytes]] = deque()
         self.port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-        self.port.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM)
+        for side in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
+            self.port.setsockopt(socket.SOL_SOCKET, side, _ROOM)
         self.port.setsockopt(_SOL_PACKET, _PACKET_HEADERS, 1)
-        self.port.setsockopt(_SOL_PACKET, _PACKET_INCOMING_ONLY, 1)
+        self.port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         self.port.bind((port, _ALL_PROTOCOLS))
         self.port.setblocking(False)
         self.switch = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -136,7 +147,7 @@ class Way:
 def main() -> None:
     seconds, ports = float(sys.argv[1]), sys.argv[2:]
     ways = [Way(port, seconds) for port in ports]
-    selector = selectors.DefaultSelector()
+    selector = selectors.SelectSelector()  # the others wait for whole milliseconds
     for way in ways:
         selector.register(way.port, selectors.EVENT_READ, way.from_port)
         selector.register(way.switch, selectors.EVENT_READ, way.from_switch)

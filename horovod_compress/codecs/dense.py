@@ -72,7 +72,8 @@ def _keep_excess(result: Tensor, exact: Tensor, kept: Tensor, result_scale: floa
     """Let a result that float16 cannot hold, with what had waited in it, be its largest number; the rest waits on."""
     most = torch.finfo(torch.float16).max
     result.clamp_(-most, most)
-    kept.copy_((exact - exact.clamp(-most, most)) / result_scale)
+    # Divided by a tensor: CUDA multiplies by a number's reciprocal.
+    kept.copy_((exact - exact.clamp(-most, most)).div_(exact.new_tensor(result_scale)))
 
 
 @register

@@ -226,18 +226,25 @@ def look_for_steps(parameters: Iterable[nn.Parameter], unused: Callable[[bool], 
     Returns:
         Ends it.
     """
-    ours, number = frozenset(map(id, parameters)), next(_numbers)
+    ours = frozenset(map(id, parameters))
 
     def look(optimizer: Any) -> None:
         if unused(False) is None:
-            _looks.pop(number, None)
+            end()
             return
         mine = (p for group in optimizer.param_groups for p in group["params"] if id(p) in ours)
         # Horovod's broadcast of an optimizer's state makes a step with gradients of zeros.
         if any(p.grad is not None and (p.grad.is_sparse or bool(local(p.grad).any())) for p in mine):
-            _looks.pop(number, None)
+            end()
             _log.warning("%s", unused(True))
 
+    end = before_each_step(look)
+    return end
+
+
+def before_each_step(look: Callable[[Any], object]) -> Callable[[], object]:
+    """Have something called with each optimizer that is about to make a step; return what ends that."""
+    number = next(_numbers)
     _hook()
     _looks[number] = look
     return lambda: _looks.pop(number, None)
@@ -245,7 +252,7 @@ def look_for_steps(parameters: Iterable[nn.Parameter], unused: Callable[[bool], 
 
 #: What looks at each step of an optimizer, by number. Torch goes through its hooks while threads may end these, so it
 #: has one of ours that stays.
-_looks: dict[int, Callable[[Any], None]] = {}
+_looks: dict[int, Callable[[Any], object]] = {}
 _numbers = itertools.count()
 
 

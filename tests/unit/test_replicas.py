@@ -252,17 +252,3 @@ def test_replicas_that_do_not_meet_discard_the_step(alone: Alone, monkeypatch) -
         assert not alone.step()
     alone.meet()
     assert alone.step()
-
-
-def test_a_step_that_counts_and_cannot_be_kept_is_no_end(alone: Alone, monkeypatch) -> None:
-    alone.meet()
-    assert alone.step()
-    with monkeypatch.context() as planted:
-
-        def refuse(*given: object) -> None:
-            raise hvc.ExchangeError("planted: something is under way")
-
-        planted.setattr(type(alone.replicas.compression._saved), "of_last_step", refuse)
-        assert not alone.step()
-    alone.meet()
-    assert alone.step()

@@ -115,12 +115,6 @@ class TorchCompression(BaseCompression):
             each.register_step_pre_hook(uncompiled(weakly(self._refuse_open)))
         return given
 
-    def _begin_step(self) -> Session:
-        session = super()._begin_step()
-        for parameter in session.steps.frozen:
-            parameter.grad = None  # of passes before, of this rank only: with it the optimizer would move the weight
-        return session
-
     def _refuse_open(self, *given: object) -> None:
         """Before the optimizer's step, refuse gradients that are still being exchanged."""
         if unwrapped := self._unwrapped():

@@ -105,31 +105,16 @@ class Replicas:
 
     def begin(self) -> None:
         """Begin a step among the replicas that are there: agree on them, and connect them if they have changed."""
-        failed = self._keep() if self._committed else None  # before others ask for it
+        if self._committed:  # and the optimizer's step is over, with which a second moment moves
+            self._mine, self._common, self._committed = self.compression._saved.of_last_step(), None, False
         self._manager.start_quorum()
         try:
-            if failed:
-                self._leave()
-                raise failed
             if self._manager.errored():
                 self._leave()
             elif self._group.place != self._place:
                 self._connect()
         except _PASSING as error:
             self._manager.report_error(error)
-
-    def _keep(self) -> Exception | None:
-        """Copy what is kept after a step that counts, and the optimizer's, with which a second moment moves.
-
-        Returns:
-            Why that is not to be had; then this step is discarded.
-        """
-        self._committed = False
-        try:
-            self._mine, self._common = self.compression._saved.of_last_step(), None
-        except _PASSING as error:
-            return error
-        return None
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:

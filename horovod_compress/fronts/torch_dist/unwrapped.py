@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...engine.shards import local
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, NonFiniteError
-from ..session import Session, gradient_of
+from ..session import Session, before_each_step, gradient_of, in_backward, weakly
 from . import checks
 from .backward import at_the_end, raising
 
@@ -48,11 +48,10 @@ class Pass:
         cut_off: something has ended the wait for results.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self) -> None:
         self.steps: dict[int, int] = {}
         self.skipped: set[int] = set()
         self.cut_off = False
-        self._versions = [parameter._version for parameter in parameters]
         self._ends: dict[int, weakref.ref[_End]] = {}  # that autograd has still to call, by the number of its task
 
     def has_end(self, task: int) -> bool:
@@ -71,10 +70,6 @@ class Pass:
     def interrupted(self) -> bool:
         """Return whether an error has ended this pass, or one within it, also while it waited."""
         return self.cut_off or any(end() is None for end in self._ends.values())
-
-    def was_used_up(self, index: int, parameter: nn.Parameter) -> bool:
-        """Return whether somebody has stepped with a gradient of this pass, or has taken it away."""
-        return parameter._version != self._versions[index] or parameter.grad is None
 
     def missing(self, count: int) -> list[int]:
         """Return the parameters that nothing is known of yet, out of so many."""
@@ -101,6 +96,8 @@ class Unwrapped:
         self._session, self._begin_step, self._look, self._group = session, begin_step, look, group
         self._pass: Pass | None = None
         self._paused = False
+        self._local: set[int] = set()  # parameters with what passes have added up on this rank, by identity
+        weakref.finalize(self, before_each_step(weakly(self._refuse_step))).atexit = False
         self._sparse = checks.sparse_in(module)
         session.steps.sparse = [name for name, parameter in session.steps.named if id(parameter) in self._sparse]
         hook = _Hook(self)
@@ -133,6 +130,7 @@ class Unwrapped:
             ExchangeError: an earlier exchange failed, or an error has ended the last pass in the middle.
         """
         if self._paused:
+            self._local.add(id(parameter))
             return
         session = self._session
         with session.lock:
@@ -162,7 +160,7 @@ class Unwrapped:
         """Return the pass that this call belongs to; the first gradient begins one, and a step."""
         if (found := self._pass) is None:
             self._begin_step()
-            found = self._pass = Pass(self._session.steps.parameters)
+            found = self._pass = Pass()
             self._end_with(found)
             self._skip(found)
         elif found.interrupted():
@@ -181,9 +179,12 @@ class Unwrapped:
         """Let no bucket wait for what is not exchanged: frozen parameters, and those that torch reduces."""
         reducer = self._session.reducer
         for index, parameter in enumerate(self._session.steps.parameters):
+            if index in reducer.buckets.frozen and id(parameter) in self._local:
+                parameter.grad = None  # it would move the weight, on each rank elsewhere
             if id(parameter) in self._sparse or index in reducer.buckets.frozen:
                 begun.skipped.add(index)
                 reducer.skip(index)
+        self._local.clear()
 
     def _stop(self, interrupted: Pass) -> None:
         """Fail, with the other ranks: they would wait for the rest of the pass before."""
@@ -191,8 +192,9 @@ class Unwrapped:
         failure.raise_if_failed()
         error = ExchangeError(
             f"rank {rank}: an error has ended a backward pass in the middle, after {len(interrupted.steps)} of "
-            f"{len(self._session.steps.parameters)} gradients were handed over, so that ranks no longer agree on the "
-            "weights; restart the job from a checkpoint, and let a batch that is to be skipped be skipped before "
+            f"{len(self._session.steps.parameters)} gradients were handed over"
+            f"{' and while it waited for results' if interrupted.cut_off else ''}, so that ranks no longer agree on "
+            "the weights; restart the job from a checkpoint, and let a batch that is to be skipped be skipped before "
             "backward(), on every rank"
         )
         failure.report("a backward pass", error)
@@ -252,7 +254,7 @@ class Unwrapped:
         except HorovodCompressError:
             self._pass = None
             raise
-        except BaseException:  # such as KeyboardInterrupt: results come, and nobody waits for them
+        except BaseException:  # none of ours, such as KeyboardInterrupt: results come, and nobody waits for them
             ended.cut_off = True
             raise
         self._pass = None
@@ -264,7 +266,7 @@ class Unwrapped:
         try:
             for index, step in ended.steps.items():
                 session.result(index, step)
-                if ended.was_used_up(index, session.steps.parameters[index]):
+                if session.steps.parameters[index].grad is None:
                     session.failure.report("a backward pass", error := self._used_up(index))
                     raise error
             if ended.skipped:  # a bucket that is skipped whole is awaited by nobody else
@@ -288,6 +290,19 @@ class Unwrapped:
                     "elsewhere too: write sparse=False"
                 )
             parameter.grad = checks.mean_of(grad, self._group).wait()
+
+    def _refuse_step(self, optimizer: Any) -> None:
+        """Refuse an optimizer's step within a backward pass, with gradients of this rank.
+
+        Raises:
+            ConfigError: it has some of these parameters.
+        """
+        if not in_backward() or self._paused or self._session.is_over():
+            return
+        index, of = self._session.steps.index, (p for group in optimizer.param_groups for p in group["params"])
+        if found := [index[id(parameter)] for parameter in of if id(parameter) in index]:
+            self._session.failure.report("a backward pass", error := self._used_up(found[0]))
+            raise error
 
     def refuse_open(self) -> None:
         """Before an optimizer's step, refuse gradients that are still being exchanged.

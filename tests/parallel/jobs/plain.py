@@ -189,14 +189,15 @@ def small() -> tuple[nn.Sequential, hvc.Compression]:
 
 
 def stepped(before: bool, emptied: bool) -> str:
-    """An optimizer steps in hooks of the backward pass, which come before ours or after them."""
+    """Optimizers step in hooks of the backward pass, which come before ours or after them; or gradients are taken."""
     model, compression = small()
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
     def step(parameter: nn.Parameter) -> None:
-        with torch.no_grad():
-            parameter.sub_(parameter.grad)
         if emptied:
             parameter.grad = None
+        else:
+            optimizers[parameter].step()
 
     def hooks() -> None:
         for parameter in model.parameters():
@@ -244,8 +245,15 @@ def frozen() -> list[Any]:
     model[0].weight.requires_grad_(False)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
+    found = [bool((model[0].weight == before).all()), model[0].weight.grad is None]
+    # The control: what was exchanged before stays, as a step that is still to come has it.
+    model[0].weight.requires_grad_(True)
+    model(torch.ones(1, 2)).sum().backward()
+    exchanged = model[0].weight.grad.clone()
+    model[0].weight.requires_grad_(False)
+    model(torch.ones(1, 2)).sum().backward()
     compression.close()
-    return [bool((model[0].weight == before).all()), model[0].weight.grad is None]
+    return [*found, bool((model[0].weight.grad == exchanged).all())]
 
 
 report(
