@@ -179,9 +179,10 @@ class Unwrapped:
         """Let no bucket wait for what is not exchanged: frozen parameters, and those that torch reduces."""
         reducer = self._session.reducer
         for index, parameter in enumerate(self._session.steps.parameters):
-            if index in reducer.buckets.frozen and id(parameter) in self._local:
+            frozen = index in reducer.buckets.frozen
+            if frozen and id(parameter) in self._local:
                 parameter.grad = None  # it would move the weight, on each rank elsewhere
-            if id(parameter) in self._sparse or index in reducer.buckets.frozen:
+            if frozen or id(parameter) in self._sparse:
                 begun.skipped.add(index)
                 reducer.skip(index)
         self._local.clear()
