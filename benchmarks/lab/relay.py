@@ -61,11 +61,9 @@ class Relay:
         self.pid = self._process.pid
         assert self._process.stdout
         if not select.select([self._process.stdout], [], [], _READY_SECONDS)[0] or not self._process.stdout.readline():
-            self._process.kill()
-            said = self._process.communicate()[1].decode().strip().splitlines()[-1:] or ["no reason given"]
             raise LabError(
-                f"links cannot be delayed, as this kernel has no netem, and no TAP devices in its place ({said[0]}): "
-                "leave the delay out, or load a module: modprobe sch_netem, or modprobe tun; in a container, add "
+                f"links cannot be delayed, as this kernel has no netem, and no TAP devices in its place ({self._end()})"
+                ": leave the delay out, or load a module: modprobe sch_netem, or modprobe tun; in a container, add "
                 "--device /dev/net/tun"
             )
         for port in ports:
@@ -79,15 +77,18 @@ class Relay:
             LabError: it has ended.
         """
         if self._process.poll() is not None:
-            said = self._process.communicate()[1].decode().strip().splitlines()[-1:] or ["no reason given"]
-            raise LabError(f"what delays the lab's links has ended ({said[0]}); start the lab again")
+            raise LabError(f"what delays the lab's links has ended ({self._end()}); start the lab again")
 
     def stop(self) -> None:
         """Join ports and switch again. The devices go with the process."""
-        self._process.kill()
-        self._process.communicate()
+        self._end()
         for port in self._ports:
             command("ip", "link", "set", port, "master", SWITCH)
+
+    def _end(self) -> str:
+        """End the process, and return what it said last."""
+        self._process.kill()
+        return (self._process.communicate()[1].decode().strip().splitlines() or ["no reason given"])[-1]
 
 
 def late_of(port: str) -> str:

@@ -159,10 +159,16 @@ def mismatch() -> None:
         compression.close()
 
 
-def interrupted() -> None:
-    """An error ends the pass of one rank, which goes on with the next batch."""
+def small() -> tuple[nn.Sequential, hvc.Compression]:
+    torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     compression = hvc.Compression.none(model.named_parameters(), timeout=LONG)
+    return model, compression
+
+
+def interrupted() -> None:
+    """An error ends the pass of one rank, which goes on with the next batch."""
+    model, compression = small()
     compression.register(model)
     fails = [ODD]
 
@@ -179,13 +185,6 @@ def interrupted() -> None:
         model(torch.ones(1, 2)).sum().backward()
     finally:
         compression.close()
-
-
-def small() -> tuple[nn.Sequential, hvc.Compression]:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    compression = hvc.Compression.none(model.named_parameters(), timeout=LONG)
-    return model, compression
 
 
 def stepped(before: bool, emptied: bool) -> str:
