@@ -35,7 +35,8 @@ from .agreement.notes import (
 from .context import EXCHANGED, Context, Hooks, Position, Worker
 
 #: How long a rank waits for the others' notes. Frozen ones leave none, so an error comes this long after the timeout:
-#: within a second. Longer than _FLOOD_SECONDS, after which a rank that is stuck leaves its own.
+#: within a second. Those that have ended are not waited for. Longer than _FLOOD_SECONDS, after which a rank that is
+#: stuck leaves its own.
 _NOTES_SECONDS = 0.8
 _TELL_SECONDS = 0.5
 #: How long a rank in an exchange may take to fail by itself after another one has, before its waits are called off.
@@ -79,6 +80,10 @@ class Failure:
     def failed(self) -> bool:
         """Return whether this rank has failed, for whatever reason; nothing more will come of it then."""
         return self.error is not None
+
+    def told(self) -> bool:
+        """Return whether this rank has left a note for the others."""
+        return self._note is not None
 
     def raise_if_failed(self) -> None:
         """Raise the failure on the training thread."""

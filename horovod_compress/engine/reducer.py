@@ -354,8 +354,9 @@ class Reducer:
     # ---- the end ----
 
     def leave_word(self, why: str) -> None:
-        """Tell the other ranks why this one leaves; the first reason counts."""
-        leave_word(self.context.transport, why)
+        """Tell the other ranks why this one leaves, unless its failure has; the first reason counts."""
+        if not self.failure.told():
+            leave_word(self.context.transport, why)
 
     def close(self, how: str = CLOSED) -> None:
         """Stop all threads and close the transport; safe to call twice. Other ranks fail in an exchange under way.

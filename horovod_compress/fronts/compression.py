@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
-import weakref
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -26,9 +24,10 @@ from ..observe.metrics import Stats
 from ..observe.trace import Trace
 from ..schedule.plan import Plan
 from .copies import copied
+from .ending import Closing, keep_open, left_open
 from .reports import Counters
 from .saving import Saved
-from .session import Closing, Session, await_dropped, look_for_steps, meetings, weakly
+from .session import Session, look_for_steps, meetings, weakly
 from .startup import Wrap, as_at_first, as_it_is, before_handshake, start
 from .update_options import FOR_UPDATES, TAKEN
 
@@ -113,7 +112,7 @@ class BaseCompression(metaclass=_Listed):
             recording.follow(reducer, job.number, self.method)
             undo.pop_all()
         self._session = session
-        _open.add(self)
+        keep_open(self)
 
     def __dir__(self) -> list[str]:
         return _public(super().__dir__())
@@ -361,11 +360,15 @@ class BaseCompression(metaclass=_Listed):
             finally:
                 if not self._job.forked():
                     self._session.steps.leave()
-        _open.discard(self)
+        left_open.discard(self)
+
+    def _leave_word(self, why: str) -> None:
+        if not self._job.forked():
+            self._here().reducer.leave_word(why)
 
     def _warn_of_rest(self, session: Session) -> None:
         """Say what the end of a training that went well loses; once, on rank 0."""
-        ended = self not in _open or self._job.forked() or session.failure.failed() or session.reducer.rank
+        ended = self not in left_open or self._job.forked() or session.failure.failed() or session.reducer.rank
         if not ended and session.updating is not None and (text := session.updating._updates.unfinished()):
             _log.warning("%s", text)
 
@@ -373,24 +376,6 @@ class BaseCompression(metaclass=_Listed):
 def begin_trace(path: str | os.PathLike[str], rank: int, steps: int | range | None, events: int) -> Trace:
     """Record a timeline of all compressions of this process, also of those created later."""
     found = recording.begin(path, rank, steps, events)
-    for compression in list(_open):
+    for compression in list(left_open):
         found.follow(compression._here().reducer, compression.method)
     return found
-
-
-_open: weakref.WeakSet[BaseCompression] = weakref.WeakSet()
-#: How long the end of the process waits for what was dropped before: three times what closing takes at most.
-_DROPPED_SECONDS = 10.0
-
-
-@atexit.register
-def _close_all() -> None:
-    await_dropped(_DROPPED_SECONDS)
-    why = notes.why_ended()
-    for compression in list(_open):
-        try:
-            if not compression._job.forked():
-                compression._here().reducer.leave_word(why)
-            compression.close()
-        except Exception as error:  # noqa: BLE001  the others are to be closed all the same
-            _log.warning("closing a compression at exit failed: %s", error)

@@ -111,6 +111,24 @@ def test_what_a_rank_has_said_outlives_it(pair: list[GlooTransport]) -> None:
     assert pair[1].said("topic") == {0: "word", 1: "nobody listens"}
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_notes_of_a_rank_that_is_gone_are_not_waited_for(gone: bool) -> None:
+    """Those of one that still lives are: it may be about to leave one."""
+    ranks = connected(3)
+    try:
+        for rank in (0, 1):
+            ranks[rank].abort({"peer": 2})
+        if gone:
+            ranks[2].close()
+        began = time.monotonic()
+        assert ranks[0].notes(LONG if gone else 0.3) == {0: {"peer": 2}, 1: {"peer": 2}}
+        took = time.monotonic() - began
+        assert took < LONG if gone else took >= 0.3
+    finally:
+        for transport in ranks:
+            transport.close()
+
+
 def test_many_words_of_several_threads_arrive_whole(pair: list[GlooTransport]) -> None:
     words = {f"topic {number}": "word " * 400 * (number % 3) for number in range(30)}
     threads = [threading.Thread(target=pair[0].say, args=word) for word in words.items()]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import subprocess
+import sys
 import time
 
 import pytest
@@ -13,7 +15,7 @@ from torch import nn
 import horovod_compress.ddp as hvc
 from horovod_compress.engine.agreement.notes import DROPPED
 from horovod_compress.errors import ConfigError, ExchangeError
-from horovod_compress.fronts.session import await_dropped
+from horovod_compress.fronts.ending import await_dropped
 from tests.support.connected import connected
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.marks import slow
@@ -101,3 +103,26 @@ def test_who_closes_between_steps_leaves_no_note() -> None:
         assert all(reducer.wait_idle(10.0) for reducer in fleet.reducers)
         fleet.reducers[0].close()
         assert transports[1].notes(0.5) == {} and not fleet.reducers[1].failure.failed()
+
+
+ENDS = """
+import atexit
+from horovod_compress.fronts.ending import keep_open
+
+class Front:
+    def close(self): print("closed")
+    def _leave_word(self, why): print(why)
+
+front = Front()
+atexit.register(print, "Horovod's first end")
+keep_open(front)
+atexit.register(print, "Horovod's end after a reset")
+keep_open(front)
+"""
+
+
+def test_a_process_that_ends_says_so_before_horovod_does() -> None:
+    """Connections are closed after that: other ranks see Horovod's end, and would not know whose it is."""
+    found = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=True, timeout=60.0)
+    word = "came to the end of its program, or called sys.exit()"
+    assert found.stdout.splitlines() == [word, "Horovod's end after a reset", "Horovod's first end", "closed"]

@@ -8,7 +8,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from horovod_compress.fronts.session import Closing, await_dropped
+from horovod_compress.fronts.ending import Closing, await_dropped
 
 SOON = 20.0
 

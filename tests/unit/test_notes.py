@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from horovod_compress.cli.command import main
-from horovod_compress.engine.agreement.notes import first, last_finished, note, verdict
+from horovod_compress.engine.agreement.notes import first, last_finished, leave_word, note, verdict, with_words
 from horovod_compress.engine.context import AWAITED, EXCHANGED, MEETING
 from horovod_compress.errors import ExchangeError
-from horovod_compress.exchange.transports.local import LocalTransport
+from horovod_compress.exchange.transports.local import Hub, LocalTransport
 from tests.support.local import Fleet, spec
 
 WORLD = 4
@@ -48,6 +48,20 @@ def test_a_rank_that_neither_goes_on_nor_fails_is_to_blame() -> None:
     notes = {rank: _waits(2) for rank in (0, 1, 3)} | {2: note("hop 1", AT, None, ended="another stopped", stuck=True)}
     assert verdict(notes, WORLD).startswith("Rank(s) 2 neither continued nor failed with the others in hop 1")
     assert first(notes, WORLD) == [2]
+
+
+def test_a_rank_that_had_left_before_it_heard_of_a_failure_is_to_blame() -> None:
+    """Not one that had a reason of its own by then, or found out itself."""
+    hub = Hub(4)
+    for rank in range(3):
+        leave_word(LocalTransport(hub, rank), "ended because of RuntimeError: first")
+    at = (2, 0, 1)
+    told = {0: note("a", at, None, ended="e"), 1: note("a", at, None, why="own"), 2: note("a", at, None, peer=0)}
+    assert with_words(LocalTransport(hub, 3), told) == {
+        0: {"why": "ended because of RuntimeError: first"},
+        1: told[1],
+        2: told[2],
+    }
 
 
 def test_nobody_is_blamed_where_all_are_alike() -> None:

@@ -145,5 +145,5 @@ def test_the_board_survives_what_is_nested_too_deeply() -> None:
         def wait(self, timeout: Any) -> None: ...
 
     board = Board(Group(), 0, 2)
-    board._readers[0].join(5)
-    assert not board._readers[0].is_alive() and not board._values
+    board._readers[1].join(5)
+    assert not board.hears(1) and not board._values

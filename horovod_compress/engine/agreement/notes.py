@@ -133,9 +133,12 @@ def leave_word(transport: Transport, why: str) -> None:
 
 
 def with_words(transport: Transport, notes: Notes) -> dict[int, Mapping[str, Any]]:
-    """Return the notes of all ranks, with words in place of those of ranks that have left none, as they left before."""
+    """Return the notes of all ranks, and the words of those that have left by themselves.
+
+    A rank that ends lives on for a moment, in which it hears of the others' failure as every rank does.
+    """
     words = {rank: {"why": why} for rank, why in transport.said(_LEFT).items()}
-    return {**words, **notes}
+    return {**words, **{rank: note for rank, note in notes.items() if not (rank in words and "ended" in note)}}
 
 
 #: How a compression may have come to be closed, and what to do, for whoever goes on with it.

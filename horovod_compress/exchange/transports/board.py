@@ -43,11 +43,11 @@ class Board:
         self._answered: dict[int, tuple[float, str]] = {}
         self._answer: Callable[[], str] = str
         self._lock = threading.Lock()
-        self._readers = [
-            threading.Thread(target=self._read, args=(group, peer), name="hvc-board", daemon=True)
+        self._readers = {
+            peer: threading.Thread(target=self._read, args=(group, peer), name="hvc-board", daemon=True)
             for peer in self._peers
-        ]
-        for thread in self._readers:
+        }
+        for thread in self._readers.values():
             thread.start()
 
     def set(self, key: str, value: str) -> None:
@@ -97,6 +97,10 @@ class Board:
         """Return a value that there is."""
         return self._values[key].encode()
 
+    def hears(self, rank: int) -> bool:
+        """Return whether more may come from a rank: its end breaks the connection, behind all that it has sent."""
+        return rank == self._rank or self._readers[rank].is_alive()
+
     def close(self) -> None:
         """Break the connections, and end the threads."""
         with self._lock:
@@ -104,7 +108,7 @@ class Board:
         for peer in self._peers if group else ():
             with contextlib.suppress(RuntimeError):
                 group.recv([torch.zeros(1, dtype=torch.uint8)], peer, _END_TAG).wait(timedelta(milliseconds=1))
-        for thread in self._readers:
+        for thread in self._readers.values():
             thread.join(_END_SECONDS)
 
     def _read(self, group: Any, peer: int) -> None:

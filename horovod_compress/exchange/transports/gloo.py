@@ -180,12 +180,14 @@ class GlooTransport:
 
     def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
-        end = time.monotonic() + seconds
-        while len(found) < self.size and time.monotonic() < end:
-            for rank in set(range(self.size)) - set(found):
-                if self._board.check([f"abort/{rank}"]):
-                    found[rank] = _parsed(self._board.get(f"abort/{rank}"))
-            time.sleep(_POLL_SECONDS)
+        board, end, due = self._board, time.monotonic() + seconds, set(range(self.size))
+        while due and time.monotonic() < end:
+            gone = {rank for rank in due if not board.hears(rank)}  # looked at first: their last words are there then
+            for rank in due:
+                if board.check([f"abort/{rank}"]):
+                    found[rank] = _parsed(board.get(f"abort/{rank}"))
+            due -= gone | set(found)
+            time.sleep(_POLL_SECONDS if due else 0)
         return found
 
     def on_abort(self, call: Callable[[], None]) -> None:

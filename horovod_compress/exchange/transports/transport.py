@@ -280,7 +280,10 @@ class Transport(Messages, Protocol):
         """
 
     def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
-        """Return the notes of the ranks that aborted, waiting at most ``seconds`` for more."""
+        """Return the notes of the ranks that aborted, waiting at most ``seconds`` for more.
+
+        Ranks that have ended without one are not waited for, as far as their end is known.
+        """
 
     def on_abort(self, call: Callable[[], None]) -> None:
         """Have this called once another rank has aborted, from a thread of its own; it is a hint, and not certain."""
