@@ -72,11 +72,11 @@ class Progress:
     @contextlib.contextmanager
     def meeting(self) -> Iterator[None]:
         """Note that the training thread waits for all ranks to meet, before it offers gradients."""
-        self._meets = time.monotonic()
+        before, self._meets = self._meets, self._meets or time.monotonic()
         try:
             yield
         finally:
-            self._meets = None
+            self._meets = before
 
     @contextlib.contextmanager
     def delivering(self) -> Iterator[None]:

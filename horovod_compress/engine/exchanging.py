@@ -212,7 +212,7 @@ class Exchanging:
             else:
                 self._exchange(turn)
             if self._buckets.is_last(state):
-                self._norms.exchange()
+                self._norms.exchange(self._await_decoded)
                 self._end_step(turn.key.step)
             self.decoding.put(partial(self._deliver, turn, began))
         return bool(len(self._buckets))
@@ -261,14 +261,17 @@ class Exchanging:
 
     def _end_step(self, step: int) -> None:
         if self._context.verifies():
-            self.decoding.drain()
-            if self._failure.broken:
-                raise self._failure.broken
+            self._await_decoded()
             self._verification.compare_results()
         if self._verification.weights:
             self._verification.compare_weights(step)
         self._context.progress.step += 1
         self._context.metrics.end_step()
+
+    def _await_decoded(self) -> None:
+        self.decoding.drain()
+        if self._failure.broken:
+            raise self._failure.broken
 
     def _decode_later(self, turn: Turn, task: Callable[[], None]) -> None:
         """Give the decoding thread a task that follows on what this thread has queued."""

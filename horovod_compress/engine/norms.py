@@ -8,19 +8,20 @@ So coded results are handed back times a ratio, and a hook before the optimizer'
 
 It is measured now and then and held in between. In a step that measures, every rank folds its gradients into a few
 counters with random signs, a count sketch of one row (Charikar, Chen, Farach-Colton 2002). Sketches add up over ranks,
-and the norm of their sum is that of the mean within 1 / sqrt(2 counters). They travel after the step's last payload, in
-16 bits, as every rank sends them to every other; all add them in rank order, so all come to the same ratio. It counts
-from the next step on. While every step measures, results are held until the step's own ratio is known.
+and the norm of their sum is that of the mean within 1 / sqrt(2 counters). Results are equal on all ranks, so each adds
+up the squares of its share of them only. Both travel after the step's last payload, counters in 16 bits, as every rank
+sends them to every other; all add them in rank order, so all come to the same ratio. It counts from the next step on.
+While every step measures, results are held until the step's own ratio is known.
 
 A gradient's way meets this in ``begin`` and then ``factor``, which a turn takes when it is made (training thread);
-``fold`` (where gradients are taken in); ``note`` and ``exchange`` (exchange thread); ``decoded`` and ``settle``
-(decoding thread).
+``fold`` (where gradients are taken in); ``note`` (exchange thread); ``decoded`` (decoding thread); then ``exchange``
+(exchange thread) and ``settle`` (decoding thread).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,8 @@ from .turn import Turn
 
 #: Counters, and those of a job with more ranks than :data:`SMALL_JOB`: every rank sends them to every other.
 COUNTERS, FEW_COUNTERS, SMALL_JOB = 256, 128, 8
+#: Shares of results begin at multiples of so many elements, which kernels read from as fast as from the first.
+_EVEN = 64
 #: How many elements of each tensor are compared with what becomes of them, and in one step of how many later on.
 LOOKED_AT, SELDOM = 4, 128
 
@@ -62,6 +65,7 @@ class _Step:
     spoilt: bool = False  # a coded value was not finite, on any rank
     sound: bool = True  # no value was
     norm: float = 0.0  # of the exact mean, where that is measured
+    made: float = 0.0  # of what the code made, likewise
     refused: bool = False  # some rank has voted against all this
     names: set[str] = field(default_factory=set)  # whose results were decoded: sparse gradients are somebody else's
     turns: list[Turn] = field(default_factory=list)  # of coded buckets
@@ -99,7 +103,7 @@ class Norms:
         self._followed: frozenset[str] = frozenset()
         self._now = _Step(-1)
         self._counters: dict[tuple[int, int], Tensor] = {}  # of this rank, by bucket and position
-        self._squares: dict[int, float] = {}  # of results, by bucket
+        self._squares: dict[int, float] = {}  # of this rank's share of results, by bucket
         self._against = False
         self._wait: frozenset[str] = frozenset()  # what has a residual of coded rounds
         self._matched, self._looks = 0, False  # steps with coded results so far; whether this one's are looked at
@@ -204,24 +208,37 @@ class Norms:
         elif turn.round.work.state:
             self._now.emptied |= _names(turn.state)
 
-    def exchange(self) -> None:
-        """After the last payload of a step, find the norm of the exact mean, if it is due."""
+    def exchange(self, await_decoded: Callable[[], None]) -> None:
+        """After the last payload of a step, find both norms, if they are due.
+
+        Args:
+            await_decoded: returns when all results of the step are there.
+        """
         now, context = self._now, self._context
         if not now.measures or now.spoilt:
             return
+        await_decoded()
         deadline = context.deadline()
-        mine = torch.cat([self._sum(deadline), torch.tensor([float(self._against)], dtype=torch.float64)])
+        counters = torch.cat([self._sum(deadline), torch.tensor([float(self._against)], dtype=torch.float64)])
+        squares = torch.tensor([math.fsum(self._squares.values())], dtype=torch.float64)
+        mine = torch.cat([counters.to(torch.bfloat16).view(torch.uint8), squares.view(torch.uint8)])
         exchange = context.exchange(len(self._buckets), "norm", NonFiniteCount(), deadline)
         context.recorder.note(now.number, len(self._buckets), "norm")
         with context.metrics.timed("exchange", where=(now.number, None, "exchange of norms")):
-            found, _ = everywhere.all_gather(exchange, mine.to(torch.bfloat16).view(torch.uint8))
+            found, _ = everywhere.all_gather(exchange, mine)
         context.metrics.sent(exchange.bytes_sent, exact=False)
-        total = torch.zeros(len(mine), dtype=torch.float64)
+        self._add_up(found, len(counters))
+
+    def _add_up(self, found: Sequence[Tensor], numbers: int) -> None:
+        """Find the norms in what all ranks have sent: so many numbers in 16 bits, and a sum of squares."""
+        now, total, squares = self._now, torch.zeros(numbers, dtype=torch.float64), []
         for theirs in found:
-            total += theirs.view(torch.bfloat16)
+            total += theirs[: 2 * numbers].view(torch.bfloat16)
+            squares.append(theirs[2 * numbers :].clone().view(torch.float64).item())
         *counters, against = total.tolist()
         now.refused = against > 0
-        now.norm = math.sqrt(math.fsum(value * value for value in counters)) / context.world
+        now.norm = math.sqrt(math.fsum(value * value for value in counters)) / self._context.world
+        now.made = math.sqrt(math.fsum(squares)) / (now.factor or 1.0)
 
     def _sum(self, deadline: Deadline) -> Tensor:
         """Return the counters of this rank: those of tensors are added in the plan's order, whatever came first."""
@@ -251,13 +268,21 @@ class Norms:
         now.names |= _names(state)
         if self._looks and not self.holds_results:
             self._sample(state)
-        grads = [grad for grad in state.grads if grad is not None and grad.numel()]
-        if not now.measures or not grads:  # a shard may have no row of these tensors
+        shares = [self._share_of(grad) for grad in state.grads if grad is not None] if now.measures else []
+        shares = [share for share in shares if share.numel()]
+        if not shares:
             return
-        sums = state.device.zeros(len(grads), torch.float64)
-        ops.norm_offer_all(grads, list(sums.split(1)), [grad.numel() for grad in grads], power=2)
+        sums = state.device.zeros(len(shares), torch.float64)
+        ops.norm_offer_all(shares, list(sums.split(1)), [share.numel() for share in shares], power=2)
         sums = _fetched(state.device, sums, self._context.deadline())
         self._squares[state.bucket.index] = math.fsum(sums.tolist()) / turn.result_scale**2
+
+    def _share_of(self, grad: Tensor) -> Tensor:
+        """Return this rank's share of what all ranks have alike."""
+        (rank, world), number = (self._context.rank, self._context.world), grad.numel()
+        first = number * rank // world // _EVEN * _EVEN
+        end = number if rank + 1 == world else number * (rank + 1) // world // _EVEN * _EVEN
+        return grad.view(-1)[first:end]
 
     def _sample(self, state: BucketState) -> None:
         named = zip(state.bucket.tensors, state.grads, strict=True)
@@ -266,15 +291,14 @@ class Norms:
     def settle(self) -> None:
         """At the end of a step, take what was measured, scale results that were held, and note what was handed back."""
         now = self._now
-        made = math.sqrt(math.fsum(self._squares.values())) / (now.factor or 1.0)
         if now.coded:
             self.ratio.age_by_a_step()
         self.ratio.off = self.ratio.off or now.refused
-        known = now.measures and not now.spoilt and 0 < made < math.inf and 0 < now.norm < math.inf
+        known = now.measures and not now.spoilt and 0 < now.made < math.inf and 0 < now.norm < math.inf
         if known:
-            self.ratio.take(now.norm, made, empties=now.empties)
+            self.ratio.take(now.norm, now.made, empties=now.empties)
         if now.factor is None:
-            now.factor = counted(now.norm / made) if known and not now.refused else 1.0
+            now.factor = counted(now.norm / now.made) if known and not now.refused else 1.0
             for turn in now.turns:  # whose results were held
                 for grad in turn.state.grads if now.factor != 1.0 else ():
                     if grad is not None:

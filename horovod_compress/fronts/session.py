@@ -106,12 +106,13 @@ class Session:
 
         They would wait for each other, so all compressions meet by one name. Where that fails, no rank goes on.
         """
-        try:
-            found = self._gather([self._name, value], "hvc.tuning")
-            return [theirs for _, theirs in found] if {name for name, _ in found} == {self._name} else None
-        except ExchangeError as error:
-            why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
-            raise (self.failure.call_off(why) or error) from error
+        with self._progress.meeting():  # still while it fails: ranks that are behind did not come
+            try:
+                found = self._gather([self._name, value], "hvc.tuning")
+                return [theirs for _, theirs in found] if {name for name, _ in found} == {self._name} else None
+            except ExchangeError as error:
+                why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
+                raise (self.failure.call_off(why) or error) from error
 
     def _gather(self, value: Any, name: str, by_name: bool = False) -> list[Any]:
         asked = Gathering(name, self.reducer.options.longest_seconds, by_name=by_name, failed=self.failure.failed)

@@ -80,7 +80,8 @@ class HorovodJob:
         return bool(hvd.is_initialized())
 
     def included(self) -> bool:
-        return bool(self.process_set.included())
+        # Where another rank ends while this one is in hvd.init(), Horovod has no ranks in its global set.
+        return self.process_set is hvd.global_process_set or bool(self.process_set.included())
 
     def forked(self) -> bool:
         return self.run.forked()
