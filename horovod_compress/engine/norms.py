@@ -268,7 +268,8 @@ class Norms:
         now.names |= _names(state)
         if self._looks and not self.holds_results:
             self._sample(state)
-        shares = [self._share_of(grad) for grad in state.grads if grad is not None] if now.measures else []
+        rank, world = self._context.rank, self._context.world
+        shares = [share_of(grad, rank, world) for grad in state.grads if grad is not None] if now.measures else []
         shares = [share for share in shares if share.numel()]
         if not shares:
             return
@@ -276,13 +277,6 @@ class Norms:
         ops.norm_offer_all(shares, list(sums.split(1)), [share.numel() for share in shares], power=2)
         sums = _fetched(state.device, sums, self._context.deadline())
         self._squares[state.bucket.index] = math.fsum(sums.tolist()) / turn.result_scale**2
-
-    def _share_of(self, grad: Tensor) -> Tensor:
-        """Return this rank's share of what all ranks have alike."""
-        (rank, world), number = (self._context.rank, self._context.world), grad.numel()
-        first = number * rank // world // _EVEN * _EVEN
-        end = number if rank + 1 == world else number * (rank + 1) // world // _EVEN * _EVEN
-        return grad.view(-1)[first:end]
 
     def _sample(self, state: BucketState) -> None:
         named = zip(state.bucket.tensors, state.grads, strict=True)
@@ -314,6 +308,14 @@ class Norms:
 def _names(state: BucketState) -> set[str]:
     """Return whose gradients a bucket has."""
     return {tensor.name for tensor, grad in zip(state.bucket.tensors, state.grads, strict=True) if grad is not None}
+
+
+def share_of(result: Tensor, rank: int, world: int) -> Tensor:
+    """Return a rank's share of what all ranks have alike, flat."""
+    number = result.numel()
+    first = number * rank // world // _EVEN * _EVEN
+    end = number if rank + 1 == world else number * (rank + 1) // world // _EVEN * _EVEN
+    return result.view(-1)[first:end]
 
 
 def some(grad: Tensor) -> Tensor:
