@@ -17,6 +17,7 @@ import torch
 from horovod_compress.errors import ExchangeError, PeerError
 from horovod_compress.exchange.device import Deadline
 from horovod_compress.exchange.transports import connecting
+from horovod_compress.exchange.transports.board import Board
 from horovod_compress.exchange.transports.connecting import Listener
 from horovod_compress.exchange.transports.gloo import GlooTransport
 from horovod_compress.observe.metrics import FlightRecorder
@@ -127,6 +128,20 @@ def test_notes_of_a_rank_that_is_gone_are_not_waited_for(gone: bool) -> None:
     finally:
         for transport in ranks:
             transport.close()
+
+
+def test_no_thread_is_left_in_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one that waits for a message to leave, to a rank that takes none: Python aborts a process that ends then."""
+    monkeypatch.setattr(Board, "_read", lambda board, group, peer: None)
+    first, second = connected(2)
+    try:
+        first.say("topic", "nobody takes this")
+        (waiting,) = first._board._waits
+        assert waiting.is_alive()
+        first.close()
+        assert not waiting.is_alive()
+    finally:
+        second.close()
 
 
 def test_many_words_of_several_threads_arrive_whole(pair: list[GlooTransport]) -> None:

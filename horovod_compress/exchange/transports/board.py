@@ -23,7 +23,8 @@ _LENGTH_TAG, _TEXT_TAG, _END_TAG = 0x48564200, 0x48564201, 0x48564202
 _EVER = timedelta(days=365)
 #: What has not left by then leaves later, unless the board is closed; to a frozen rank nothing ever does.
 _SEND_SECONDS = 0.1
-_END_SECONDS = 0.1
+#: Threads end as soon as connections are broken. A process that ends before a thread has left Gloo is aborted.
+END_SECONDS = 2.0
 _MOST_BYTES = 1 << 20
 _QUESTION, _ANSWER = "?", "!"  # keys of what is no value, and for one rank
 
@@ -43,6 +44,7 @@ class Board:
         self._answered: dict[int, tuple[float, str]] = {}
         self._answer: Callable[[], str] = str
         self._lock = threading.Lock()
+        self._waits: list[threading.Thread] = []  # for messages to leave
         self._readers = {
             peer: threading.Thread(target=self._read, args=(group, peer), name="hvc-board", daemon=True)
             for peer in self._peers
@@ -87,6 +89,7 @@ class Board:
         thread = threading.Thread(target=wait, name="hvc-board", daemon=True)
         with contextlib.suppress(RuntimeError):  # at the interpreter's end no thread starts
             thread.start()
+            self._waits = [*(other for other in self._waits if other.is_alive()), thread]
             thread.join(max(0.0, end - time.monotonic()))
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -108,8 +111,7 @@ class Board:
         for peer in self._peers if group else ():
             with contextlib.suppress(RuntimeError):
                 group.recv([torch.zeros(1, dtype=torch.uint8)], peer, _END_TAG).wait(timedelta(milliseconds=1))
-        for thread in self._readers.values():
-            thread.join(_END_SECONDS)
+        join([*self._readers.values(), *self._waits], END_SECONDS)
 
     def _read(self, group: Any, peer: int) -> None:
         # A RecursionError, of a value nested too deeply, is a RuntimeError.
@@ -130,6 +132,14 @@ class Board:
             self._asked.discard(peer)
         else:
             self._values[key] = value
+
+
+def join(threads: Iterable[threading.Thread], seconds: float) -> None:
+    """Wait at most so long until threads have ended, but for the one that asks."""
+    end = time.monotonic() + seconds
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def _received(group: Any, tag: int, size: int, peer: int) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ...errors import ConfigError, ExchangeError, PeerError
 from ..device import Deadline
-from .board import Board
+from .board import END_SECONDS, Board, join
 from .connecting import Addresses, Listener, Proof, Share, advice, is_exhausted
 from .transport import Broken
 
@@ -244,9 +244,7 @@ class GlooTransport:
             self._break()  # some thread may be waiting, and would keep the connections open
         self._drop()
         self._board.close()
-        for thread in self._listeners:
-            if thread is not threading.current_thread():
-                thread.join(_BYE_SECONDS)
+        join(self._listeners, END_SECONDS)
 
     def _break(self) -> None:
         """Close every connection now, whoever still waits for a transfer or holds one.
