@@ -54,7 +54,8 @@ class Progress:
         self.done = 0
         #: The last step and bucket whose result is there.
         self.finished: tuple[int, int] | None = None
-        self._meets: float | None = None  # since when the training thread waits for all ranks to meet
+        self._meets: float | None = None  # since when a thread waits for all ranks to meet
+        self._meetings = 0  # of these, as threads may be in several
         self._exchanges: float | None = None  # since when a bucket is exchanged
         self._delivers: float | None = None  # since when results of other ranks of this host are awaited
         self._at: Position = (0, 0, AWAITED)
@@ -72,11 +73,12 @@ class Progress:
     @contextlib.contextmanager
     def meeting(self) -> Iterator[None]:
         """Note that the training thread waits for all ranks to meet, before it offers gradients."""
-        before, self._meets = self._meets, self._meets or time.monotonic()
+        self._meets, self._meetings = self._meets or time.monotonic(), self._meetings + 1
         try:
             yield
         finally:
-            self._meets = before
+            self._meetings -= 1
+            self._meets = self._meets if self._meetings else None
 
     @contextlib.contextmanager
     def delivering(self) -> Iterator[None]:

@@ -81,7 +81,7 @@ class Failure:
         """Return whether this rank has failed, for whatever reason; nothing more will come of it then."""
         return self.error is not None
 
-    def told(self) -> bool:
+    def has_left_note(self) -> bool:
         """Return whether this rank has left a note for the others."""
         return self._note is not None
 

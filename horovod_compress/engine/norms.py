@@ -269,7 +269,7 @@ class Norms:
         if self._looks and not self.holds_results:
             self._sample(state)
         rank, world = self._context.rank, self._context.world
-        shares = [share_of(grad, rank, world) for grad in state.grads if grad is not None] if now.measures else []
+        shares = [own_share(grad, rank, world) for grad in state.grads if grad is not None] if now.measures else []
         shares = [share for share in shares if share.numel()]
         if not shares:
             return
@@ -310,7 +310,7 @@ def _names(state: BucketState) -> set[str]:
     return {tensor.name for tensor, grad in zip(state.bucket.tensors, state.grads, strict=True) if grad is not None}
 
 
-def share_of(result: Tensor, rank: int, world: int) -> Tensor:
+def own_share(result: Tensor, rank: int, world: int) -> Tensor:
     """Return a rank's share of what all ranks have alike, flat."""
     number = result.numel()
     first = number * rank // world // _EVEN * _EVEN

@@ -354,8 +354,8 @@ class Reducer:
     # ---- the end ----
 
     def leave_word(self, why: str) -> None:
-        """Tell the other ranks why this one leaves, unless its failure has; the first reason counts."""
-        if not self.failure.told():
+        """Tell the other ranks why this one leaves, if it is the first, and has not failed."""
+        if not self.failure.has_left_note():
             leave_word(self.context.transport, why)
 
     def close(self, how: str = CLOSED) -> None:

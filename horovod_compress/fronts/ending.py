@@ -96,7 +96,7 @@ def await_dropped(seconds: float) -> None:
 
 #: All compressions of this process that were not closed yet.
 left_open: weakref.WeakSet[Any] = weakref.WeakSet()
-#: How long the end of the process waits for what was dropped before: three times what closing takes at most.
+#: How long the end of the process waits for what was dropped before: longer than closing takes at most.
 _DROPPED_SECONDS = 10.0
 
 

@@ -144,6 +144,21 @@ def test_no_thread_is_left_in_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
         second.close()
 
 
+def test_words_leave_where_no_thread_starts(pair: list[GlooTransport], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in handlers at the end of the process, from Python 3.12 on."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with monkeypatch.context() as at_the_end:
+        at_the_end.setattr(threading.Thread, "start", start)
+        pair[0].say("topic", "last word")
+    end = time.monotonic() + SOON
+    while not (said := pair[1].said("topic")) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert said == {0: "last word"}
+
+
 def test_many_words_of_several_threads_arrive_whole(pair: list[GlooTransport]) -> None:
     words = {f"topic {number}": "word " * 400 * (number % 3) for number in range(30)}
     threads = [threading.Thread(target=pair[0].say, args=word) for word in words.items()]

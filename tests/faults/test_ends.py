@@ -102,7 +102,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize(
-    ("fault", "path"), [("exit", DDP), *slow(("raise", "attached"), ("raise", DDP), ("exit", "attached"))]
+    ("fault", "path"), [("exit", DDP), ("raise", "attached"), *slow(("raise", DDP), ("exit", "attached"))]
 )
 def test_a_rank_that_leaves_says_why(nursery: Nursery, fault: str, path: str) -> None:
     """Between two steps; its own traceback and status are as ever."""

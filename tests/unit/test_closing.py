@@ -68,6 +68,18 @@ def test_who_closes_between_steps_is_named_by_those_that_go_on() -> None:
                 fleet.reducers[rank].result(0, step)
 
 
+@pytest.mark.parametrize("failed", [True, False])
+def test_who_has_failed_leaves_no_word(failed: bool) -> None:
+    """Its note says why; what ends the program then comes of it."""
+    with Fleet(2, TENSORS, "none") as fleet:
+        fleet.step(random_grads(2, TENSORS))
+        if failed:
+            fleet.reducers[0].failure.give_up("a test")
+        fleet.reducers[0].leave_word("ended because of ExchangeError")
+        said = fleet.reducers[1].context.transport.said("left")
+        assert said == ({} if failed else {0: "ended because of ExchangeError"})
+
+
 def test_who_has_let_go_of_its_compression_has_not_closed_it() -> None:
     """The others hear what became of it; the control is above."""
     transports = connected(WORLD)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from horovod_compress import ops
 from horovod_compress.engine.bucket.withheld import LIVE, MASKED
-from horovod_compress.engine.norms import share_of
+from horovod_compress.engine.norms import own_share
 from horovod_compress.engine.optimizer.matching import Matching
 from horovod_compress.engine.ratio import EVERY, FILLING, NEAR, SPREAD, check_state
 from horovod_compress.schedule.plan import Plan, TensorSpec
@@ -86,17 +86,19 @@ def test_norm_is_that_of_the_mean_and_the_rest_as_the_method_makes_it(method: st
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_every_result_is_in_the_share_of_one_rank(world: int) -> None:
+def test_every_result_is_in_the_own_share_one_rank(world: int) -> None:
     for number in (0, 1, 63, 64, 65, 333, 4000):
         result = torch.arange(float(number)).view(1, number)
-        shares = [share_of(result, rank, world) for rank in range(world)]
+        shares = [own_share(result, rank, world) for rank in range(world)]
         assert torch.equal(torch.cat(shares), result.view(-1))
         assert max(share.numel() for share in shares) <= number / world + 2 * 64
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
-def test_shares_make_the_norm_of_the_results(world: int) -> None:
-    with fleet("marsit", {"full_precision_every": 0}, world=world) as ranks:
+@pytest.mark.parametrize(
+    ("world", "options"), [(2, {}), (3, {}), (5, {}), (4, {"hosts": 2, "exchange": "hierarchical"})], ids=str
+)
+def test_shares_make_the_norm_of_the_results(world: int, options: dict[str, Any]) -> None:
+    with fleet("marsit", {"full_precision_every": 0} | options, world=world) as ranks:
         for step in range(3):
             ((_, results, factor),) = run(ranks, range(step, step + 1))
             made = {reducer.norms._now.made for reducer in ranks.reducers}

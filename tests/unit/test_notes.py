@@ -52,16 +52,21 @@ def test_a_rank_that_neither_goes_on_nor_fails_is_to_blame() -> None:
 
 def test_a_rank_that_had_left_before_it_heard_of_a_failure_is_to_blame() -> None:
     """Not one that had a reason of its own by then, or found out itself."""
-    hub = Hub(4)
-    for rank in range(3):
-        leave_word(LocalTransport(hub, rank), "ended because of RuntimeError: first")
-    at = (2, 0, 1)
-    told = {0: note("a", at, None, ended="e"), 1: note("a", at, None, why="own"), 2: note("a", at, None, peer=0)}
-    assert with_words(LocalTransport(hub, 3), told) == {
-        0: {"why": "ended because of RuntimeError: first"},
-        1: told[1],
-        2: told[2],
-    }
+    at, word = (2, 0, 1), {"why": "ended because of RuntimeError: first"}
+    for reason, counts in (({"ended": "e"}, word), ({"why": "own"}, None), ({"peer": 0}, None)):
+        transport = LocalTransport(Hub(2), 0)
+        leave_word(transport, word["why"])
+        mine = note("a", at, None, **reason)
+        assert with_words(transport, {0: mine}) == {0: counts or mine}
+    assert with_words(LocalTransport(Hub(2), 0), {0: mine}) == {0: mine}
+
+
+def test_the_first_rank_that_leaves_is_to_blame() -> None:
+    """The others leave as it did: Horovod ends on all ranks, and has each raise an error of its own."""
+    transports = Hub(3).transports()
+    leave_word(transports[2], "ended because of RuntimeError: first")
+    leave_word(transports[0], "ended because of HorovodInternalError: Horovod has been shut down")
+    assert first(with_words(transports[1], {}), 3) == [2]
 
 
 def test_nobody_is_blamed_where_all_are_alike() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from horovod_compress import options
+from horovod_compress.engine.context import AWAITED, MEETING, Progress
 from horovod_compress.engine.failure import Patience
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange.transports.transport import Transport
@@ -136,3 +137,17 @@ def test_a_job_that_was_suspended_judges_nobody_by_that(
         for number in range(1, 1 + round(60 / every)):
             patience._look(began + number * every)
         assert bool(found) is given_up
+
+
+@pytest.mark.parametrize("order", ["nested", "overlapping"])
+def test_a_rank_waits_for_a_meeting_until_the_last_one_has_ended(order: str) -> None:
+    """Threads may be in one each, and leave in any order; what fails in an inner one is told of in the outer."""
+    progress = Progress()
+    first, second = progress.meeting(), progress.meeting()
+    first.__enter__()
+    since = progress.waits_since()
+    second.__enter__()
+    for meeting in (second, first) if order == "nested" else (first, second):
+        assert progress.waits_since() == since is not None and progress.place()[2] == MEETING
+        meeting.__exit__(None, None, None)
+    assert progress.waits_since() is None and progress.place()[2] == AWAITED

@@ -127,8 +127,11 @@ _MOST = 300  # characters of an error's text
 
 
 def leave_word(transport: Transport, why: str) -> None:
-    """Tell the other ranks why this one leaves, before it closes its connections; the first reason counts."""
-    if transport.rank not in transport.said(_LEFT):
+    """Tell the other ranks why this one leaves, before it closes its connections.
+
+    Where another rank has left before, it is not told: this one may well end as that one did.
+    """
+    if not transport.said(_LEFT):
         transport.say(_LEFT, why)
 
 

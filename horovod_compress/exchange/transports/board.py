@@ -24,7 +24,7 @@ _EVER = timedelta(days=365)
 #: What has not left by then leaves later, unless the board is closed; to a frozen rank nothing ever does.
 _SEND_SECONDS = 0.1
 #: Threads end as soon as connections are broken. A process that ends before a thread has left Gloo is aborted.
-END_SECONDS = 2.0
+END_SECONDS = 1.0
 _MOST_BYTES = 1 << 20
 _QUESTION, _ANSWER = "?", "!"  # keys of what is no value, and for one rank
 
@@ -87,10 +87,16 @@ class Board:
                     work.wait(_EVER)
 
         thread = threading.Thread(target=wait, name="hvc-board", daemon=True)
-        with contextlib.suppress(RuntimeError):  # at the interpreter's end no thread starts
+        try:
             thread.start()
+        except RuntimeError:  # none starts at the interpreter's end, and connections are not needed any more
+            for work in sent:
+                with contextlib.suppress(RuntimeError):
+                    work.wait(timedelta(seconds=max(0.001, end - time.monotonic())))
+            return
+        with self._lock:
             self._waits = [*(other for other in self._waits if other.is_alive()), thread]
-            thread.join(max(0.0, end - time.monotonic()))
+        thread.join(max(0.0, end - time.monotonic()))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all of these have a value."""

@@ -111,6 +111,7 @@ class GlooTransport:
         self._pending: weakref.WeakSet[_Transfer] = weakref.WeakSet()
         self._lock = threading.Lock()  # close() comes from another thread than the transfers
         self._listeners: list[threading.Thread] = []
+        self._watches: list[threading.Thread] = []
         self._closing = False
 
     def send(self, data: Tensor, to: int) -> _Transfer:
@@ -145,7 +146,9 @@ class GlooTransport:
             broken.noted = _has_note(board, peer)  # one that aborts leaves it before it breaks its connections
             broken.set()
 
-        threading.Thread(target=look, name="hvc-watch", daemon=True).start()
+        thread = threading.Thread(target=look, name="hvc-watch", daemon=True)
+        thread.start()
+        self._watches.append(thread)
         return broken
 
     def _start(self, what: str, data: Tensor, peer: int, tag: int = _TAG) -> _Transfer:
@@ -187,7 +190,8 @@ class GlooTransport:
                 if board.check([f"abort/{rank}"]):
                     found[rank] = _parsed(board.get(f"abort/{rank}"))
             due -= gone | set(found)
-            time.sleep(_POLL_SECONDS if due else 0)
+            if due:
+                time.sleep(_POLL_SECONDS)
         return found
 
     def on_abort(self, call: Callable[[], None]) -> None:
@@ -244,7 +248,7 @@ class GlooTransport:
             self._break()  # some thread may be waiting, and would keep the connections open
         self._drop()
         self._board.close()
-        join(self._listeners, END_SECONDS)
+        join([*self._listeners, *self._watches], END_SECONDS)
 
     def _break(self) -> None:
         """Close every connection now, whoever still waits for a transfer or holds one.
@@ -356,9 +360,11 @@ def _seconds_left(deadline: Deadline) -> timedelta:
 def _has_note(board: Board, rank: int) -> bool:
     """Return whether a rank has left a note; it may still be on its way when the connections break."""
     end = time.monotonic() + _NOTE_SECONDS
-    while not (found := board.check([f"abort/{rank}"])) and time.monotonic() < end:
+    while True:
+        more = board.hears(rank) and time.monotonic() < end  # first, as in notes()
+        if (found := board.check([f"abort/{rank}"])) or not more:
+            return found
         time.sleep(_POLL_SECONDS)
-    return found
 
 
 def _parsed(text: bytes) -> Any:
