@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 import horovod_compress.fsdp as hvc
 from horovod_compress.engine.agreement import differences
 from horovod_compress.errors import MismatchError
-from horovod_compress.fronts import compression as fronts
+from horovod_compress.fronts.ending import left_open
 from horovod_compress.fronts.fsdp.grid import Column
 
 
@@ -52,12 +52,12 @@ def test_a_compression_that_failed_to_register_is_not_open(
         else:
             patch.setattr(differences, "difference", lambda shown: "density differs between ranks")
         compression.register(net, optimizer)
-    assert compression not in fronts._open
+    assert compression not in left_open
     assert not any(thread.name.startswith("hvc") for thread in {*threading.enumerate()} - before)
     hvc.trace(str(tmp_path / "trace.json")).close()
     compression.register(net, optimizer)
     net(torch.ones(2, 4)).sum().backward()
-    assert compression in fronts._open and compression.stats()["steps"] == 1
+    assert compression in left_open and compression.stats()["steps"] == 1
     compression.close()
 
 
