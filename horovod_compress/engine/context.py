@@ -54,8 +54,7 @@ class Progress:
         self.done = 0
         #: The last step and bucket whose result is there.
         self.finished: tuple[int, int] | None = None
-        self._meets: float | None = None  # since when a thread waits for all ranks to meet
-        self._meetings = 0  # of these, as threads may be in several
+        self._meets: dict[object, float] = {}  # since when threads wait for all ranks to meet, the first one first
         self._exchanges: float | None = None  # since when a bucket is exchanged
         self._delivers: float | None = None  # since when results of other ranks of this host are awaited
         self._at: Position = (0, 0, AWAITED)
@@ -73,12 +72,12 @@ class Progress:
     @contextlib.contextmanager
     def meeting(self) -> Iterator[None]:
         """Note that the training thread waits for all ranks to meet, before it offers gradients."""
-        self._meets, self._meetings = self._meets or time.monotonic(), self._meetings + 1
+        meeting = object()
+        self._meets[meeting] = time.monotonic()
         try:
             yield
         finally:
-            self._meetings -= 1
-            self._meets = self._meets if self._meetings else None
+            del self._meets[meeting]
 
     @contextlib.contextmanager
     def delivering(self) -> Iterator[None]:
@@ -91,13 +90,13 @@ class Progress:
 
     def waits_since(self) -> float | None:
         """Return since when this rank has been in what needs all ranks, on the monotonic clock; None if it is not."""
-        found = [since for since in (self._meets, self._exchanges, self._delivers) if since is not None]
-        return found[0] if found else None
+        found = [*self._meets.values(), self._exchanges, self._delivers]
+        return next((since for since in found if since is not None), None)
 
     def place(self) -> Position:
         """Return where the rank is, to be compared with others."""
         step, bucket, come = self._at
-        return step, bucket, come if self._meets is None else max(come, MEETING)
+        return step, bucket, max(come, MEETING) if self._meets else come
 
 
 # ---- threads for work that others need not wait for ----------------------------------------------

@@ -145,9 +145,8 @@ def test_a_rank_waits_for_a_meeting_until_the_last_one_has_ended(order: str) -> 
     progress = Progress()
     first, second = progress.meeting(), progress.meeting()
     first.__enter__()
-    since = progress.waits_since()
     second.__enter__()
     for meeting in (second, first) if order == "nested" else (first, second):
-        assert progress.waits_since() == since is not None and progress.place()[2] == MEETING
+        assert progress.waits_since() is not None and progress.place()[2] == MEETING
         meeting.__exit__(None, None, None)
     assert progress.waits_since() is None and progress.place()[2] == AWAITED
