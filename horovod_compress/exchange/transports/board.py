@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..device import Deadline
+
 _LENGTH_TAG, _TEXT_TAG, _END_TAG = 0x48564200, 0x48564201, 0x48564202
 _EVER = timedelta(days=365)
 #: What has not left by then leaves later, unless the board is closed; to a frozen rank nothing ever does.
@@ -142,10 +144,10 @@ class Board:
 
 def join(threads: Iterable[threading.Thread], seconds: float) -> None:
     """Wait at most so long until threads have ended, but for the one that asks."""
-    end = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     for thread in threads:
         if thread is not threading.current_thread():
-            thread.join(max(0.0, end - time.monotonic()))
+            thread.join(deadline.left())
 
 
 def _received(group: Any, tag: int, size: int, peer: int) -> Tensor:
