@@ -16,40 +16,41 @@ template <class T> struct Sketched {
   double* sums;
 };
 
-// What a layer adds to a place: the bits of which block.
-struct Block {
-  int32_t number;
-  uint32_t word;
+// The random words of a unit, which all threads of a block share.
+struct Drawn {
+  uint32_t signs[kNormUnit / kNormGroup][kSketchBlock], turns[kNormUnit / kNormGroup][kNormGroup / 8];
 };
 
-// The unit's counter of this thread. Its place has 16 threads of a warp: each finds the block of another layer.
-template <class T> __device__ Work<T> counter_of(const Sketched<T>& t, int64_t unit, int places, const Stream& key) {
+__device__ void draw(int groups, uint64_t first_block, const Stream& key, Drawn* drawn) {
+  for (int i = int(threadIdx.x); i < groups * kNormDigits; i += int(blockDim.x)) {
+    const int group = i / kNormDigits, digit = i % kNormDigits;
+    const Counter c = norm_draw(key, uint32_t(digit), first_block + uint64_t(group) * kNormGroup);
+    uint32_t* const into = digit < 4 ? drawn->signs[group] + 4 * digit : drawn->turns[group];
+    into[0] = c.c0, into[1] = c.c1, into[2] = c.c2, into[3] = c.c3;
+  }
+}
+
+// This thread's counter of a unit, which takes one element of each layer.
+template <class T> __device__ Work<T> counter_of(const T* grad, int count, int places, const Drawn& drawn) {
   using W = Work<T>;
-  const int lane = lane_index() % kSketchBlock, first_lane = lane_index() - lane;
-  const int place = int(threadIdx.x) / kSketchBlock;
-  const T* const grad = t.grad + unit * kNormUnit * kSketchBlock;
-  const int count = int(min(t.count - unit * kNormUnit * kSketchBlock, kNormUnit * kSketchBlock));
-  const int layers = int(ceil_div(count, int64_t(places) * kSketchBlock));
-  const uint64_t first_block = uint64_t(t.first_block + unit * kNormUnit);
+  const int lane = int(threadIdx.x) % kSketchBlock, place = int(threadIdx.x) / kSketchBlock;
+  const int layers = int(ceil_div(count, int64_t(places) * kSketchBlock)), in_group = kNormGroup / places;
   W sum = 0;
-  for (int first = 0; first < layers; first += kSketchBlock) {
-    const int block = (first + lane) * places;
-    const int mine = block + (place ^ int(norm_bits(key, first_block + uint64_t(block)).shift(places)));
-    const Block found{mine, norm_bits(key, first_block + uint64_t(mine)).word};
-    for (int next = 0; next < kSketchBlock && first + next < layers; next += kInFlight) {
-      W x[kInFlight];
-      bool negative[kInFlight];
+  for (int first = 0; first < layers; first += kInFlight) {
+    W x[kInFlight];
+    bool negative[kInFlight];
 #pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        const int number = __shfl_sync(kAllLanes, found.number, first_lane + next + k);
-        const NormBits bits{__shfl_sync(kAllLanes, found.word, first_lane + next + k)};
-        const int from = lane ^ int(bits.turn()), i = number * kSketchBlock + from;
-        negative[k] = bits.signs() >> from & 1u;
-        x[k] = first + next + k < layers && i < count ? to_work(grad[i]) : W(0);
-      }
-#pragma unroll
-      for (int k = 0; k < kInFlight; ++k) sum += negated_if(negative[k], x[k]);
+    for (int k = 0; k < kInFlight; ++k) {
+      const int layer = first + k, group = layer / in_group;
+      const bool inside = layer < layers;
+      const NormTurn turn{inside ? drawn.turns[group][layer % in_group] : 0};
+      const int block = layer * places + int(turn.place(uint32_t(place), places)), from = lane ^ int(turn.element());
+      const int i = block * kSketchBlock + from;
+      negative[k] = inside && norm_negates(drawn.signs[group][from], block % kNormGroup);
+      x[k] = inside && i < count ? to_work(grad[i]) : W(0);
     }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) sum += negated_if(negative[k], x[k]);
   }
   return sum;
 }
@@ -57,13 +58,19 @@ template <class T> __device__ Work<T> counter_of(const Sketched<T>& t, int64_t u
 // A block of threads takes a unit.
 template <class T, class Table>
 __global__ void units_kernel(const __grid_constant__ Table table, int places, Stream key) {
+  __shared__ Drawn drawn;
   const int counters = places * kSketchBlock;
   for (int64_t unit = blockIdx.x; unit < table.units(); unit += gridDim.x) {
     const int item = table.item_of(unit);
     const Sketched<T>& t = table.items[item];
-    const int64_t number = unit - table.begins[item];
-    if (int(threadIdx.x) >= counters) continue;
-    t.parts[number * counters + threadIdx.x] = counter_of(t, number, places, key);
+    const int64_t number = unit - table.begins[item], begin = number * kNormUnit * kSketchBlock;
+    const int count = int(min(t.count - begin, kNormUnit * kSketchBlock));
+    __syncthreads();  // the unit before is done
+    draw(int(ceil_div(count, int64_t(kNormGroup) * kSketchBlock)), uint64_t(t.first_block + number * kNormUnit), key,
+         &drawn);
+    __syncthreads();
+    if (int(threadIdx.x) < counters)
+      t.parts[number * counters + threadIdx.x] = counter_of(t.grad + begin, count, places, drawn);
   }
 }
 

@@ -1,9 +1,9 @@
 // Counters whose norm is about that of a gradient, and which add up over ranks: a count sketch of one row (Charikar,
 // Chen, Farach-Colton, 2002), of which nobody asks for single elements.
 //
-// There are C = 16 P counters in P places, P a power of two. A place has 16, as many as a block has consecutive
-// elements. P blocks are a layer. In it block b goes to place b XOR s, and its element i to counter i XOR m of that
-// place, with a random sign; s is drawn for each layer, m for each block.
+// There are C = 16 P counters in P places, P being 8 or 16. A place has 16, as many as a block has consecutive elements.
+// P blocks are a layer. In it block b goes to place b XOR s, and element i of each block to counter i XOR m of its
+// place, with a random sign; s and m are drawn for each layer.
 //
 //   1. A counter takes one element of each layer, in the order of the layers: the order of every sum is fixed.
 //   2. Two elements of one layer never meet, two of different layers with probability 1/C. Signs are independent, so
@@ -20,23 +20,26 @@ namespace hvc {
 
 constexpr int64_t kNormUnit = 4096;  // blocks
 constexpr int kNormCounters = 256;   // at most
+constexpr int kNormBlocks = 4;       // a tensor begins at a multiple of so many
 
-// 32 random bits of each block: its signs, how it is turned, and of the first one of a layer how its places are.
-struct NormBits {
-  uint32_t word;
-  HVC_RULE uint32_t signs() const { return word & 0xffffu; }
-  HVC_RULE uint32_t turn() const { return word >> 16 & 15u; }
-  HVC_RULE uint32_t shift(int places) const { return word >> 20 & uint32_t(places - 1); }
-};
+// 32 blocks are a group, which has 16 random words of signs: bit 31 - b of word i is set where element i of block b is
+// negated. So a vector of signs comes of the one before by a shift. A group is drawn by its first block, counted from
+// the bucket's first element: digits 0 to 3 of the stream hold its words, and digit 4 one for each of its layers.
+constexpr int kNormGroup = 32;
+constexpr int kNormDigits = 5;
 
-constexpr int kNormDrawn = 4;  // blocks that one counter of the generator serves
-
-// `block` counts from the bucket's first element.
-HVC_RULE NormBits norm_bits(const Stream& s, uint64_t block) {
-  const Counter r = sketch_draw(s, 0, block / kNormDrawn);
-  const uint32_t of = uint32_t(block % kNormDrawn);
-  return {of == 0 ? r.c0 : of == 1 ? r.c1 : of == 2 ? r.c2 : r.c3};
+HVC_RULE Counter norm_draw(const Stream& s, uint32_t digit, uint64_t first_block) {
+  return sketch_draw(s, digit, first_block / kNormBlocks);
 }
+
+HVC_RULE bool norm_negates(uint32_t word, int block) { return word << block >> 31; }
+
+// Where the elements of a layer go.
+struct NormTurn {
+  uint32_t word;
+  HVC_RULE uint32_t place(uint32_t block, int places) const { return block ^ (word & uint32_t(places - 1)); }
+  HVC_RULE uint32_t element() const { return word >> 4 & 15u; }
+};
 
 HVC_RULE int64_t norm_units(int64_t count) { return ceil_div(count, kNormUnit * kSketchBlock); }
 

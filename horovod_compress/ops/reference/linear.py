@@ -85,22 +85,21 @@ def sketch_encode(
     return int(np.count_nonzero(~np.isfinite(found)))
 
 
-#: Blocks whose sums :func:`norm_sketch` makes before it adds these.
-UNIT = 4096
+#: Blocks whose sums :func:`norm_sketch` makes before it adds these, and those that share words of signs.
+UNIT, GROUP = 4096, 32
 
 
 @quiet
 def norm_sketch(grad: Tensor, sums: Tensor, key: Key, *, counters: int, offset: int = 0) -> None:
     x, places = load(grad), counters // BLOCK
-    blocks, unit = -(-x.size // BLOCK), UNIT * BLOCK
-    number = np.arange(blocks)
-    drawn = np.stack(_draw(key, 0, np.arange(-(-blocks // 4), dtype=np.uint64) + np.uint64(offset // BLOCK // 4)))
-    words = drawn.T.reshape(-1)[:blocks].astype(np.int64)
-    shift = words[number // places * places] >> 20 & places - 1
-    of = np.arange(x.size) // BLOCK
-    lane = np.arange(x.size) % BLOCK
-    where = (of % places ^ shift[of]) * BLOCK + (lane ^ words[of] >> 16 & BLOCK - 1)
-    signed = np.where(words[of] >> lane & 1, -x, x)
+    of, lane = np.arange(x.size) // BLOCK, np.arange(x.size) % BLOCK
+    first = np.arange(0, -(-x.size // BLOCK), GROUP, dtype=np.uint64) + np.uint64(offset // BLOCK)
+    drawn = [np.stack(_draw(key, digit, first // np.uint64(4)), axis=1).astype(np.int64) for digit in range(5)]
+    signs, turns = np.concatenate(drawn[:4], axis=1), drawn[4]
+    group, block, unit = of // GROUP, of % GROUP, UNIT * BLOCK
+    turn = turns[group, block // places]
+    where = (of % places ^ turn & places - 1) * BLOCK + (lane ^ turn >> 4 & BLOCK - 1)
+    signed = np.where(signs[group, lane] >> GROUP - 1 - block & 1, -x, x)
     total = np.zeros(counters)
     for start in range(0, x.size, unit):
         part = np.zeros(counters, dtype=x.dtype)
