@@ -32,7 +32,7 @@ from .base import Algebra, Codec, Feedback, Law, Piece, Properties, check_choice
 from .dense import FullPrecision
 from .registry import register
 from .shared.residual_dtype import ResidualDtype, check_residual_dtype, epsilon_of, residual_state
-from .shared.signs import LARGE_STEP, Signs, check_step, check_step_scale, shaped_fold
+from .shared.signs import LARGE_STEP, LARGER_STEP, PAIR, Signs, check_step, check_step_scale, shaped_fold
 from .work import Layout, Work
 
 
@@ -57,7 +57,7 @@ class Marsit(Signs):
             bits follow the mean of the signs, and draws nothing; "sampled" is the paper's random merge, which is
             unbiased in every step.
         step_scale: the measured step in units of the mean of |x|, above 0 and below 2; None for 1.5 with shaped merging
-            and an "own" residual, else 1.
+            and an "own" residual, else 1. Between two ranks, where three levels round nothing off, None is 1.8.
         levels: number of values that an owner, which sees the bits of all ranks, may pass on: 3 are -1, 0 and 1, in
             1.6 bits, and keep what one bit must leave to later steps; 2 is the paper's bit. None for 3 with shaped
             merging, which ``exchange="auto"`` then gives to owners; in a ring, every hop passes on one bit.
@@ -107,10 +107,11 @@ class Marsit(Signs):
         decay, scale = self.residual_decay, self.step_scale
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
             raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")
-        check_step_scale(scale)
+        if scale is not None:
+            check_step_scale(scale)
         if self.levels not in ((2, 3) if self.merge == "shaped" else (2,)):
             raise ConfigError(f'levels should be 2, or 3 with merge="shaped", got {self.levels!r}')
-        if scale != 1 and not self._measured():
+        if scale not in (None, 1) and not self._measured():
             raise ConfigError(
                 'step_scale applies to a measured step, step_size="row" or "tensor"; a number is the step itself'
             )
@@ -122,8 +123,9 @@ class Marsit(Signs):
             object.__setattr__(self, "residual_decay", 1.0 if loses_nothing else 0.9)
         if self.levels is None:
             object.__setattr__(self, "levels", 3 if self.merge == "shaped" else 2)
-        if self.step_scale is None:
-            object.__setattr__(self, "step_scale", LARGE_STEP if loses_nothing and self._measured() else 1.0)
+        large = loses_nothing and self._measured()
+        if self.step_scale is None and not (large and self._ternary()):  # there it depends on the number of ranks
+            object.__setattr__(self, "step_scale", LARGE_STEP if large else 1.0)
 
     def properties(self) -> Properties:
         mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"
@@ -174,9 +176,10 @@ class Marsit(Signs):
     def _rule(self) -> ops.Feedback:
         return self.compensation
 
-    def _scale(self) -> float:
-        assert self.step_scale is not None  # see _choose
-        return self.step_scale
+    def _scale(self, work: Work) -> float:
+        if self.step_scale is not None:
+            return self.step_scale
+        return LARGER_STEP if work.world == PAIR else LARGE_STEP
 
     def _decay(self) -> float:
         assert self.residual_decay is not None  # see _choose

@@ -38,6 +38,7 @@ from .registry import register
 from .shared.residual_dtype import ResidualDtype, check_residual_dtype, epsilon_of, residual_state
 from .shared.signs import (
     LARGE_STEP,
+    LARGER_STEP,
     WORD,
     check_step_scale,
     fill_group_sizes,
@@ -171,10 +172,6 @@ class GatheredSigns(Codec):
         return grads, [residual[span] for span in spans], [bits[words(span)] for span in spans]
 
 
-#: The default c, chosen by training: docs/sign_methods.md has the figures.
-STEP = 1.8
-
-
 @register
 @dataclass(frozen=True)
 class EfSignSgd(GatheredSigns):
@@ -189,7 +186,7 @@ class EfSignSgd(GatheredSigns):
     """
 
     step_size: Literal["tensor", "row"] = "row"
-    step_scale: float = STEP
+    step_scale: float = LARGER_STEP
     residual_dtype: ResidualDtype = "float32"
 
     name: ClassVar[str] = "ef_signsgd"
@@ -202,7 +199,7 @@ class EfSignSgd(GatheredSigns):
         {"step_size": "row", "step_scale": 1.0},
         {"step_size": "tensor", "step_scale": 1.0},
         {"step_size": "row", "step_scale": 1.5},
-        {"step_size": "row", "step_scale": STEP},
+        {"step_size": "row", "step_scale": LARGER_STEP},
         {"residual_dtype": "bfloat16"},
     )
 

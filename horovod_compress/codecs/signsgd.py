@@ -108,7 +108,7 @@ class Signum(Votes):
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return replace(super().layout(bucket, world), state=per_element(bucket, "momentum") if self.beta else {})
 
-    def _scale(self) -> float:
+    def _scale(self, work: Work) -> float:
         return 1 - self.beta  # the means are those of m / (1 - beta)
 
     def _rule(self) -> ops.Feedback:

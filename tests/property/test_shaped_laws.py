@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -295,6 +297,20 @@ def test_the_measured_step_is_so_many_means(options: dict, scale: float) -> None
     zeros = found == 0
     assert bool(zeros.any()) == (options.get("levels") == 3)
     torch.testing.assert_close(found[~zeros], steps[~zeros], rtol=1e-5, atol=0)
+
+
+def test_two_ranks_take_a_larger_step() -> None:
+    """And so do ranks of two hosts; but not where one bit is all that an owner passes on, or a scale was given."""
+    tensors = [spec("w", 16, 300)]
+
+    def found(world: int, **options: Any) -> Tensor:
+        with Fleet(world, tensors, full_precision_every=0, **options) as fleet:
+            return fleet.step(random_grads(world, tensors))[0]["w"]
+
+    assert same_bits(found(2), found(2, step_scale=1.8)) and not same_bits(found(2), found(2, step_scale=1.5))
+    assert same_bits(found(3), found(3, step_scale=1.5)) and not same_bits(found(3), found(3, step_scale=1.8))
+    assert same_bits(found(2, levels=2), found(2, levels=2, step_scale=1.5))
+    assert same_bits(found(2, merge="sampled"), found(2, merge="sampled", step_scale=1.0))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress.engine.reducer import time_exchange
-from horovod_compress.engine.saved import checkpoint
+from horovod_compress.engine.saved import checkpoint, said
 from horovod_compress.errors import ConfigError
 from horovod_compress.schedule.by_name import make_plan
 from tests.support.local import Fleet, random_grads, same_bits, spec
@@ -156,6 +156,6 @@ def test_three_values_are_kept_in_whole_groups() -> None:
 def test_states_from_before_these_options_are_of_the_same_configuration(
     config: dict[str, object], saved: dict[str, object]
 ) -> None:
-    assert checkpoint._known(config, saved) == saved
+    assert said.known(config, saved) == saved
     other = {name: str(value).replace("sampled", "shaped").replace("2", "3") for name, value in config.items()}
-    assert checkpoint._known(other, saved) != saved
+    assert said.known(other, saved) != saved

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.engine.saved import checkpoint, checksums
+from horovod_compress.engine.saved import checkpoint, checksums, said
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError, StateError
 from horovod_compress.ops import hash64
 from tests.battery.kept import kept, same
@@ -249,9 +249,21 @@ def test_a_state_says_options_that_came_later_only_where_they_do_something(
 def test_options_in_words_are_left_out_whole() -> None:
     """Where a method and its options are one text: block=1, and not the beginning of block=16."""
     words = {"1: a*": "randomk density=0.1 scaled=False block=1", "2: *": "randomk density=0.1 block=16"}
-    assert list(checkpoint._said(words).values()) == [
+    assert list(said.said(words).values()) == [
         "randomk density=0.1 scaled=False",
         "randomk density=0.1 block=16",
     ]
     marsit = {"1: *": "marsit residual_decay=1.0 levels=3"}  # had it before
-    assert checkpoint._said(marsit) == marsit
+    assert said.said(marsit) == marsit
+
+
+def test_a_step_by_the_number_of_ranks_is_saved_as_one_for_any() -> None:
+    """States of marsit load with other numbers of ranks, and in versions that had one step for all."""
+    for config, saved in (
+        ({"merge": "shaped", "step_scale": None}, {"merge": "shaped", "step_scale": 1.5}),
+        ({"1: *": "marsit step_scale=None levels=3"}, {"1: *": "marsit step_scale=1.5 levels=3"}),
+        ({"1: *": "masked marsit step_scale=1.8 levels=3"}, {"1: *": "masked marsit step_scale=1.8 levels=3"}),
+        ({"step_scale": 1.8}, {"step_scale": 1.8}),
+    ):
+        assert said.said(config) == saved == said.known(config, saved)
+    assert said.known({"step_scale": None}, {"step_scale": 1.8}) != {"step_scale": 1.8}

@@ -32,6 +32,8 @@ PAIR = 2
 #: A measured step, in means of ``|x|``, where all that a bit does not say is kept and sent later. With a step of one
 #: mean residuals follow their gradients slowly, which momentum does not bear.
 LARGE_STEP = 1.5
+#: The same where nothing is rounded off on the way, chosen by training: docs/sign_methods.md and choosing.md.
+LARGER_STEP = 1.8
 #: A step of two means feeds on its own residual, and grows.
 MOST_STEP = 2.0
 _FLOAT32 = torch.finfo(torch.float32)
@@ -215,7 +217,7 @@ class Signs(Codec):
             found.steps if self._measured() else None,
             found.lengths,
             ranks=work.world,
-            scale=self._scale(),
+            scale=self._scale(work),
             key=self._zero_key(key),
             word_offsets=found.offsets,
             divisors=divisors,
@@ -259,7 +261,7 @@ class Signs(Codec):
             mine = work.regions["steps"][work.memo["steps"][position]]
             mine.mul_(more_where_left_out(work, position, work.memo["lengths"][position], mine.numel()))
 
-    def _scale(self) -> float:
+    def _scale(self, work: Work) -> float:
         """Return what a measured step is multiplied by."""
         return 1.0
 

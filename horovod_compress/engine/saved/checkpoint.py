@@ -6,7 +6,6 @@ they survive another choice of buckets; tables that stand for a whole bucket do 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,39 +21,11 @@ from ..bucket import withheld
 from ..methods import Methods
 from ..reducer import Reducer
 from . import checksums
+from .said import known, said
 
 FORMAT = 3
 #: The format before had no checksums.
 _BEFORE = 2
-#: Options that states of earlier versions do not know, and what these did.
-_LATER: dict[str, tuple[Any, ...]] = {
-    "merge": ("sampled",),
-    "step_scale": (1.0,),
-    "levels": (2, None),
-    "owner_scale": ("own",),
-    "across": (None,),
-}
-#: Those that came after the format: states leave them out where they do what was done before.
-_UNSAID: dict[str, tuple[Any, ...]] = {
-    "momentum_kind": ("local",),
-    "positions": ("own",),
-    "filter": (1.0,),
-    "rounding": ("independent",),
-    "mantissa": (0,),
-    "feedback": ("none",),
-    "beta": (None,),
-    "reset_every": (None,),
-    "residual_bits": (None,),
-    "value_bits": (32,),
-    "chunk": (0,),
-    "residual_decay": (1.0,),
-    "average": ("ranks",),
-    "block": (1,),
-    "residual_dtype": ("float32",),
-    "error": (0.0,),
-}
-#: Of options that another method had before, one that only the method has to which they came later.
-_BESIDE = {"value_bits": "momentum", "residual_decay": "density"}
 #: Parts that earlier versions did not save, or that are there only if there is something.
 _MAY_LACK = ("carries", "waiting")
 _IDLE_SECONDS = 5.0
@@ -81,7 +52,7 @@ def copied(
     kept = {
         "format": FORMAT,
         "method": methods.name,
-        "config": _said(methods.config()),
+        "config": said(methods.config()),
         "seed": reducer.options.seed,
         "step": reducer.step,
         "world": reducer.world,
@@ -125,7 +96,7 @@ def check(
     between_steps(reducer, "loaded")
     _expect("method", methods.name, state.get("method"), "resume with the method it was saved with")
     saved = state.get("config")
-    _expect("configuration", _known(methods.config(), saved), saved, "resume with the same options")
+    _expect("configuration", known(methods.config(), saved), saved, "resume with the same options")
     _expect("seed", reducer.options.seed, state.get("seed"), "resume with the same seed")
     step = state.get("step")
     if type(step) is not int or not 0 <= step < 1 << 32:
@@ -311,37 +282,6 @@ def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
     reducer.resume(state["step"])
     if parts.summed is None:
         parts.summed = bool(state.get("summed"))
-
-
-def _known(config: dict[str, Any], saved: object) -> dict[str, Any]:
-    """Return options as a state of an earlier version has them: without those that came later."""
-    if not isinstance(saved, Mapping):
-        return config
-    later = _LATER | _UNSAID
-    known = {name: v for name, v in config.items() if name in saved or not _is_as_before(name, v, config, later)}
-    said = {name: _known_in_words(value, "", _UNSAID) for name, value in known.items()}  # as in the saved ones
-    return {name: _known_in_words(value, saved.get(name), later) for name, value in said.items()}
-
-
-def _is_as_before(name: str, value: Any, config: Mapping[str, Any], later: Mapping[str, tuple[Any, ...]]) -> bool:
-    """Return whether an option came later, and does what was done before."""
-    return value in later.get(name, ()) and _BESIDE.get(name, name) in config
-
-
-def _known_in_words(value: Any, saved: object, later: Mapping[str, tuple[Any, ...]]) -> Any:
-    """Do so where a method and its options are one text, as in `per_layer` and `by_step`."""
-    if not isinstance(value, str) or not isinstance(saved, str):
-        return value
-    for name, did in later.items():
-        for before in did if f"{name}=" not in saved and f" {_BESIDE.get(name, name)}=" in value else ():
-            value = re.sub(rf" {name}={re.escape(repr(before))}(?![\w.])", "", value)
-    return value
-
-
-def _said(config: dict[str, Any]) -> dict[str, Any]:
-    """Return options as states have them."""
-    said = {name: value for name, value in config.items() if not _is_as_before(name, value, config, _UNSAID)}
-    return {name: _known_in_words(value, "", _UNSAID) for name, value in said.items()}
 
 
 def saved_plan(state: Mapping[str, Any]) -> Plan:

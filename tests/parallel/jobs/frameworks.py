@@ -80,22 +80,30 @@ def by_trainer(method: str | None) -> torch.nn.Module:
     return model
 
 
-def trained(method: str | None) -> dict[str, Any]:
-    """Train; return the weights' digest, and the norms that the trainer has clipped by, which it also logs."""
-    norms: list[float] = []
-    clip = torch.nn.utils.clip_grad_norm_
+def noting(into: list[float], function: Any) -> Any:
+    """Return a function that also notes what it returns."""
 
     def noted(*args: Any, **kwargs: Any) -> torch.Tensor:
-        norm = clip(*args, **kwargs)
-        norms.append(float(norm))
-        return norm
+        into.append(float(found := function(*args, **kwargs)))
+        return found
 
-    with mock.patch("torch.nn.utils.clip_grad_norm_", noted):
+    return noted
+
+
+def trained(method: str | None) -> tuple[dict[str, Any], list[float]]:
+    """Train; return the weights' digest with the norms that the trainer has clipped by and logs, and its losses."""
+    norms: list[float] = []
+    losses: list[float] = []
+    with (
+        mock.patch("torch.nn.utils.clip_grad_norm_", noting(norms, torch.nn.utils.clip_grad_norm_)),
+        mock.patch("torch.nn.functional.cross_entropy", noting(losses, torch.nn.functional.cross_entropy)),
+    ):
         weights = digest(train(method).parameters())
-    return {"weights": weights, "norms": norms}
+    return {"weights": weights, "norms": norms}, losses
 
 
 train: Any = {"lightning": by_lightning, "accelerate": by_accelerate, "transformers": by_trainer}[
     arguments()["framework"]
 ]
-report({str(method): trained(method) for method in (None, "none", "marsit")})
+found = {str(method): trained(method) for method in (None, "none", "marsit")}
+report({name: {"alike": alike, "losses": losses} for name, (alike, losses) in found.items()})
