@@ -29,8 +29,7 @@ template <class W> class BlockSigns {
   HVC_RULE explicit BlockSigns(const uint32_t* words) {
     alignas(64) Int<W> bits[kSketchBlock];
     for (int i = 0; i < kSketchBlock; ++i) bits[i] = Int<W>(uint64_t(words[i]) << (8 * sizeof(W) - 32));
-    for (int part = 0; part < kBlockParts<W>; ++part)
-      bits_[part] = load_vector<IntsOf<W>>(bits + part * kPerPart<W>);
+    for (int part = 0; part < kBlockParts<W>; ++part) bits_[part] = load_vector<IntsOf<W>>(bits + part * kPerPart<W>);
   }
   HVC_RULE VectorOf<W> apply(int part, VectorOf<W> x) const {
     const IntsOf<W> minus_zero = IntsOf<W>{} + ~IntOf<W>::kMagnitude;

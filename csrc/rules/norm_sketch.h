@@ -1,9 +1,9 @@
 // Counters whose norm is about that of a gradient, and which add up over ranks: a count sketch of one row (Charikar,
 // Chen, Farach-Colton, 2002), of which nobody asks for single elements.
 //
-// There are C = 16 P counters in P places, P being 8 or 16. A place has 16, as many as a block has consecutive elements.
-// P blocks are a layer. In it block b goes to place b XOR s, and element i of each block to counter i XOR m of its
-// place, with a random sign; s and m are drawn for each layer.
+// There are C = 16 P counters in P places, P being 8 or 16. A place has 16, as many as a block has consecutive
+// elements. P blocks are a layer. In it block b goes to place b XOR s, and element i of each block to counter i XOR m
+// of its place, with a random sign; s and m are drawn for each layer.
 //
 //   1. A counter takes one element of each layer, in the order of the layers: the order of every sum is fixed.
 //   2. Two elements of one layer never meet, two of different layers with probability 1/C. Signs are independent, so

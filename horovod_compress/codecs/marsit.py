@@ -57,7 +57,8 @@ class Marsit(Signs):
             bits follow the mean of the signs, and draws nothing; "sampled" is the paper's random merge, which is
             unbiased in every step.
         step_scale: the measured step in units of the mean of |x|, above 0 and below 2; None for 1.5 with shaped merging
-            and an "own" residual, else 1. Between two ranks, where three levels round nothing off, None is 1.8.
+            and an "own" residual, else 1. Between two ranks, where three levels round nothing off, None is 1.8 with SGD
+            and with a second moment that is held.
         levels: number of values that an owner, which sees the bits of all ranks, may pass on: 3 are -1, 0 and 1, in
             1.6 bits, and keep what one bit must leave to later steps; 2 is the paper's bit. None for 3 with shaped
             merging, which ``exchange="auto"`` then gives to owners; in a ring, every hop passes on one bit.
@@ -179,7 +180,8 @@ class Marsit(Signs):
     def _scale(self, work: Work) -> float:
         if self.step_scale is not None:
             return self.step_scale
-        return LARGER_STEP if work.world == PAIR else LARGE_STEP
+        # Noise in the squares that an optimizer takes of its own makes its steps shorter.
+        return LARGER_STEP if work.world == PAIR and (work.divisors or work.linear()) else LARGE_STEP
 
     def _decay(self) -> float:
         assert self.residual_decay is not None  # see _choose

@@ -27,7 +27,7 @@ from ..schedule.plan import Bucket
 from .base import Algebra
 from .registry import register
 from .shared.signs import Votes
-from .work import Layout, per_element
+from .work import Layout, Work, per_element
 
 
 @register

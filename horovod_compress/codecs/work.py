@@ -172,6 +172,7 @@ class Work:
             payload carried a value.
         divisors: by position, what gradients are divided by before they are encoded, flat and in the dtype of the
             arithmetic; see ``Properties.divides``.
+        linear: returns whether the optimizer's steps are linear in the results: it is SGD.
         withheld: by position, the indices of elements that are left out: there all ranks submit 0, and whatever is
             decoded becomes 0. A mean over elements leaves them out too.
     """
@@ -192,6 +193,7 @@ class Work:
     momenta: dict[int, list[Tensor]] = field(default_factory=dict)
     divisors: dict[int, Tensor] = field(default_factory=dict)
     withheld: dict[int, Tensor] = field(default_factory=dict)
+    linear: Callable[[], bool] = lambda: False
     _pieces: dict[tuple[str, int], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def present(self) -> list[int]:

@@ -351,6 +351,11 @@ class Buckets:
                 if name in divisors:
                     mine[position] = owned(state.part, position, divisors[name].to(dtype))
 
+    def take_linearly(self, linear: bool) -> None:
+        """Let methods know whether the optimizer's steps are linear in what they decode."""
+        for state in self:
+            state.memory.linear = linear
+
     def sends_some(self, index: int) -> bool:
         """Return whether rounds may send some elements of a tensor only, so that momentum is emptied there."""
         codec = self._codecs[self._where[index][0].bucket.method]

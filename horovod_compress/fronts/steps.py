@@ -201,6 +201,7 @@ class Steps:
         changed = bool(self.tuner and self.tuner.begin_step())
         if changed:
             self._take_order()
+        self._buckets.take_linearly(self._takers.linear)
         reducer.freeze(index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad)
         if self._masks:
             self._masks.begin()

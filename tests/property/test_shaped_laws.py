@@ -299,15 +299,20 @@ def test_the_measured_step_is_so_many_means(options: dict, scale: float) -> None
     torch.testing.assert_close(found[~zeros], steps[~zeros], rtol=1e-5, atol=0)
 
 
-def test_two_ranks_take_a_larger_step() -> None:
-    """And so do ranks of two hosts; but not where one bit is all that an owner passes on, or a scale was given."""
+@pytest.mark.parametrize("takes", ["linearly", "divided"])
+def test_two_ranks_take_a_larger_step(takes: str) -> None:
+    """With SGD and a held second moment; not where one bit is all that an owner passes on, or a scale was given."""
     tensors = [spec("w", 16, 300)]
 
-    def found(world: int, **options: Any) -> Tensor:
+    def found(world: int, takes: str = takes, **options: Any) -> Tensor:
         with Fleet(world, tensors, full_precision_every=0, **options) as fleet:
+            for reducer in fleet.reducers:
+                reducer.buckets.take_linearly(takes == "linearly")
+                reducer.buckets.divide_by({"w": torch.ones(4800)} if takes == "divided" else {})
             return fleet.step(random_grads(world, tensors))[0]["w"]
 
     assert same_bits(found(2), found(2, step_scale=1.8)) and not same_bits(found(2), found(2, step_scale=1.5))
+    assert same_bits(found(2, takes=""), found(2, takes="", step_scale=1.5))
     assert same_bits(found(3), found(3, step_scale=1.5)) and not same_bits(found(3), found(3, step_scale=1.8))
     assert same_bits(found(2, levels=2), found(2, levels=2, step_scale=1.5))
     assert same_bits(found(2, merge="sampled"), found(2, merge="sampled", step_scale=1.0))

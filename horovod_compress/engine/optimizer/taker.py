@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...errors import ConfigError
@@ -109,6 +110,11 @@ class Takers:
     def held(self) -> list[held.HeldSecondMoment]:
         """The second moments that are shared."""
         return [taker.held for taker in self if taker.held]
+
+    @property
+    def linear(self) -> bool:
+        """Whether steps are linear in the results: all of them are SGD."""
+        return bool(self) and all(isinstance(optimizer, torch.optim.SGD) for optimizer in self.optimizers)
 
     def of(self, optimizers: Sequence[Any], methods: Methods, named: Named) -> list[Taker]:
         """Return what is made for each optimizer once, as the hook of its steps is; they are not known yet.
