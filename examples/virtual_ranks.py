@@ -91,7 +91,7 @@ class EveryReducer(Every):
 
     def __init__(self, reducers: Sequence[Reducer]) -> None:
         super().__init__(reducers, ())
-        self.buckets = Every([reducer.buckets for reducer in reducers], ("choose", "divide_by", "take_linearly"))
+        self.buckets = Every([reducer.buckets for reducer in reducers], ("choose", "divide_by", "set_linear"))
         kept: Any = Every([reducer.kept for reducer in reducers], ("convert",))
         kept.withholding = Every([reducer.kept.withholding for reducer in reducers], ("withhold",))
         self.kept = kept
@@ -119,7 +119,7 @@ class Training:
         self.reducers = self._reducers(words)
         every: Any = EveryReducer(self.reducers)
         self.every = every
-        every.buckets.take_linearly(isinstance(self.optimizer, torch.optim.SGD))
+        every.buckets.set_linear(self.named if type(self.optimizer) is torch.optim.SGD else ())
         self.held = held.hold(self.optimizer, every, self.named.items(), self.every_full, "auto")
         self.matching = Matching(self.optimizer, every, self.named, lambda: 1.0) if self.chosen.match_norm else None
         self.optimizer.register_step_pre_hook(before_step(self._prepare))

@@ -7,11 +7,11 @@ constexpr int kGroupsTogether = kWordsPerVector;
 
 // The random words of consecutive groups.
 struct Drawn {
-  alignas(64) uint32_t signs[kGroupsTogether][kSketchBlock], turns[kGroupsTogether][kNormGroup / 8];
+  alignas(64) uint32_t signs[kGroupsTogether][kSketchBlock], turns[kGroupsTogether][kNormLayers];
 
   HVC_RULE Drawn(const Schedule& schedule, uint64_t first_block) {
     Words groups;
-    for (int i = 0; i < kGroupsTogether; ++i) groups[i] = (first_block + uint64_t(i) * kNormGroup) / kNormBlocks;
+    for (int i = 0; i < kGroupsTogether; ++i) groups[i] = norm_counter(first_block + uint64_t(i) * kNormGroup);
     Pairs pairs[kNormDigits];
     random_pairs<kNormDigits>(schedule, groups, 0, pairs);
     for (int i = 0; i < kGroupsTogether; ++i) {

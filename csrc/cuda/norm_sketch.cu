@@ -18,13 +18,14 @@ template <class T> struct Sketched {
 
 // The random words of a unit, which all threads of a block share.
 struct Drawn {
-  uint32_t signs[kNormUnit / kNormGroup][kSketchBlock], turns[kNormUnit / kNormGroup][kNormGroup / 8];
+  uint32_t signs[kNormUnit / kNormGroup][kSketchBlock], turns[kNormUnit / kNormGroup][kNormLayers];
 };
 
 __device__ void draw(int groups, uint64_t first_block, const Stream& key, Drawn* drawn) {
   for (int i = int(threadIdx.x); i < groups * kNormDigits; i += int(blockDim.x)) {
     const int group = i / kNormDigits, digit = i % kNormDigits;
-    const Counter c = norm_draw(key, uint32_t(digit), first_block + uint64_t(group) * kNormGroup);
+    const uint64_t of = norm_counter(first_block + uint64_t(group) * kNormGroup);
+    const Counter c = sketch_draw(key, uint32_t(digit), of);
     uint32_t* const into = digit < 4 ? drawn->signs[group] + 4 * digit : drawn->turns[group];
     into[0] = c.c0, into[1] = c.c1, into[2] = c.c2, into[3] = c.c3;
   }
@@ -34,16 +35,16 @@ __device__ void draw(int groups, uint64_t first_block, const Stream& key, Drawn*
 template <class T> __device__ Work<T> counter_of(const T* grad, int count, int places, const Drawn& drawn) {
   using W = Work<T>;
   const int lane = int(threadIdx.x) % kSketchBlock, place = int(threadIdx.x) / kSketchBlock;
-  const int layers = int(ceil_div(count, int64_t(places) * kSketchBlock)), in_group = kNormGroup / places;
+  const int layers = int(ceil_div(count, int64_t(places) * kSketchBlock)), layers_of_group = kNormGroup / places;
   W sum = 0;
   for (int first = 0; first < layers; first += kInFlight) {
     W x[kInFlight];
     bool negative[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
-      const int layer = first + k, group = layer / in_group;
+      const int layer = first + k, group = layer / layers_of_group;
       const bool inside = layer < layers;
-      const NormTurn turn{inside ? drawn.turns[group][layer % in_group] : 0};
+      const NormTurn turn{inside ? drawn.turns[group][layer % layers_of_group] : 0};
       const int block = layer * places + int(turn.place(uint32_t(place), places)), from = lane ^ int(turn.element());
       const int i = block * kSketchBlock + from;
       negative[k] = inside && norm_negates(drawn.signs[group][from], block % kNormGroup);

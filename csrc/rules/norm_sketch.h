@@ -20,17 +20,19 @@ namespace hvc {
 
 constexpr int64_t kNormUnit = 4096;  // blocks
 constexpr int kNormCounters = 256;   // at most
-constexpr int kNormBlocks = 4;       // a tensor begins at a multiple of so many
+constexpr int kNormAlignment = 4;    // blocks: a tensor begins at a multiple of so many
 
 // 32 blocks are a group, which has 16 random words of signs: bit 31 - b of word i is set where element i of block b is
-// negated. So a vector of signs comes of the one before by a shift. A group is drawn by its first block, counted from
-// the bucket's first element: digits 0 to 3 of the stream hold its words, and digit 4 one for each of its layers.
+// negated. So a vector of signs follows from the one before by a shift. Digits 0 to 3 of the stream hold these words,
+// and digit 4 one word for each of the group's layers. All have the number of the group's first block, counted from the
+// bucket's first element and divided by 4: as tensors begin at multiples of 4 blocks, no two groups of a bucket share
+// it.
 constexpr int kNormGroup = 32;
 constexpr int kNormDigits = 5;
+constexpr int kNormLayers = kNormGroup / 8;  // of a group, at most: P is 8 or more
+static_assert(kNormLayers == 4, "a counter of the generator has a word for each layer");
 
-HVC_RULE Counter norm_draw(const Stream& s, uint32_t digit, uint64_t first_block) {
-  return sketch_draw(s, digit, first_block / kNormBlocks);
-}
+HVC_RULE uint64_t norm_counter(uint64_t first_block) { return first_block / kNormAlignment; }
 
 HVC_RULE bool norm_negates(uint32_t word, int block) { return word << block >> 31; }
 

@@ -13,7 +13,7 @@
 Every ``full_precision_every`` rounds, from round 0 on, x itself is averaged instead and the residual is
 emptied. The paper's step is one fixed number; here it is by default measured anew in every round,
 as the mean over ranks of the mean of |x|, per tensor or per output row; times 1.5 with shaped merging and an own
-residual, which then does not fade.
+residual, which then does not fade, or 1.8 where two ranks round nothing off.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Marsit(Signs):
             bits follow the mean of the signs, and draws nothing; "sampled" is the paper's random merge, which is
             unbiased in every step.
         step_scale: the measured step in units of the mean of |x|, above 0 and below 2; None for 1.5 with shaped merging
-            and an "own" residual, else 1. Between two ranks, where three levels round nothing off, None is 1.8 with SGD
-            and with a second moment that is held.
+            and an "own" residual, else 1. Between two ranks, where owners round nothing off, None is 1.8 for what SGD
+            moves, and for what a second moment is held of.
         levels: number of values that an owner, which sees the bits of all ranks, may pass on: 3 are -1, 0 and 1, in
             1.6 bits, and keep what one bit must leave to later steps; 2 is the paper's bit. None for 3 with shaped
             merging, which ``exchange="auto"`` then gives to owners; in a ring, every hop passes on one bit.
@@ -112,13 +112,13 @@ class Marsit(Signs):
             check_step_scale(scale)
         if self.levels not in ((2, 3) if self.merge == "shaped" else (2,)):
             raise ConfigError(f'levels should be 2, or 3 with merge="shaped", got {self.levels!r}')
-        if scale not in (None, 1) and not self._measured():
+        if scale != 1 and not self._measured():
             raise ConfigError(
                 'step_scale applies to a measured step, step_size="row" or "tensor"; a number is the step itself'
             )
 
     def _choose(self) -> None:
-        """Fill in what depends on other options, so that ranks and checkpoints compare what is in force."""
+        """Fill in what depends on other options alone, so that ranks and checkpoints compare what is in force."""
         loses_nothing = self.merge == "shaped" and self.compensation == "own"
         if self.residual_decay is None:
             object.__setattr__(self, "residual_decay", 1.0 if loses_nothing else 0.9)
@@ -177,11 +177,13 @@ class Marsit(Signs):
     def _rule(self) -> ops.Feedback:
         return self.compensation
 
-    def _scale(self, work: Work) -> float:
+    def _scale(self, work: Work, positions: Sequence[int]) -> float:
         if self.step_scale is not None:
             return self.step_scale
-        # Noise in the squares that an optimizer takes of its own makes its steps shorter.
-        return LARGER_STEP if work.world == PAIR and (work.divisors or work.linear()) else LARGE_STEP
+        # An optimizer that squares what it gets takes the noise of larger steps for gradient, and steps less.
+        bears = any(position in work.divisors or position in work.linear for position in positions[:1])
+        loses_nothing = work.world == PAIR and "bits" in work.results
+        return LARGER_STEP if bears and loses_nothing else LARGE_STEP
 
     def _decay(self) -> float:
         assert self.residual_decay is not None  # see _choose

@@ -18,6 +18,7 @@ beta = 0 this is signSGD, bit for bit, and nothing is kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -108,7 +109,7 @@ class Signum(Votes):
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return replace(super().layout(bucket, world), state=per_element(bucket, "momentum") if self.beta else {})
 
-    def _scale(self, work: Work) -> float:
+    def _scale(self, work: Work, positions: Sequence[int]) -> float:
         return 1 - self.beta  # the means are those of m / (1 - beta)
 
     def _rule(self) -> ops.Feedback:

@@ -172,7 +172,7 @@ class Work:
             payload carried a value.
         divisors: by position, what gradients are divided by before they are encoded, flat and in the dtype of the
             arithmetic; see ``Properties.divides``.
-        linear: returns whether the optimizer's steps are linear in the results: it is SGD.
+        linear: the positions of tensors that SGD moves, whose steps are linear in the results.
         withheld: by position, the indices of elements that are left out: there all ranks submit 0, and whatever is
             decoded becomes 0. A mean over elements leaves them out too.
     """
@@ -193,7 +193,7 @@ class Work:
     momenta: dict[int, list[Tensor]] = field(default_factory=dict)
     divisors: dict[int, Tensor] = field(default_factory=dict)
     withheld: dict[int, Tensor] = field(default_factory=dict)
-    linear: Callable[[], bool] = lambda: False
+    linear: set[int] = field(default_factory=set)
     _pieces: dict[tuple[str, int], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def present(self) -> list[int]:
@@ -281,18 +281,23 @@ class Work:
     def by_divisor(self, positions: Sequence[int]) -> list[tuple[list[int], list[Tensor] | None]]:
         """Return which of these tensors have something to divide by, by their places in the list, and what it is.
 
-        Those that have nothing, such as parameters that were never used, are a group of their own; most often, all are
-        of one kind.
+        Those that have nothing, such as parameters that were never used, are a group of their own, and those that SGD
+        moves are another; most often, all are of one kind.
         """
-        if not self.divisors:
-            return [([*range(len(positions))], None)] if positions else []
-        held = [(place, self.divisors.get(position)) for place, position in enumerate(positions)]
-        by = [(place, divisor) for place, divisor in held if divisor is not None]
-        plain = [place for place, divisor in held if divisor is None]
-        found: list[tuple[list[int], list[Tensor] | None]] = []
-        if by:
-            found.append(([place for place, _ in by], [divisor for _, divisor in by]))
-        return found + [(plain, None)] * bool(plain)
+        by: dict[int, Tensor] = {}
+        linear: list[int] = []
+        plain: list[int] = []
+        for place, position in enumerate(positions):
+            if (divisor := self.divisors.get(position)) is not None:
+                by[place] = divisor
+            else:
+                (linear if position in self.linear else plain).append(place)
+        groups: list[tuple[list[int], list[Tensor] | None]] = [([*by], [*by.values()]), (linear, None), (plain, None)]
+        return [group for group in groups if group[0]]
+
+    def is_of_one_kind(self) -> bool:
+        """Return whether nothing is divided, and SGD moves all tensors or none."""
+        return not self.divisors and len(self.linear) in (0, len(self.bucket.tensors))
 
     def saturate(self, position: int, result_scale: float) -> None:
         """Let a sum over ranks that float16 cannot hold be its largest number; means of clamped values fit."""

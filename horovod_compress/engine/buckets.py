@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -351,10 +351,12 @@ class Buckets:
                 if name in divisors:
                     mine[position] = owned(state.part, position, divisors[name].to(dtype))
 
-    def take_linearly(self, linear: bool) -> None:
-        """Let methods know whether the optimizer's steps are linear in what they decode."""
+    def set_linear(self, names: Collection[str]) -> None:
+        """Let methods know which parameters move by steps that are linear in what they decode: those of SGD."""
         for state in self:
-            state.memory.linear = linear
+            linear = state.memory.linear
+            linear.clear()
+            linear.update(place for place, tensor in enumerate(state.bucket.tensors) if tensor.name in names)
 
     def sends_some(self, index: int) -> bool:
         """Return whether rounds may send some elements of a tensor only, so that momentum is emptied there."""

@@ -80,10 +80,11 @@ class Steps:
         self._take_order()
 
     def _take_order(self) -> None:
-        """Number the parameters as the plan has them."""
+        """Number the parameters as the plan has them, and say which of them SGD moves."""
         by_name = dict(self.named)
         self.parameters = [by_name[name] for name in self._reducer.plan.names()]
         self.index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        self._buckets.set_linear(self._takers.linear(self.named))
 
     # ---- the optimizers ----
 
@@ -123,6 +124,7 @@ class Steps:
             self._norms.follow((), by=id(taker.optimizer))
             taker.meet(reducer, self.named, options, scale, full_precision_every=full, step=step)
         self._takers.know(takers, self._take_weights if self._verification.weights else None)
+        self._take_order()
         self._takers.load_rates(self._loaded.rates)
         if reducer.options.warmup_steps is None:
             self._begin_exact()
@@ -201,7 +203,6 @@ class Steps:
         changed = bool(self.tuner and self.tuner.begin_step())
         if changed:
             self._take_order()
-        self._buckets.take_linearly(self._takers.linear)
         reducer.freeze(index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad)
         if self._masks:
             self._masks.begin()

@@ -54,6 +54,13 @@ def test_threads_change_no_bit(threads: int) -> None:
         torch.set_num_threads(before)
 
 
+def test_neighbours_in_a_bucket_draw_their_own_signs() -> None:
+    """Tensors begin at multiples of 64 elements, and none shares a random word with the one before or behind it."""
+    x = torch.ones(64 * 40)
+    found = [counters(x, offset=offset) for offset in range(0, 64 * 40, 64)]
+    assert len({tuple(each.tolist()) for each in found}) == len(found)
+
+
 def test_counters_add_up_as_gradients_do() -> None:
     a, b = (torch.randint(-99, 99, (70_000,)).float() for _ in range(2))
     assert torch.equal(counters(a) + counters(b), counters(a + b))

@@ -301,21 +301,39 @@ def test_the_measured_step_is_so_many_means(options: dict, scale: float) -> None
 
 @pytest.mark.parametrize("takes", ["linearly", "divided"])
 def test_two_ranks_take_a_larger_step(takes: str) -> None:
-    """With SGD and a held second moment; not where one bit is all that an owner passes on, or a scale was given."""
+    """With SGD and a held second moment; not where something is rounded off, or a scale was given."""
     tensors = [spec("w", 16, 300)]
 
     def found(world: int, takes: str = takes, **options: Any) -> Tensor:
         with Fleet(world, tensors, full_precision_every=0, **options) as fleet:
             for reducer in fleet.reducers:
-                reducer.buckets.take_linearly(takes == "linearly")
+                reducer.buckets.set_linear({"w"} if takes == "linearly" else ())
                 reducer.buckets.divide_by({"w": torch.ones(4800)} if takes == "divided" else {})
             return fleet.step(random_grads(world, tensors))[0]["w"]
 
     assert same_bits(found(2), found(2, step_scale=1.8)) and not same_bits(found(2), found(2, step_scale=1.5))
     assert same_bits(found(2, takes=""), found(2, takes="", step_scale=1.5))
     assert same_bits(found(3), found(3, step_scale=1.5)) and not same_bits(found(3), found(3, step_scale=1.8))
+    for exchange in ("ring", "torus"):
+        assert same_bits(found(2, exchange=exchange), found(2, exchange=exchange, step_scale=1.5))
     assert same_bits(found(2, levels=2), found(2, levels=2, step_scale=1.5))
     assert same_bits(found(2, merge="sampled"), found(2, merge="sampled", step_scale=1.0))
+
+
+@pytest.mark.parametrize("schedule", ["single", "layerwise"])
+def test_a_step_does_not_depend_on_what_else_a_bucket_has(schedule: str) -> None:
+    """One tensor is divided, SGD moves another, and of the third nothing is known."""
+    tensors = [spec(name, 16, 300) for name in "abc"]
+    found = []
+    for scales in ({}, {"step_scale": 1.8}, {"step_scale": 1.5}):
+        with Fleet(2, tensors, full_precision_every=0, schedule=schedule, **scales) as fleet:
+            for reducer in fleet.reducers:
+                reducer.buckets.divide_by({"a": torch.ones(4800)})
+                reducer.buckets.set_linear({"b"})
+            found.append(fleet.step(random_grads(2, tensors))[0])
+    own, larger, other = found
+    assert same_bits(own["a"], larger["a"]) and same_bits(own["b"], larger["b"]) and same_bits(own["c"], other["c"])
+    assert not same_bits(own["c"], larger["c"])
 
 
 @pytest.mark.parametrize(

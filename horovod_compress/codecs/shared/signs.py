@@ -198,7 +198,7 @@ class Signs(Codec):
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         """Write bits and steps: this rank's share in the mean over ranks, so that the exchange only has to add."""
-        if not work.divisors:
+        if work.is_of_one_kind():
             return self._submit(work, positions, key, None)
         counts: dict[int, int | Tensor] = {}
         for places, divisors in work.by_divisor(positions):
@@ -217,7 +217,7 @@ class Signs(Codec):
             found.steps if self._measured() else None,
             found.lengths,
             ranks=work.world,
-            scale=self._scale(work),
+            scale=self._scale(work, positions),
             key=self._zero_key(key),
             word_offsets=found.offsets,
             divisors=divisors,
@@ -261,8 +261,11 @@ class Signs(Codec):
             mine = work.regions["steps"][work.memo["steps"][position]]
             mine.mul_(more_where_left_out(work, position, work.memo["lengths"][position], mine.numel()))
 
-    def _scale(self, work: Work) -> float:
-        """Return what a measured step is multiplied by."""
+    def _scale(self, work: Work, positions: Sequence[int]) -> float:
+        """Return what a measured step is multiplied by, of tensors that are of one kind.
+
+        Others need not know: only the steps that were exchanged are decoded with.
+        """
         return 1.0
 
     def _granule(self, tensor: TensorSpec) -> int:

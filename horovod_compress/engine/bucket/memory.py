@@ -62,7 +62,7 @@ class Memory:
         self.momenta: dict[int, list[Tensor]] = {}
         #: By position, what gradients are divided by before they are encoded; see Properties.divides.
         self.divisors: dict[int, Tensor] = {}
-        self.linear = False  # see Work.linear
+        self.linear: set[int] = set()  # see Work.linear
         self.withheld = Withheld(bucket, site.device.where)
         self.payload = self.payload_for(variants)
         scratch = max((nbytes_of(self.layout(codec).scratch) for codec in variants), default=0)
@@ -176,7 +176,7 @@ def make_round(
         momenta=memory.momenta,
         divisors=memory.divisors,
         withheld=memory.withheld.index,
-        linear=lambda: memory.linear,
+        linear=memory.linear,
     )
     codec.prepare(work)
     preludes = tuple(_prelude(memory, each) for each in shared)

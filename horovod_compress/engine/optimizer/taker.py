@@ -19,7 +19,7 @@ from ...errors import ConfigError
 from ..methods import Methods
 from ..reducer import Reducer
 from . import held, momentum
-from .family import options_of, prepare_last, uncompiled, unprepared
+from .family import is_exactly, options_of, prepare_last, uncompiled, unprepared
 from .matching import Matching
 from .momentum import Rates
 from .second_moment import names_of, places
@@ -111,10 +111,10 @@ class Takers:
         """The second moments that are shared."""
         return [taker.held for taker in self if taker.held]
 
-    @property
-    def linear(self) -> bool:
-        """Whether steps are linear in the results: all of them are SGD."""
-        return bool(self) and all(isinstance(optimizer, torch.optim.SGD) for optimizer in self.optimizers)
+    def linear(self, named: Named) -> frozenset[str]:
+        """Return the parameters that move by steps that are linear in the results: those of SGD."""
+        names, optimizers = names_of(named), [one for one in self.optimizers if is_exactly(one, torch.optim.SGD)]
+        return frozenset(name for optimizer in optimizers for _, _, name in places(optimizer, names))
 
     def of(self, optimizers: Sequence[Any], methods: Methods, named: Named) -> list[Taker]:
         """Return what is made for each optimizer once, as the hook of its steps is; they are not known yet.

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ...codecs.shared.signs import LARGE_STEP
+
 #: Options that states of earlier versions do not know, and what these did.
 _LATER: dict[str, tuple[Any, ...]] = {
     "merge": ("sampled",),
@@ -33,8 +35,8 @@ _UNSAID: dict[str, tuple[Any, ...]] = {
     "residual_dtype": ("float32",),
     "error": (0.0,),
 }
-#: What depends on the number of ranks today; states have what it was for all numbers.
-_DEPENDS, _DEPENDED = ("step_scale", None), 1.5
+#: Options that depend on the number of ranks, where they are None, and what states have for any number.
+_BY_WORLD = {"step_scale": LARGE_STEP}
 #: Of options that another method had before, one that only the method has to which they came later.
 _BESIDE = {"value_bits": "momentum", "residual_decay": "density"}
 
@@ -73,6 +75,8 @@ def said(config: dict[str, Any]) -> dict[str, Any]:
 
 def _for_any_number(config: dict[str, Any]) -> dict[str, Any]:
     """Return options that depend on the number of ranks as states have them, which resume with any."""
-    now, then = " {}={}".format(*_DEPENDS), f" {_DEPENDS[0]}={_DEPENDED}"
-    in_words = {name: v.replace(now, then) if isinstance(v, str) else v for name, v in config.items()}
-    return {name: _DEPENDED if (name, value) == _DEPENDS else value for name, value in in_words.items()}
+    found = {name: _BY_WORLD.get(name) if value is None else value for name, value in config.items()}
+    for option, number in _BY_WORLD.items():
+        now, then = f" {option}=None", f" {option}={number}"
+        found = {name: v.replace(now, then) if isinstance(v, str) else v for name, v in found.items()}
+    return found
