@@ -262,10 +262,7 @@ class Signs(Codec):
             mine.mul_(more_where_left_out(work, position, work.memo["lengths"][position], mine.numel()))
 
     def _scale(self, work: Work, positions: Sequence[int]) -> float:
-        """Return what a measured step is multiplied by, of tensors that are of one kind.
-
-        Others need not know: only the steps that were exchanged are decoded with.
-        """
+        """Return what measured steps of tensors of one kind are multiplied by; decoding reads what was exchanged."""
         return 1.0
 
     def _granule(self, tensor: TensorSpec) -> int:
