@@ -125,8 +125,8 @@ class Marsit(Signs):
         if self.levels is None:
             object.__setattr__(self, "levels", 3 if self.merge == "shaped" else 2)
         large = loses_nothing and self._measured()
-        if self.step_scale is None and not (large and self._ternary()):  # there it depends on the number of ranks
-            object.__setattr__(self, "step_scale", LARGE_STEP if large else 1.0)
+        if self.step_scale is None and not large:  # a large one depends on the number of ranks, too
+            object.__setattr__(self, "step_scale", 1.0)
 
     def properties(self) -> Properties:
         mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"
@@ -182,7 +182,7 @@ class Marsit(Signs):
             return self.step_scale
         # An optimizer that squares what it gets takes the noise of larger steps for gradient, and steps less.
         bears = any(position in work.divisors or position in work.linear for position in positions[:1])
-        loses_nothing = work.world == PAIR and "bits" in work.results
+        loses_nothing = work.world == PAIR and self._ternary() and "bits" in work.results
         return LARGER_STEP if bears and loses_nothing else LARGE_STEP
 
     def _decay(self) -> float:

@@ -28,7 +28,7 @@ CONSENSUS = {"regions", "results", "shared", "gathered", "used"}
 #: what is a rank's own, such as room for positions, to cut them once.
 PLANNED = {"bucket", "world", "memo"}
 #: A rank's own: it enters what the rank sends, and nothing that it decodes.
-OWN = {"grads", "state", "carry", "momenta", "local", "_pieces"}
+OWN = {"grads", "state", "carry", "momenta", "local", "linear", "_pieces"}
 #: Shown to the other ranks before each step: see Operands.
 COMPARED = {"divisors", "withheld", "tables"}
 #: What else ``decode`` is given: the place of what is ready, what random bits depend on, and what results are

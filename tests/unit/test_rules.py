@@ -23,7 +23,7 @@ ONE_SIDED = {
     "crc_zeros": "checksums are of host memory",
     "negated_if": "the CPU gives vectors their signs, by with_signs()",
     "next_block": "a thread of CUDA has one block",
-    "norm_bits": "the CPU draws those of many blocks at a time",
+    "norm_negates": "the CPU shifts vectors of signs from one block to the next",
     "open": "a warp of CUDA reads a range",
     "order_of": "the CPU orders vectors, by orders()",
     "pack_eight": "a warp of CUDA takes any number of bits in one path, by Packing",
