@@ -49,7 +49,7 @@ class Ratio:
     steps: int
     filling: int
     keeps: bool
-    _since: tuple[float, float] | None  # the first norm and ratio after the last exact round
+    _since: tuple[float, float] | None  # the first norm after the last exact round, and the ratio of full residuals
 
     def __init__(self) -> None:
         self.load({})
@@ -96,9 +96,10 @@ class Ratio:
         if before is not None and abs(math.log(now / before)) > JUMP:
             self.recent, self.filling = [], 0
         self.recent, self.age = [*self.recent, now][-RECENT:], 0
-        if self._since is None:
-            self._since = norm, now
-        first, ratio = self._since
+        first, ratio = self._since or (norm, now)
+        if self.keeps and self.steps < FILLING * EVERY:
+            ratio = now  # that results grow while residuals first fill says nothing of what exact rounds have found
+        self._since = first, ratio
         self.stale = norm > FAR * first or not 1 / FAR < now / ratio < FAR
 
     def refresh(self) -> None:

@@ -96,6 +96,8 @@ def test_malformed_states_are_refused(state: object) -> None:
 
 def test_norms_that_run_away_are_noticed_until_the_next_exact_round() -> None:
     ratio = Ratio()
+    for _ in range(FILLING * EVERY):
+        ratio.age_by_a_step()
     ratio.take(1.0, 3.0, empties=False)
     ratio.take(2.5, 7.5, empties=False)
     assert not ratio.stale, "less than three times"
@@ -106,3 +108,16 @@ def test_norms_that_run_away_are_noticed_until_the_next_exact_round() -> None:
     assert not ratio.stale
     ratio.take(3.5, 35.0, empties=False)
     assert ratio.stale, "the ratio has changed, not the norm"
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_results_that_grow_while_residuals_fill_are_no_news(keeps: bool) -> None:
+    """The control: of a method that keeps nothing they are."""
+    ratio = Ratio()
+    ratio.keeps = keeps
+    for step in range(FILLING * EVERY):
+        ratio.take(1.0, 1.0 + step / 4, empties=False)
+        ratio.age_by_a_step()
+    assert ratio.stale is not keeps
+    ratio.take(1.0, 20.0, empties=False)
+    assert ratio.stale, "residuals are full"
