@@ -110,6 +110,15 @@ def test_norms_that_run_away_are_noticed_until_the_next_exact_round() -> None:
     assert ratio.stale, "the ratio has changed, not the norm"
 
 
+def test_a_norm_that_runs_away_is_noticed_from_the_first_step_on() -> None:
+    ratio = Ratio()
+    ratio.take(1.0, 3.0, empties=False)
+    ratio.take(2.5, 7.5, empties=False)
+    assert not ratio.stale, "less than three times"
+    ratio.take(3.5, 10.5, empties=False)
+    assert ratio.stale
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_results_that_grow_while_residuals_fill_are_no_news(keeps: bool) -> None:
     """The control: of a method that keeps nothing they are."""
