@@ -80,6 +80,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "step_scale": None,
         "levels": (2, 3, None),
         "residual_dtype": ("float32", "bfloat16"),
+        "full_precision_dtype": ("float32", "bfloat16"),
     },
     "natural": {"mantissa": (0, 2)},
     "onebit": {"step_size": ("tensor", "row"), "step_scale": None, "residual_dtype": ("float32", "bfloat16")},

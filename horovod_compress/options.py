@@ -182,7 +182,11 @@ PRESETS: dict[str, Preset] = {
         {"density": 1 / 64, "value_bits": 2, "chunk": 4096, "residual_decay": 0.95, "average": "senders"},
         {"communication_delay": 30, "outer_optimizer": {"lr": 0.4}, "clip": "median"},
     ),
-    "cd_sgd": Preset("marsit", {"full_precision_every": 5}, {"communication_delay": 1, "overlap": 1}),
+    "cd_sgd": Preset(
+        "marsit",
+        {"full_precision_every": 5, "full_precision_dtype": "bfloat16"},
+        {"communication_delay": 1, "overlap": 1},
+    ),
 }
 
 

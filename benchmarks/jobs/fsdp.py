@@ -51,7 +51,7 @@ class Contestant:
     """A model with its optimizer, whose replicas exchange gradients in one way.
 
     Args:
-        how: "native" and the dtype in which torch reduces, or a method of ours with its options.
+        how: "native" and the dtype in which torch reduces, a method of ours with its options, or "alone".
         optimizer: its class.
     """
 
@@ -60,12 +60,12 @@ class Contestant:
     ) -> None:
         options = dict(how)
         reduced = getattr(torch, options.pop("native", "float32"))
-        method = options.pop("method", None)
+        method, alone = options.pop("method", None), options.pop("alone", False)
         torch.manual_seed(0)
         self.model = Transformer(asked)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         given: dict[str, Any] = {
-            "mesh": mesh["shard"] if method else mesh,
+            "mesh": mesh["shard"] if method or alone else mesh,
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=reduced),
             "reshard_after_forward": False,
         }
@@ -115,7 +115,7 @@ def measure(asked: dict[str, Any], name: str, how: dict[str, Any], mesh: DeviceM
     sent = link_bytes() - before
     digests = gathered(contestant.digest(), "bench.weights")
     shards = mesh["shard"].size()
-    wrong = sum(len(set(digests[shard::shards])) > 1 for shard in range(shards))
+    wrong = 0 if "alone" in how else sum(len(set(digests[shard::shards])) > 1 for shard in range(shards))
     record = {
         "bench": "fsdp",
         "name": name,

@@ -64,6 +64,8 @@ class Marsit(Signs):
             merging, which ``exchange="auto"`` then gives to owners; in a ring, every hop passes on one bit.
         residual_dtype: "float32" (float64 for float64 gradients), or "bfloat16" for 2 bytes an element, rounded at
             random and so right on average.
+        full_precision_dtype: what full-precision rounds send: "float32" (float64 for float64 gradients), or "bfloat16"
+            for half of the bytes in place of float32.
     """
 
     full_precision_every: int = 50
@@ -75,6 +77,7 @@ class Marsit(Signs):
     step_scale: float | None = None
     levels: Literal[2, 3] | None = None
     residual_dtype: ResidualDtype = "float32"
+    full_precision_dtype: Literal["float32", "bfloat16"] = "float32"
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
@@ -91,6 +94,7 @@ class Marsit(Signs):
         {"merge": "sampled", "step_size": "tensor", "full_precision_every": 0, "compensation": "none"},
         {"merge": "sampled", "step_size": 0.125, "full_precision_every": 0, "zeros": "positive"},
         {"full_precision_every": 3, "residual_dtype": "bfloat16"},
+        {"full_precision_every": 3, "full_precision_dtype": "bfloat16"},
     )
 
     def __post_init__(self) -> None:
@@ -104,6 +108,7 @@ class Marsit(Signs):
         check_choice("zeros", self.zeros, "random", "positive")
         check_choice("merge", self.merge, "shaped", "sampled")
         check_residual_dtype(self.residual_dtype, self.compensation != "none")
+        check_choice("full_precision_dtype", self.full_precision_dtype, "float32", "bfloat16")
         self._choose()
         decay, scale = self.residual_decay, self.step_scale
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
@@ -130,14 +135,14 @@ class Marsit(Signs):
 
     def properties(self) -> Properties:
         mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"
-        epsilon = epsilon_of(self.residual_dtype)
+        epsilon = max(epsilon_of(self.residual_dtype), self._exact().properties().law.epsilon)
         conserves, bound = self.compensation == "global", f"{mean} = that of the mean of signs"
         return replace(
             super().properties(),
             law=Law(conserves=conserves, epsilon=epsilon, bound=bound, few_exact=self._ternary()),
             feedback=self.compensation,
             stands_for_mean=self._measured(),  # results are then of the gradients' size
-            variants=(self, FullPrecision()) if self.full_precision_every else (),
+            variants=(self, self._exact()) if self.full_precision_every else (),
             full_precision_every=self.full_precision_every,
         )
 
@@ -151,7 +156,10 @@ class Marsit(Signs):
     def for_step(self, step: int, *, compressed: bool = False) -> Codec:
         every = self.full_precision_every
         exact = every and step % every == 0 and not (compressed and every > 1)
-        return FullPrecision() if exact else self
+        return self._exact() if exact else self
+
+    def _exact(self) -> Codec:
+        return FullPrecision(short=self.full_precision_dtype == "bfloat16")
 
     # ---- one round ----
 

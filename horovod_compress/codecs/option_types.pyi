@@ -65,6 +65,7 @@ class ForMarsit(AllMethods, total=False):
     step_scale: float | None
     levels: Literal[2, 3] | None
     residual_dtype: Literal["float32", "bfloat16"]
+    full_precision_dtype: Literal["float32", "bfloat16"]
 
 class ForNatural(AllMethods, total=False):
     mantissa: Literal[0, 2]
@@ -174,6 +175,7 @@ class OfSomeMethod(TypedDict, total=False):
     zeros: Literal["random", "positive"]
     residual_decay: float | None
     merge: Literal["shaped", "sampled", "majority"]
+    full_precision_dtype: Literal["float32", "bfloat16"]
     mantissa: Literal[0, 2]
     scale: Literal["l1", "l2"]
     owner_scale: Literal["shared", "own"]

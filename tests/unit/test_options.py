@@ -218,7 +218,7 @@ def test_every_option_is_in_the_document() -> None:
         "schedule": plan, "exchange": "ring", "seed": 9, "timeout": 9.0, "nonfinite": "zero", "verify_every": 9,
         "min_elements": 9, "full_precision_every": 9, "step_size": 9.0, "compensation": "none", "zeros": "positive",
         "residual_decay": 0.5, "warmup_steps": 9, "merge": "sampled", "step_scale": 1.25, "follow_lr": True,
-        "levels": 3, "total_steps": 9, "residual_dtype": "bfloat16",
+        "levels": 3, "total_steps": 9, "residual_dtype": "bfloat16", "full_precision_dtype": "bfloat16",
     }  # fmt: skip
     assert {*Options.names(), *registry.option_names("marsit")} - set(changed) == {"transport"}
     same = {"residual_decay": 0.9, "step_scale": 1.0, "levels": 2}  # which otherwise follow other options

@@ -45,6 +45,30 @@ def test_a_full_precision_round_sends_all_that_waits(name: str, options: dict[st
             assert sent == emptied == (step % 3 == 0)
 
 
+def test_a_full_precision_round_in_bfloat16_sends_half_of_the_bytes_and_all_that_waits() -> None:
+    """Rounded where a rank sends and where an owner adds, each time by 2^-8 of a number at most, and nowhere else."""
+    options: dict[str, Any] = {"full_precision_every": 3, "full_precision_dtype": "bfloat16"}
+    with Fleet(WORLD, TENSORS, "marsit", **options) as fleet:
+        for step in range(4):
+            grads = random_grads(WORLD, TENSORS, seed=step)
+            waits = [reducer.kept.residuals() for reducer in fleet.reducers]
+            owed = {
+                t.name: [g[t.name] + w[t.name].view(t.shape) for g, w in zip(grads, waits, strict=True)]
+                for t in TENSORS
+            }
+            before = fleet.reducers[0].metrics.bytes_sent
+            results = fleet.step(grads)
+            assert all_same(results)
+            if step % 3:
+                continue
+            for name, mine in owed.items():
+                exact, bound = torch.stack(mine).mean(0), torch.stack(mine).abs().mean(0) * 2.0**-7 * 1.01
+                assert ((results[0][name] - exact).abs() <= bound).all()
+            assert not any(kept.any() for reducer in fleet.reducers for kept in reducer.kept.residuals().values())
+            dense = 4 * sum(t.count for t in TENSORS)
+            assert fleet.reducers[0].metrics.bytes_sent - before < 0.5 * dense + 2000
+
+
 @pytest.mark.parametrize("name", ["ef_signsgd", "onebit"])
 def test_nothing_is_lost_on_average(name: str) -> None:
     """Over many seeds result + mean residual = mean gradient, not so in one of them.

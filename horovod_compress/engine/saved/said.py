@@ -33,6 +33,7 @@ _UNSAID: dict[str, tuple[Any, ...]] = {
     "average": ("ranks",),
     "block": (1,),
     "residual_dtype": ("float32",),
+    "full_precision_dtype": ("float32",),
     "error": (0.0,),
 }
 #: Options that depend on the number of ranks, where they are None, and what states have for any number.
