@@ -6,7 +6,8 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from typing import Any, TypeVar
@@ -106,10 +107,20 @@ class Session:
 
         They would wait for each other, so all compressions meet by one name. Where that fails, no rank goes on.
         """
+        with self.calling_off():
+            found = self._gather([self._name, value], "hvc.tuning")
+            return [theirs for _, theirs in found] if {name for name, _ in found} == {self._name} else None
+
+    @contextmanager
+    def calling_off(self) -> Iterator[None]:
+        """Let no rank go on where ranks do not meet within a step.
+
+        Raises:
+            ExchangeError: not all came, or another rank has called it off.
+        """
         with self._progress.meeting():  # still while it fails: ranks that are behind did not come
             try:
-                found = self._gather([self._name, value], "hvc.tuning")
-                return [theirs for _, theirs in found] if {name for name, _ in found} == {self._name} else None
+                yield
             except ExchangeError as error:
                 why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
                 raise (self.failure.call_off(why) or error) from error

@@ -140,7 +140,8 @@ def _agreed(
 def _norms_of_all(session: Session, norm: float) -> list[float]:
     """Return the norm of every rank's update; where ranks have shards of one, of all that these make up."""
     row = session.job.row
-    shards, found = row.size if row else 1, session.gather_all(norm, "hvc.clip")
+    with session.calling_off():
+        shards, found = row.size if row else 1, session.gather_all(norm, "hvc.clip")
     return [math.hypot(*found[at : at + shards]) for at in range(0, len(found), shards)]
 
 
@@ -203,6 +204,8 @@ class UpdateMode:
             NonFiniteError: an update, or in the warm-up a gradient, is not finite on some rank; see
                 the text for what was set back.
         """
+        both = [name for name in ("grad_scale", "found_inf") if name in self.__dict__]
+        scaler: dict[str, Any] = {name: self.__dict__.pop(name) for name in both}
         self._check_caller()
         loss = None
         if closure is not None:
@@ -213,17 +216,13 @@ class UpdateMode:
                 f"{found} now needs a gradient but is not exchanged, because it was frozen when the compression was "
                 "created; create the compression while it needs a gradient, and freeze it later"
             )
-        both = [name for name in ("grad_scale", "found_inf") if name in self.__dict__]
-        scaler: dict[str, Any] = {name: self.__dict__.pop(name) for name in both}
-        try:
-            skip = bool(scaler.get("found_inf") is not None and scaler["found_inf"] > 0)
-            if not skip and (scale := scaler.get("grad_scale")) is not None:
-                for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
-                    if parameter.grad is not None:
-                        parameter.grad.div_(scale)
-            self._together(partial(self._updates.step, self._local_step, skip, scaled="found_inf" in scaler))
-        finally:
-            self.__dict__.update(scaler)  # the scaler removes them itself
+        skip = bool(scaler.get("found_inf") is not None and scaler["found_inf"] > 0)
+        if not skip and (scale := scaler.get("grad_scale")) is not None:
+            for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale)
+        self._together(partial(self._updates.step, self._local_step, skip, scaled="found_inf" in scaler))
+        self.__dict__.update(scaler)  # the scaler removes them itself, but not after an error
         return loss
 
     def _serve(self, compression: Any, session: Session) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,15 @@ import torch
 from torch import nn
 
 from horovod_compress.engine.optimizer.fragments import fragments_of
+from horovod_compress.engine.optimizer.outer import Outer
 from horovod_compress.engine.optimizer.updates import UpdateExchange
-from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError, StateError
+from horovod_compress.errors import (
+    ConfigError,
+    ExchangeError,
+    MismatchError,
+    NonFiniteError,
+    StateError,
+)
 from tests.support.marks import each_value
 from tests.support.samples import Sample, samples
 from tests.unit.test_update import adamw, train
@@ -162,6 +170,7 @@ RESUMED = {
     "delayed": ("cd_sgd", {}),
     "shared": ("marsit", {"communication_delay": 2, "overlap": 1, "second_moment": "shared", "warmup_steps": 3,
                           "rebuild_every": 2}),
+    "frozen": ("topk", {"communication_delay": 3, "outer_optimizer": NESTEROV, "overlap": 2, "mixing": 0.5}),
 }  # fmt: skip
 
 
@@ -185,6 +194,7 @@ def resumed(case: str, at: int, change: Callable[[int, Any], None] = lambda rank
                 if step == at and not part:
                     weights = {name: parameter.detach() for name, parameter in named.items()}
                     saved[rank] = copy.deepcopy((weights, optimizer.state_dict(), optimizer.compression.saved()))
+                named["unused"].requires_grad_(case != "frozen" or step < 7)
                 pull(rank, named)
                 optimizer.step()
 
@@ -339,6 +349,158 @@ def test_what_is_frozen_and_thawed_is_equal_after_a_flush(mixing: float, overlap
         named, _ = train(heavy, run, "none", {"schedule": "layerwise"}, WORLD, **options)
         for name in LENGTHS:
             assert torch.equal(named[0][name], named[1][name]) and torch.equal(named[0][name], named[2][name])
+
+
+@pytest.mark.parametrize("method", ["none", "topk", "marsit"])
+@pytest.mark.parametrize("options", [{"overlap": 2}, {"mixing": 0.5}, {"overlap": 2, "mixing": 0.5}, {"fragments": 2}])
+def test_what_is_frozen_goes_to_the_common_weights_once_and_rests(method: str, options: dict[str, Any]) -> None:
+    """Frozen after local step 7, the first of a cycle of three; residuals and an outer momentum wait."""
+    seen: list[list[torch.Tensor]] = [[] for _ in range(WORLD)]
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for step in range(24):
+            named["unused"].requires_grad_(step < 7)
+            pull(rank, named)
+            optimizer.step()
+            if step in (11, 12, 14, 18, 23):
+                seen[rank].append(named["unused"].detach().clone())
+        optimizer.flush()
+        seen[rank].append(named["unused"].detach().clone())
+
+    given = {"communication_delay": 3, "outer_optimizer": NESTEROV} | options
+    train(sgd, run, method, {"schedule": "layerwise"}, WORLD, **given)
+    assert all(torch.equal(found, seen[0][0]) for mine in seen for found in mine)
+
+
+@pytest.mark.parametrize("outer", [None, NESTEROV])
+@pytest.mark.parametrize("method", ["none", "topk"])
+def test_flush_leaves_fragments_that_were_just_exchanged(method: str, outer: Any) -> None:
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for _ in range(6):
+            pull(rank, named)
+            optimizer.step()
+        before = named["used"].detach().clone()
+        first, second = optimizer._updates.fragments
+        assert second.strayed and not first.strayed
+        optimizer.flush()
+        assert torch.equal(named["used"].detach(), before)
+        assert torch.equal(optimizer._updates._exchange.base[0], before)
+
+    options = {"communication_delay": 4, "fragments": 2, "outer_optimizer": outer}
+    named, _ = train(sgd, run, method, {"schedule": "layerwise"}, WORLD, **options)
+    assert all(torch.equal(named[0][name], theirs[name]) for theirs in named for name in LENGTHS)
+
+
+def test_a_step_that_fails_leaves_nothing_of_a_scaler() -> None:
+    """It would multiply its next scale by what it finds."""
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        scaler, moved, step = torch.amp.GradScaler("cpu", init_scale=1024.0), [], 0
+
+        def spoil(*given: Any) -> None:
+            if step == 2 and rank == 1:
+                named["used"].detach()[0] = torch.nan
+
+        optimizer.register_step_post_hook(spoil)
+        for step in range(5):
+            for name, parameter in named.items():
+                parameter.grad = 1024.0 * (parameter.detach() - target(rank, name))
+            scaler.scale(torch.ones(()))
+            before = named["unused"].detach().clone()
+            with pytest.raises(NonFiniteError) if step == 2 else nullcontext():
+                scaler.step(optimizer)
+            scaler.update()
+            moved.append(float((named["unused"].detach() - before).abs().max()))
+        assert moved[3] > 0.5 * moved[1]
+
+    train(sgd, run, "none", {"schedule": "layerwise"}, WORLD)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, ExchangeError])
+def test_a_failure_while_a_state_is_saved_is_the_one_that_is_told(failure: type[BaseException]) -> None:
+    """And weights go back to the common ones, though whoever saves is not in a step."""
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for _ in range(4):
+            pull(rank, named)
+            optimizer.step()
+        exchange = optimizer._updates._exchange
+        optimizer._updates.settle()
+        optimizer._updates.pending.step = 0  # as if its results were still to come
+
+        def fetch(*given: Any) -> bool:
+            raise failure("meant")
+
+        exchange._fetch = fetch
+        with torch.enable_grad(), pytest.raises(failure, match="meant"):
+            optimizer.state_dict()
+        del exchange._fetch
+        assert optimizer._updates.pending is None
+        assert all(torch.equal(p, base) for p, base in zip(named.values(), exchange.base, strict=True))
+
+    train(sgd, run, "none", {}, WORLD, communication_delay=3, overlap=2)
+
+
+def test_an_interrupt_in_a_step_lets_the_next_exchange_compare_weights() -> None:
+    """It may find one rank before the end of an exchange, and another one after it."""
+    told: list[int] = []
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        exchange = optimizer._updates._exchange
+        for _ in range(3):
+            pull(rank, named)
+            optimizer.step()
+        apply = exchange.apply
+
+        def interrupted(pending: Any, *given: Any, **more: Any) -> None:
+            if rank:
+                apply(pending, *given, **more)
+            else:
+                exchange.receive(pending)
+            raise KeyboardInterrupt
+
+        exchange.apply = interrupted
+        pull(rank, named)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        exchange.apply = apply
+        pull(rank, named)
+        with pytest.raises(MismatchError, match="weights, second moments or step counts"):
+            optimizer.step()
+        told.append(rank)
+
+    train(sgd, run, "none", {}, WORLD)
+    assert sorted(told) == [*range(WORLD)]
+
+
+KEEPS = ["Adafactor", "Adam", "AdamW", "Adagrad", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
+
+
+@pytest.mark.parametrize("kind", KEEPS)
+def test_an_outer_optimizer_of_any_kind_goes_on_from_its_state(kind: str) -> None:
+    """What it keeps may have the weights' shape, or a number for each row or column."""
+    common = [torch.ones(6, 4), torch.ones(3, 5)]
+    made = [Outer(getattr(torch.optim, kind), [weights.clone() for weights in common]) for _ in range(2)]
+    for step in range(4):
+        if step == 2:
+            state = made[0].state_dict()
+            made[1].check(state)
+            made[1].load_state_dict(state)
+            for mine, theirs in zip(made[0]._weights, made[1]._weights, strict=True):
+                theirs.data.copy_(mine.data)
+        for outer in made if step >= 2 else made[:1]:
+            with torch.no_grad():
+                outer.step({0: torch.full((6, 4), 0.1), 1: torch.full((3, 5), 0.2)})
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(made[0]._weights, made[1]._weights, strict=True))
+    other = Outer(getattr(torch.optim, kind), [torch.ones(6, 5), torch.ones(3, 5)])
+    if any(
+        tensor.dim()
+        for kept in made[0].state_dict()["state"].values()
+        for tensor in kept.values()
+        if isinstance(tensor, torch.Tensor)
+    ):
+        with pytest.raises(StateError, match="other weights"):
+            other.check(made[0].state_dict())
 
 
 @pytest.mark.parametrize("first", ["optimizer", "compression"])

@@ -33,6 +33,8 @@ def of(
         found["fragments"] = [[fragment.since, fragment.strayed] for fragment in fragments]
     if pending:
         found["pending"] = {"rhythm": dict(rhythm)} | _saved(pending, exchange)
+    if mixed := exchange.mixed():
+        found["mixed"] = mixed
     if exchange.outer:
         found["outer"] = exchange.outer.state_dict()
     return found
@@ -62,7 +64,8 @@ def check_form(state: object) -> None:
     assert isinstance(state, Mapping)
     pending = state.get("pending", {})
     fits = isinstance(pending, Mapping) and (not pending or _is_pending(pending))
-    if not checksums.is_list(state.get("fragments", []), _is_fragment) or not fits:
+    names = checksums.is_list(state.get("mixed", []), lambda name: isinstance(name, str))
+    if not checksums.is_list(state.get("fragments", []), _is_fragment) or not fits or not names:
         raise StateError(
             f"the saved state of an update-mode optimizer should have its fragments and what is pending, got "
             f"{state.get('fragments')!r:.100}; load what its state_dict() returned"

@@ -128,6 +128,9 @@ class Schedule:
         except NonFiniteError:
             self._count()  # the step was made, on all ranks
             raise
+        except BaseException:
+            self._compared = False  # an interrupt may find one rank before the end of an exchange, another one after it
+            raise
         self._count()
 
     def _count(self) -> None:
@@ -141,7 +144,8 @@ class Schedule:
         self._exchange.remember(fresh)
         for fragment in self.fragments:
             fragment.strayed = True
-        self._exchange.rest(self._exchange.leave_frozen(), fresh)
+        first = [index for fragment in self.fragments if not fragment.since for index in fragment.indices]
+        self._exchange.rest(self._exchange.leave_frozen(), first)
         local()
         self.since += 1
         for fragment in self.fragments:
@@ -171,10 +175,13 @@ class Schedule:
         refused = None
         if self.pending:
             refused = self._land(rebuild=False)
-        if any(fragment.strayed for fragment in self.fragments):
+        strayed = [fragment for fragment in self.fragments if fragment.strayed]
+        if strayed:
+            others = (fragment for fragment in self.fragments if not fragment.strayed)
+            self._exchange.remember(index for fragment in others for index in fragment.indices)
             # Gradients may be cleared by now, or those of other data: nothing is rebuilt from them.
             self.since = 0
-            self._exchange_now(self.fragments, rebuild=False)
+            self._exchange_now(strayed, rebuild=False)
         if refused:
             raise refused
 
@@ -298,7 +305,11 @@ class Schedule:
     def settle(self) -> None:
         """Wait for the results of the exchange under way, so that nothing is between two ranks."""
         if self.pending:
-            self._exchange.receive(self.pending)
+            try:
+                self._exchange.receive(self.pending)
+            except BaseException:
+                self.pending = None  # weights are those of before
+                raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, the common weights if local steps have left them, and what is held."""
@@ -341,7 +352,8 @@ class Schedule:
             self._moment.load_state_dict(state["second_moment"])
         elif self._moment:
             self._moment.load_earlier(self._rebuilt())
-        self._exchange.resume(state.get("resting", ()))  # earlier versions exchanged frozen parameters
+        # Earlier versions exchanged frozen parameters.
+        self._exchange.resume(state.get("resting", ()), state.get("mixed", ()))
         # None are saved right after an exchange: they are the weights.
         for base, saved in zip(self._exchange.base, state["base"], strict=False):
             base.copy_(saved)

@@ -113,15 +113,21 @@ def _copied(value: Any) -> Any:
 
 
 def _fit(kept: Mapping[str, Any], weights: Sequence[Tensor]) -> bool:
-    """Return whether what is kept is of these weights."""
+    """Return whether what is kept is of these weights: one number, one for each element, or for each row or column."""
 
     def tensors(mine: Any) -> Iterable[Tensor]:
         return (value for value in mine.values() if isinstance(value, Tensor) and value.dim())
+
+    def fits(value: Tensor, of: Tensor) -> bool:
+        rows = value.dim() == of.dim() and all(
+            size in (1, most) for size, most in zip(value.shape, of.shape, strict=True)
+        )
+        return rows or value.numel() in (1, of.numel())
 
     return all(
         index.isdecimal()
         and int(index) < len(weights)
         and isinstance(mine, Mapping)
-        and all(value.numel() in (1, weights[int(index)].numel()) for value in tensors(mine))
+        and all(fits(value, weights[int(index)]) for value in tensors(mine))
         for index, mine in kept.items()
     )

@@ -78,6 +78,7 @@ class UpdateExchange:
         self.outer: Outer | None = None
         self._dense = 0.0
         self._resting: set[int] = set()  # frozen in all local steps since the last exchange
+        self._mixed: set[int] = set()  # a rank's own weights may differ from the common ones without a local step
 
     def move(self, reducer: Reducer) -> None:
         """Exchange with the ranks of a reducer; in an elastic job others take their place, with the same plan."""
@@ -120,10 +121,14 @@ class UpdateExchange:
         """Return the names of what all local steps since the last exchange have left where it was."""
         return [self.reducer.plan.names()[index] for index in sorted(self._resting)]
 
-    def resume(self, resting: Iterable[str]) -> None:
-        """Restore what :meth:`resting` returned."""
-        names = set(resting)
-        self._resting = {index for index, name in enumerate(self.reducer.plan.names()) if name in names}
+    def mixed(self) -> list[str]:
+        """Return the names of those that go to the common weights in one exchange more, also while they are frozen."""
+        return [self.reducer.plan.names()[index] for index in sorted(self._mixed)]
+
+    def resume(self, resting: Iterable[str], mixed: Iterable[str]) -> None:
+        """Restore what :meth:`resting` and :meth:`mixed` returned."""
+        number = {name: index for index, name in enumerate(self.reducer.plan.names())}
+        self._resting, self._mixed = ({number[name] for name in names if name in number} for names in (resting, mixed))
 
     def rest(self, frozen: Iterable[int], first: Iterable[int]) -> None:
         """Note which parameters a local step leaves where they are.
@@ -147,9 +152,10 @@ class UpdateExchange:
         """
         reducer = self.reducer
         self._buckets.choose(Next(index=round_index))
-        reducer.freeze(self._resting)
+        resting = self._resting - self._mixed
+        reducer.freeze(resting)
         self._verification.take_weights(reducer.next_step(), self.base)
-        pending = InFlight(indices, self._resting & set(indices), None)
+        pending = InFlight(indices, resting & set(indices), None)
         if goes_on:
             pending.weights = {index: self._noted(index) for index in indices}
         pending.sent = self._masks(indices, state, goes_on) if self._masking else {}
@@ -238,7 +244,11 @@ class UpdateExchange:
         else:
             self._move_base(moved, outer)
             for index in moved:
-                self._follow(index, pending.weights.get(index), self._mixing if keep_own else 1.0)
+                # What is frozen since its update was taken ends at the common weights, to the bit, and rests there.
+                keeps = keep_own and index not in self._resting
+                self._follow(index, pending.weights.get(index) if keeps else None, self._mixing if keeps else 1.0)
+        self._mixed -= set(pending.indices)
+        self._mixed |= set(moved) - self._resting if keep_own else set()
         self._empty_momenta(pending, state)
         if pending.bad:
             told = "there the weights were reset to those of the last exchange"
@@ -265,10 +275,12 @@ class UpdateExchange:
         else:
             weights.lerp_(base, mixing)
 
+    @torch.no_grad()  # whoever saves or loads a state may wait for results, too
     def _return(self) -> None:
         """Let all weights be the common ones."""
         for index, base in enumerate(self.base):
             self._weights(index).copy_(base)
+        self._mixed.clear()
 
     def _fetch(self, index: int, step: int, tensor: Tensor) -> bool:
         """Wait for one result, in place; return whether it is finite, as it is on all ranks or none."""
