@@ -86,23 +86,22 @@ class Homomorphic(Codec):
         bits = [work.memo["bits"][position] for position in positions]
         return ops.union_mark_all(work.grads_at(positions), bits, block=self.block)
 
-    def before(self, number: int, work: Work, key: Key) -> dict[int, int] | None:
+    def before(self, number: int, work: Work, key: Key) -> None:
         bits = work.memo["bits"]
         if number == 0:
             for position in work.absent():
                 bits[position].zero_()
-            return None
+            return
         sent: list[_Sent] = []
         values, at = work.regions["values"], 0
         for tensor, mine, kept in zip(work.bucket.tensors, bits, self._counts(work, key), strict=True):
-            if -(-kept // self.block) > _NEARLY_ALL * -(-tensor.count // self.block):
-                mine, kept = None, tensor.count
-            sent.append((mine, kept, values[at : at + kept]))
-            at += kept
+            entire = -(-kept // self.block) > _NEARLY_ALL * -(-tensor.count // self.block)
+            count = tensor.count if entire else kept
+            sent.append((None if entire else mine, count, values[at : at + count]))
+            at += count
         work.memo["sent"], work.used = sent, at * values.element_size()
         present = work.present()
         ops.union_encode_all(work.grads_at(present), *self._sent(work, present), block=self.block)
-        return None
 
     def _sent(self, work: Work, positions: Sequence[int]) -> tuple[list[Tensor | None], list[int], list[Tensor]]:
         sent: list[_Sent] = [work.memo["sent"][position] for position in positions]

@@ -214,7 +214,7 @@ def union_decode_all(
     block: int,
     scale: float,
 ) -> None:
-    """Write ``value * scale`` over the elements whose bits are 1, and 0 over the others; see :func:`union_encode_all`."""
+    """Write ``value * scale`` where bits are 1, and 0 elsewhere; the arguments are as of :func:`union_encode_all`."""
     _check_whole(grads, bits, kept)
     run.union_decode(values, bits, kept, grads, block=block, scale=scale)
 

@@ -247,7 +247,9 @@ def test_what_may_be_left_out_is_left_out(row: Operation, dtype: torch.dtype) ->
     optional = [
         m.many
         for m in row.given
-        if isinstance(m, Array) and m.optional and m.name not in ("residual", "head", "momentum")
+        if isinstance(m, Array)
+        and m.optional
+        and m.name not in ("residual", "head", "momentum")
         and not row.name.startswith("union_")
     ]
     for name in optional:

@@ -33,7 +33,7 @@ def union_mark(grad: Tensor, bits: Tensor, *, block: int) -> int:
     x = load(grad)
     padded = np.zeros(-(-x.size // block) * block, dtype=bool)
     padded[: x.size] = x.reshape(-1) != 0
-    write_bits(bits, padded.reshape(-1, block).any(axis=1))
+    write_bits(bits, np.asarray(padded.reshape(-1, block).any(axis=1)))
     return int(np.count_nonzero(~np.isfinite(x)))
 
 
@@ -49,9 +49,7 @@ def union_encode(grad: Tensor, bits: Tensor | None, kept: int, values: Tensor, *
 
 
 @quiet
-def union_decode(
-    values: Tensor, bits: Tensor | None, kept: int, grad: Tensor, *, block: int, scale: float
-) -> None:
+def union_decode(values: Tensor, bits: Tensor | None, kept: int, grad: Tensor, *, block: int, scale: float) -> None:
     result = np.zeros(grad.numel(), dtype=values.numpy().dtype)
     result[_in_union(bits, result.size, block)] = values.numpy() * result.dtype.type(scale)
     store(grad.view(-1), result)
