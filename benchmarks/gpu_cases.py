@@ -363,6 +363,22 @@ def dense_together(a: Inputs, what: str) -> Arguments:
     return Arguments((half, grads), 10 * a.count, {"scale": 0.25, "residuals": residuals})
 
 
+def union(a: Inputs, what: str) -> Arguments:
+    """About one element in `KEPT_ONE_IN` is not zero."""
+    there = torch.rand(a.count, generator=torch.Generator().manual_seed(3)) < 1 / KEPT_ONE_IN
+    grad, bits = a.grad * there, torch.zeros(a.words, dtype=torch.int64)
+    single.union_mark(grad, bits, block=1)
+    kept, rule = single.union_count(bits, a.count, block=1), {"block": 1}
+    if what == "mark":
+        return Arguments((grad, bits), 4 * a.count + bits.nbytes, rule)
+    if what == "count":
+        return Arguments((bits, a.count), bits.nbytes, rule)
+    if what == "encode":
+        return Arguments((grad, bits, kept, a.floats(kept)), 8 * kept + bits.nbytes, rule)
+    moved = 4 * (a.count + kept) + bits.nbytes
+    return Arguments((a.floats(kept), bits, kept, a.floats()), moved, {**rule, "scale": 0.25})
+
+
 def moments(a: Inputs) -> Arguments:
     rows = -(-a.count // BLOCK)
     return Arguments((a.grad, a.floats(rows), a.doubles(rows), BLOCK), 4 * a.count)
@@ -440,6 +456,10 @@ CASES = (
     Case("dense_decode of float16", "dense_decode", partial(dense, what="decode")),
     Case(f"dense_offer_all of {TENSORS}", "dense_offer_all", partial(dense_together, what="offer")),
     Case(f"dense_decode_all of {TENSORS}", "dense_decode_all", partial(dense_together, what="decode")),
+    Case("union_mark 1%", "union_mark", partial(union, what="mark")),
+    Case("union_count", "union_count", partial(union, what="count")),
+    Case("union_encode 1%", "union_encode", partial(union, what="encode")),
+    Case("union_decode 1%", "union_decode", partial(union, what="decode")),
     Case("adam_hold_all", "adam_hold_all", adam_hold),
     Case("adam_step_all", "adam_step_all", adam_step),
     Case("absorb", "absorb", lambda a: Arguments((a.grad, a.residual), 16 * a.count)),

@@ -33,6 +33,7 @@ ROW = 1000
 BLOCK = 2048
 QSGD_BLOCK = 512
 KEPT_ONE_IN = 100
+DENSITIES = (0.01, 0.05, 0.2, 0.5)  # of what is mostly zeros
 SKETCH_ROWS, SKETCH_SHARE, TOP_SHARE = 5, 50, 100  # 1/50 of the elements as columns, 1/100 chosen
 CHECKED_ELEMENTS = 1 << 17  # the reference of Elias codes
 CHECKED_BYTES = 1 << 20  # the reference of CRC-32C takes 0.1 microseconds a byte
@@ -385,6 +386,34 @@ def sparse(a: Arrays) -> Iterable[Case]:
     yield Case("numpy decode", 16 * n, lambda: numpy_sparse_decode(a))
 
 
+def unions(a: Arrays) -> Iterable[Case]:
+    """Of single elements and of rows."""
+    n = a.count
+    for block, density in ((block, density) for block in (1, 64) for density in DENSITIES):
+        there = torch.rand(-(-n // block), generator=torch.Generator().manual_seed(1)) < density
+        grad = a.grad * there.repeat_interleave(block)[:n]
+        bits = torch.zeros(ops.word_count(there.numel()), dtype=torch.int64)
+        single.union_mark(grad, bits, block=block)
+        kept = single.union_count(bits, n, block=block)
+        given, label = (bits, kept), f"{density:.0%} in blocks of {block}"
+        sent = torch.zeros(kept)
+        yield kernel_case(f"union_mark {label}", 4 * n + bits.nbytes, "union_mark", grad, bits.clone(), block=block)
+        moved = 8 * kept + bits.nbytes
+        yield kernel_case(f"union_encode {label}", moved, "union_encode", grad, *given, sent, block=block)
+        moved = 4 * (n + kept) + bits.nbytes
+        yield kernel_case(f"union_decode {label}", moved, "union_decode", sent, *given, a.out, block=block, scale=0.3)
+        moved = 8 * n + 12 * kept + 4 * bits.nbytes
+        yield Case(f"homomorphic step {label}", moved, partial(union_step, grad, bits, sent, a.out, block))
+    yield kernel_case("union_count", 8 * a.words, "union_count", a.more, n, block=1)
+
+
+def union_step(grad: Tensor, bits: Tensor, sent: Tensor, out: Tensor, block: int) -> None:
+    single.union_mark(grad, bits, block=block)
+    kept = single.union_count(bits, grad.numel(), block=block)
+    single.union_encode(grad, bits, kept, sent, block=block)
+    single.union_decode(sent, bits, kept, out, block=block, scale=0.3)
+
+
 def values(a: Arrays) -> Iterable[Case]:
     """Bytes of sections and samples are left out beside the tensor's own."""
     n, chosen, found = a.count, a.positions.clone(), a.values.clone()
@@ -596,7 +625,7 @@ def checksums(a: Arrays) -> Iterable[Case]:
 
 
 FAMILIES = (
-    yardsticks, one_bit, bit_vectors, dithering, quantising, sparse, values, dense, sketches, low_rank, records,
+    yardsticks, one_bit, bit_vectors, dithering, quantising, sparse, unions, values, dense, sketches, low_rank, records,
     checksums, adam,
 )  # fmt: skip
 

@@ -208,8 +208,10 @@ template <class R, class... A> void define(py::module_& module, const char* name
   module.def(name, call, py::call_guard<py::gil_scoped_release>());
 }
 
-// For all tensors of a batch: a count for each of them.
-template <class Tensor, class... A, class = std::enable_if_t<std::is_class_v<Tensor> && (sizeof(Tensor) > 16)>>
+// For all tensors of a batch, which is no list among other arguments: a count for each of them.
+template <class Tensor, class... A,
+          class = std::enable_if_t<std::is_class_v<Tensor> &&
+                                   !std::is_base_of_v<ListArgument<Tensor>, Argument<const Tensor*>>>>
 void define(py::module_& module, const char* name, void (*kernel)(const Tensor*, int64_t, A...)) {
   const auto call = [kernel](const Rows<Tensor>& rows, Given<A>... given) {
     const std::vector<Tensor>& tensors = rows.list;

@@ -119,6 +119,36 @@ void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype paylo
 void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch);
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
 
+// union.cpp, union.cu: a bit for each `block` elements, as rules/union.h says. Values are of the arithmetic type: those
+// of the union in order, `kept` of them; nothing goes beyond these, whatever the bits are. Without bits all are in it.
+struct UnionMarked {
+  const void* grad;
+  int64_t count;
+  uint64_t* bits;
+};
+struct UnionCounted {
+  const uint64_t* bits;
+  int64_t elements;
+};
+struct UnionEncoded {
+  const void* grad;
+  const uint64_t* bits;
+  int64_t count, kept;
+  void* values;
+};
+struct UnionDecoded {
+  const void* values;
+  const uint64_t* bits;
+  int64_t count, kept;
+  void* grad;
+};
+void union_mark(const UnionMarked* tensors, int64_t tensor_count, Dtype dtype, int64_t block, int64_t* nonfinite,
+                Launch launch);
+void union_count(const UnionCounted* tensors, int64_t tensor_count, int64_t block, int64_t* kept, Launch launch);
+void union_encode(const UnionEncoded* tensors, int64_t tensor_count, Dtype dtype, int64_t block, Launch launch);
+void union_decode(const UnionDecoded* tensors, int64_t tensor_count, Dtype dtype, int64_t block, double scale,
+                  Launch launch);
+
 // adam.cpp, adam.cu: tensors whose scales are the same; `second` is written; `square` and `floors`, one per row or
 // null, are of the arithmetic type
 struct AdamHeld {
@@ -389,7 +419,8 @@ const char* instruction_set();
   use(sign_pack) use(sign_offer) use(sign_decode) use(two_value_offer) use(two_value_decode) use(merge_bits) \
   use(bernoulli_words) use(majority_fold) use(shaped_merge) use(shaped_fold) use(ternary_fold) use(ternary_unpack) \
   use(record_offer) use(record_fold) use(record_decode) use(dense_offer) use(dense_add) use(dense_decode) \
-  use(absorb) use(triad) use(adam_hold) use(adam_step) use(norm_offer) use(moments_offer) use(norm_sketch) \
+  use(absorb) use(triad) use(union_mark) use(union_count) use(union_encode) use(union_decode) \
+  use(adam_hold) use(adam_step) use(norm_offer) use(moments_offer) use(norm_sketch) \
   use(uniform_encode) use(uniform_add) use(uniform_fold) use(uniform_decode) \
   use(exponential_encode) use(exponential_merge) use(exponential_fold) use(exponential_decode) \
   use(qsgd_encode) use(qsgd_fold) use(qsgd_decode) use(loco_encode) use(loco_fold) use(elias_encode) use(elias_decode) \

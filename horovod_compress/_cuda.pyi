@@ -60,6 +60,10 @@ from ._cpu import (
     uniform_decode as uniform_decode,
     uniform_encode as uniform_encode,
     uniform_fold as uniform_fold,
+    union_count as union_count,
+    union_decode as union_decode,
+    union_encode as union_encode,
+    union_mark as union_mark,
     values_decode as values_decode,
     values_encode as values_encode,
 )

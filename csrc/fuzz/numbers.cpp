@@ -1,4 +1,4 @@
-// Plain numbers from other ranks, any of them NaN or infinite: sketches, factors, samples, and selection.
+// Plain numbers from other ranks, any of them NaN or infinite: sketches, factors, samples, selection, and unions.
 #include "rules/sketch.h"
 
 #include "fuzz/input.h"
@@ -84,16 +84,32 @@ void dense(Input& in, Dtype dtype) {
   dense_decode(&tensor, 1, payload_dtype, dtype, dtype, 0.5, kHere);
 }
 
+// Bits that arrived, of any blocks, and as many values as somebody believes.
+void in_union(Input& in, Dtype dtype) {
+  const int64_t count = in.below(3000), block = 1 + in.below(200), kept = in.below(count + 1);
+  const Bytes bits = in.bytes(8 * words_for(ceil_div(count, block))), grad = in.bytes(width(dtype) * count);
+  const Bytes values(work_width(dtype) * kept);
+  int64_t found = 0;
+  const UnionCounted counted{bits.as<uint64_t>(), count};
+  union_count(&counted, 1, block, &found, kHere);
+  require(found <= count, "no more elements than there are");
+  const UnionEncoded encoded{grad.get(), bits.as<uint64_t>(), count, kept, values.get()};
+  union_encode(&encoded, 1, dtype, block, kHere);
+  const UnionDecoded decoded{values.get(), bits.as<uint64_t>(), count, kept, grad.get()};
+  union_decode(&decoded, 1, dtype, block, 0.5, kHere);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input in(data, size);
-  const int64_t method = in.below(5);
+  const int64_t method = in.below(6);
   const Dtype dtype = in.dtype();
   if (method == 0) sketch(in, dtype);
   if (method == 1) lowrank(in, dtype);
   if (method == 2) sample(in, dtype);
   if (method == 3) select(in, dtype);
   if (method == 4) dense(in, dtype);
+  if (method == 5) in_union(in, dtype);
   return 0;
 }

@@ -136,6 +136,25 @@ Written sketches(Launch launch) {
   return w;
 }
 
+Written unions(Launch launch) {
+  const Bytes grad = numbers(20), bits(words_for(kCount) * 8), values(4 * kCount), result(4 * kCount);
+  Written w;
+  int64_t kept = 0;
+  for (int64_t i = 0; i < kCount; ++i)
+    if (grad.as<float>()[i] < 1) grad.as<float>()[i] = 0;
+  const UnionMarked marked{grad.get(), kCount, bits.as<uint64_t>()};
+  union_mark(&marked, 1, kFloat32, 1, &w.counted, launch);
+  const UnionCounted counted{bits.as<uint64_t>(), kCount};
+  union_count(&counted, 1, 1, &kept, launch);
+  const UnionEncoded encoded{grad.get(), bits.as<uint64_t>(), kCount, kept, values.get()};
+  union_encode(&encoded, 1, kFloat32, 1, launch);
+  const UnionDecoded decoded{values.get(), bits.as<uint64_t>(), kCount, kept, result.get()};
+  union_decode(&decoded, 1, kFloat32, 1, 0.5, launch);
+  w.counted += kept;
+  for (const Bytes* array : {&bits, &values, &result}) w.arrays.push_back(copy_of(*array));
+  return w;
+}
+
 Written matrices(Launch launch) {
   constexpr int64_t kRank = 3, kLines = kRows, kColumns = kRow;
   const Bytes grad = numbers(11), residual = numbers(12), left(4 * kLines * kRank), right(4 * kColumns * kRank);
@@ -178,8 +197,8 @@ void compare(const char* name, const Written& one, const Written& other) {
 
 int main() {
   const std::pair<const char*, Kernel> kernels[] = {
-      {"signs", signs},       {"two values", two_values}, {"sparse", sparse}, {"quantised", quantised},
-      {"sketches", sketches}, {"matrices", matrices},     {"others", others},
+      {"signs", signs},       {"two values", two_values}, {"sparse", sparse},     {"quantised", quantised},
+      {"sketches", sketches}, {"unions", unions},         {"matrices", matrices}, {"others", others},
   };
   for (const auto& [name, kernel] : kernels) {
     const Written alone = kernel({1, nullptr});

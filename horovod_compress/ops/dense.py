@@ -20,6 +20,10 @@ __all__ = [
     "dense_offer_all",
     "take_roots",
     "triad",
+    "union_count_all",
+    "union_decode_all",
+    "union_encode_all",
+    "union_mark_all",
 ]
 
 
@@ -163,3 +167,59 @@ def _row_lengths(tensors: Sequence[Tensor], floors: Sequence[Tensor] | None) -> 
             raise ValueError(f"{count} elements cannot be in {rows} equal rows")
         lengths.append(max(1, count // max(1, rows)))
     return lengths
+
+
+def union_mark_all(grads: Sequence[Tensor], bits: Sequence[Tensor], *, block: int) -> Counts:
+    """Write a bit for each block of elements, 1 where one of them is not 0; return how many elements are not finite.
+
+    Args:
+        bits: of each tensor as many words as its blocks take; the last block may be shorter.
+    """
+    return run.union_mark(grads, bits, block=block)
+
+
+def union_count_all(bits: Sequence[Tensor], elements: Sequence[int], *, block: int) -> Counts:
+    """Return how many elements bits that are 1 stand for; less than 0 where one is that of no block.
+
+    Args:
+        elements: of the tensors.
+    """
+    return run.union_count(bits, elements, block=block)
+
+
+def union_encode_all(
+    grads: Sequence[Tensor],
+    bits: Sequence[Tensor | None],
+    kept: Sequence[int],
+    values: Sequence[Tensor],
+    *,
+    block: int,
+) -> None:
+    """Write the elements whose bits are 1, in order and in the dtype of the arithmetic.
+
+    Args:
+        bits: None for a tensor of which all elements are written.
+        kept: how many these are of each, as :func:`union_count_all` says.
+    """
+    _check_whole(grads, bits, kept)
+    run.union_encode(grads, bits, kept, values, block=block)
+
+
+def union_decode_all(
+    values: Sequence[Tensor],
+    bits: Sequence[Tensor | None],
+    kept: Sequence[int],
+    grads: Sequence[Tensor],
+    *,
+    block: int,
+    scale: float,
+) -> None:
+    """Write ``value * scale`` where bits are 1, and 0 elsewhere; the arguments are as of :func:`union_encode_all`."""
+    _check_whole(grads, bits, kept)
+    run.union_decode(values, bits, kept, grads, block=block, scale=scale)
+
+
+def _check_whole(grads: Sequence[Tensor], bits: Sequence[Tensor | None], kept: Sequence[int]) -> None:
+    for grad, mine, number in zip(grads, bits, kept, strict=True):
+        if mine is None and number != grad.numel():
+            raise ValueError(f"without bits all {grad.numel()} elements are kept, got {number}")

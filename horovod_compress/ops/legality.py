@@ -188,6 +188,12 @@ def row_count(count: int, row_length: int) -> int:
     return -(-count // row_length)
 
 
+def check_marked(words: int, elements: int, block: int) -> None:
+    """Refuse words that do not hold a bit for each block of a tensor."""
+    if elements < 0 or words != word_count(row_count(elements, block)):
+        raise ValueError(f"bits must be those of {elements} elements in blocks of {block}, got {words} words")
+
+
 def check_parts(parts: Sequence[Tensor], name: str = "parts") -> None:
     """Refuse the payloads of no ranks, and of more than a kernel counts."""
     if not 1 <= len(parts) <= MAX_PARTS:

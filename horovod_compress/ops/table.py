@@ -110,6 +110,8 @@ COUNT, ROW_LENGTH = Number("count"), Number("row_length", "row_count(n, row_leng
 OFFSET, WORD_OFFSET = Number("offset", "check_draws(offset, n)"), Number("word_offset", "check_words(word_offset, n)")
 GRAD, RESIDUAL, DIVISOR = Array("grad", ANY), maybe("residual", WORK), maybe("divisor", WORK)
 SHORT_RESIDUAL, ROUNDED = maybe("residual", KEPT), ("check_rounding(rounding, residual_kind)",)
+BLOCK_WORDS = "word_count(row_count(n, block))"
+MARKED = maybe("bits", I64, BLOCK_WORDS)
 INTO = new("into", I64, disjoint="other")
 CODES = ("code_layout(bits, 0)[0]", "code_layout(bits, n)[1]")
 NORMS, NEW_CODES = Array("norms", WORK, ROWS), new("codes", *CODES, disjoint="grad")
@@ -207,6 +209,16 @@ TABLE = (
                 new("momentum", WORK, optional=True, disjoint="grad residual"))),
     Operation("triad", "a_at, b_at, c_at, s, n", options="s", of="a",
         arrays=(new("a", F32), Array("b", F32), Array("c", F32))),
+    Operation("union_mark", "rows, grad_code, block",
+        (GRAD, COUNT, new("bits", I64, BLOCK_WORDS, disjoint="grad")), options="block", counts=True),
+    Operation("union_count", "rows, block",
+        (Array("bits", I64), Number("elements", "check_marked(n, elements, block)")),
+        options="block", of="bits", counts=True),
+    Operation("union_encode", "rows, grad_code, block",
+        (GRAD, MARKED, COUNT, Number("kept"), new("values", WORK, "kept", disjoint="grad bits")), options="block"),
+    Operation("union_decode", "rows, grad_code, block, scale",
+        (Array("values", WORK, "kept"), MARKED, COUNT, Number("kept"), new("grad", ANY, disjoint="values bits")),
+        options="block scale"),
     Operation("adam_hold", "rows, second_code, adam_scales(betas, step, bound, left)",
         (new("second", ANY), Array("first", "second_kind", disjoint="second"),
          Array("grad", "second_kind", disjoint="second"),

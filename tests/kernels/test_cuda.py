@@ -309,6 +309,22 @@ class TestNumbers:
                 room = [poison(number, torch.float64) for _ in grads]
                 same("norm_sketch_all", grads, room, KEY, counters=number, offsets=[6400, 0, 64])
 
+    def test_union(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        """Three tensors, one of them without bits."""
+        for count in lengths:
+            for block in few_if_long(count, (1, 7, 64), 1):
+                grads = [numbers(n, dtype, n) * (tame(n, dtype, 1) > 1) for n in (count, 300, 0)]
+                marked = [poison(ops.word_count(-(-grad.numel() // block)), torch.int64) for grad in grads]
+                same("union_mark_all", grads, marked, block=block)
+                ops.union_mark_all(grads, marked, block=block)
+                sizes = [grad.numel() for grad in grads]
+                same("union_count_all", marked, sizes, block=block)
+                kept = as_tensor(ops.union_count_all(marked, sizes, block=block)).tolist()
+                found, kept[1] = [marked[0], None, marked[2]], 300
+                values = [tame(number, work(dtype), number) for number in kept]
+                same("union_encode_all", grads, found, kept, values, block=block)
+                same("union_decode_all", values, found, kept, grads, block=block, scale=0.3)
+
     def test_sketch_of_many_layers(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         """Across layer 65,536, with few layers and with more than are prepared together."""
         columns, border = 32, 65_536 * 32

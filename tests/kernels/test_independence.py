@@ -182,6 +182,18 @@ def _sparse(dtype: torch.dtype, count: int) -> str:
     return _digest([*chosen, values, mean, *sections, cleared, grad, residual], *top, *binary, *map(int, wrong))
 
 
+def _union(dtype: torch.dtype, count: int, block: int) -> str:
+    grad = numbers(count, dtype, 1)
+    grad[count // 3 : -count // 3] = 0
+    found = poison(ops.word_count(-(-count // block)), torch.int64)
+    bad = single.union_mark(grad, found, block=block)
+    kept = single.union_count(found, count, block=block)
+    values, result = poison(kept, work(dtype)), poison(count, dtype)
+    single.union_encode(grad, found, kept, values, block=block)
+    single.union_decode(values, found, kept, result, block=block, scale=0.7)
+    return _digest([found, values, result], bad, kept)
+
+
 def _values(dtype: torch.dtype, count: int) -> str:
     grad, residual, kind = numbers(count, dtype, 1), numbers(count, work(dtype), 2), work(dtype)
     k, chunk = 20, 1000
@@ -235,10 +247,11 @@ def digests(scale: int) -> list[str]:
     wide = ops.sketch_columns(scale // 2)
     sketched = [_sketch(dtype, scale + 9, columns) for dtype in DTYPES for columns in (wide, 1072)]
     plain = [kernel(dtype, scale + 3) for dtype in DTYPES for kernel in (_dense, _sparse, _values)]
+    unions = [_union(dtype, scale + 13, block) for dtype in DTYPES for block in (1, 7)]
     sides = [(scale // 30 + 1, 30), (30, scale // 30 + 1)]
     factors = [_low_rank(dtype, *side) for dtype in DTYPES for side in sides]
     records = [_records(dtype, scale + 11, block) for dtype in DTYPES for block in (64, 2048)]
-    return [*signs, *plain, *dithered, *rounded, *sketched, *factors, *records, _bits(scale // 8 + 1)]
+    return [*signs, *plain, *unions, *dithered, *rounded, *sketched, *factors, *records, _bits(scale // 8 + 1)]
 
 
 def large_digests() -> list[str]:

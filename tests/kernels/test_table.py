@@ -28,7 +28,12 @@ KERNELS = Path(__file__).resolve().parents[2] / "csrc" / "kernels.h"
 COUNTS = (0, 1, 63, 64, 65, 0, 1023, 1025, 5000)
 ROWS = [(max(count, 1), 8, 100, 1024)[i % 4] for i, count in enumerate(COUNTS)]
 #: Other numbers of a tensor of so many elements.
-CHOSEN: dict[str, Callable[[int], int]] = {"k": lambda count: -(-count // 3), "last": lambda count: min(count % 100, 2)}
+CHOSEN: dict[str, Callable[[int], int]] = {
+    "k": lambda count: -(-count // 3),
+    "kept": lambda count: -(-count // 3),
+    "last": lambda count: min(count % 100, 2),
+    "elements": lambda words: max(0, 7 * 64 * words - 5),
+}
 
 #: What a call says beside the tensors, if anything, each with the dtype and the length of what these decide.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -36,6 +41,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sign_decode": {"feedback": "own", "decay": 0.9, "scale": 0.3, "key": KEY},
     "two_value_decode": {"own": 1, "scale": 0.3},
     "dense_decode": {"scale": 0.3},
+    "union_mark": {"block": 7},
+    "union_count": {"block": 7},
+    "union_encode": {"block": 1},
+    "union_decode": {"block": 1, "scale": 0.3},
     "norm_offer": {"power": 2},
     "norm_sketch": {"key": KEY, "counters": 128},
     "uniform_encode": {"key": KEY, "bits": 4, "levels": 3},
@@ -175,12 +184,20 @@ def arguments(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
             given["forms"] = ["codes2" if len(one) else "signs" for one in positions]
             given["heads"] = [tame(2, torch.float32, 1) if len(one) else tame(1, work(dtype), 1) for one in positions]
             given["values"] = [numbers(count, work(dtype), count) for count in COUNTS]
+    if row.name in ("union_encode", "union_decode"):  # every third element is in the union
+        given["bits"] = [bits_at(torch.arange(0, count, 3), count) for count in COUNTS]
     if row.name in DECODERS:
         given |= {"parameters": [3] * len(COUNTS), "sections": sections_for(row.name, work(dtype))}
         given |= {"forms": ["full"] * len(COUNTS)} if row.name == "values_decode" else {}
     if row.name in ("adam_hold", "adam_step"):
         del given["row_lengths"]
     return given
+
+
+def bits_at(positions: Tensor, count: int) -> Tensor:
+    """Return a bit vector of so many bits, with those at some positions 1."""
+    found = torch.zeros(ops.word_count(count), dtype=torch.int64)
+    return found.scatter_add_(0, positions // 64, torch.ones_like(positions) << positions % 64)
 
 
 def sections_for(name: str, kind: torch.dtype) -> list[list[Tensor]]:
@@ -230,7 +247,10 @@ def test_what_may_be_left_out_is_left_out(row: Operation, dtype: torch.dtype) ->
     optional = [
         m.many
         for m in row.given
-        if isinstance(m, Array) and m.optional and m.name not in ("residual", "head", "momentum")
+        if isinstance(m, Array)
+        and m.optional
+        and m.name not in ("residual", "head", "momentum")
+        and not row.name.startswith("union_")
     ]
     for name in optional:
         compare(f"{row.name}_all", **{**given, name: None})

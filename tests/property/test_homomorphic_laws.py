@@ -10,8 +10,7 @@ from torch import Tensor
 
 from horovod_compress.codecs.base import Piece
 from horovod_compress.codecs.homomorphic import Homomorphic
-from horovod_compress.codecs.shared.bits import packed, set_bits
-from horovod_compress.codecs.work import Work
+from horovod_compress.codecs.work import Counts, Work
 from horovod_compress.errors import ConfigError, CorruptFrameError
 from horovod_compress.exchange.wire import HEADER_BYTES
 from horovod_compress.ops.keys import Key
@@ -122,30 +121,22 @@ def test_values_that_cancel_are_sent_as_zeros() -> None:
         assert fleet.reducers[0].buckets[0].round(0).work.used == 8
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 64, 1000])
-def test_bits_are_read_as_they_were_written(count: int) -> None:
-    for density in (0.0, 0.1, 1.0):
-        flags = torch.rand(count, generator=torch.Generator().manual_seed(count)) < density
-        bits = torch.zeros(-(-count // 8), dtype=torch.uint8).copy_(packed(flags))
-        assert torch.equal(set_bits(bits), flags.nonzero().view(-1))
-        by_hand = [sum(int(flag) << at for at, flag in enumerate(flags[i : i + 8])) for i in range(0, count, 8)]
-        assert bits.tolist() == by_hand
-
-
 @pytest.mark.parametrize("block", [1, 64])
 @pytest.mark.parametrize("fault", [True, False])
 def test_bits_of_no_gradient_are_an_error_on_every_rank(
     block: int, fault: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks set the first bit behind a tensor's; the control sets the last one of the tensor."""
-    flag, last = Homomorphic._flag, 4 if block == 1 else 1
+    submit, last = Homomorphic.submit, 4 if block == 1 else 1
 
-    def flagging(self: Homomorphic, grad: Tensor, bits: Tensor) -> None:
-        flag(self, grad, bits)
-        if grad.numel() == 3:
-            bits[0] = 2 * last if fault else last
+    def submitting(self: Homomorphic, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        counts = submit(self, work, positions, key)
+        for position in positions:
+            if work.bucket.tensors[position].count == 3:
+                work.memo["bits"][position][0] = 2 * last if fault else last
+        return counts
 
-    monkeypatch.setattr(Homomorphic, "_flag", flagging)
+    monkeypatch.setattr(Homomorphic, "submit", submitting)
     with Fleet(3, TENSORS, "homomorphic", block=block) as fleet:
         step = fleet.offer(_whole(3, 0.1, seed=2))
         for reducer in fleet.reducers:

@@ -71,6 +71,16 @@ def test_bytes_do_not_grow_with_ranks(world: int) -> None:
     assert 0.55 < 8 * (sent - frames) / count <= 0.8
 
 
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 64, 1000])
+def test_bits_are_read_as_they_were_written(count: int) -> None:
+    for density in (0.0, 0.1, 1.0):
+        flags = torch.rand(count, generator=torch.Generator().manual_seed(count)) < density
+        bits = torch.zeros(-(-count // 8), dtype=torch.uint8).copy_(written.packed(flags))
+        assert torch.equal(written.set_bits(bits), flags.nonzero().view(-1))
+        by_hand = [sum(int(flag) << at for at, flag in enumerate(flags[i : i + 8])) for i in range(0, count, 8)]
+        assert bits.tolist() == by_hand
+
+
 def test_positions_of_any_number_are_read_as_they_were_written() -> None:
     for most, count in [(0, 64), (1, 64), (64, 64), (5, 1 << 20), (100, 12_345), (1, 1)]:
         for number in {0, min(1, most), most // 2, most}:

@@ -17,8 +17,13 @@ import torch
 from torch import Tensor
 
 from ..work import Work
-from .bits import packed, set_bits, unpacked
 
+#: On a CPU so many bits are read at a time: what lies between two operations stays small.
+_AT_A_TIME = 1 << 20
+# Of 8 bytes that are 0 or 1, times this, the highest byte has them as bits, lowest first.
+_GATHERED = 0x0102040810204080
+# A byte in each of 8 bytes, and of each the bit with its number.
+_EVERYWHERE, _ONE_OF_EACH = 0x0101010101010101, -0x7FBFDFEFF7FBFDFF
 #: A tensor's position, which positions of the bucket lie in it, and where in the tensor they are.
 Places = tuple[int, slice, Tensor]
 
@@ -84,3 +89,30 @@ def _low(most: int, count: int) -> int:
 
 def _bits(most: int, count: int, low: int) -> int:
     return most + (count >> low) + 1 if most else 0
+
+
+# ---- bits in bytes, lowest first ---------------------------------------------------------------
+
+
+def packed(flags: Tensor) -> Tensor:
+    """Return flags as bits, lowest first; the last byte is filled with zeros."""
+    bytes_ = torch.nn.functional.pad(flags, (0, -flags.numel() % 8)).view(torch.int64)
+    return (bytes_ * _GATHERED) >> 56  # the sign that is shifted in is cut off with all but a byte
+
+
+def set_bits(bitmap: Tensor) -> Tensor:
+    """Return the numbers of bits that are 1, in order. Most bytes are 0: only the others are spread out."""
+    size = max(1, bitmap.numel() if bitmap.is_cuda else _AT_A_TIME // 8)
+    found = []
+    for at in range(0, max(1, bitmap.numel()), size):
+        some = bitmap[at : at + size]
+        there = some.nonzero().view(-1)
+        spread = (some[there].to(torch.int64) * _EVERYWHERE & _ONE_OF_EACH).view(torch.uint8)
+        number = spread.nonzero().view(-1)
+        found.append(there[number >> 3].add_(at).mul_(8).add_(number & 7))
+    return torch.cat(found)
+
+
+def unpacked(bitmap: Tensor) -> Tensor:
+    """Return bits as numbers of a byte, 0 or 1."""
+    return ((bitmap[:, None] >> torch.arange(8, dtype=torch.uint8, device=bitmap.device)) & 1).view(-1)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .numbers import load, offered, quiet, store
+from .numbers import load, offered, quiet, store, unpacked, write_bits
 
 
 def dense_offer(grad: Tensor, residual: Tensor | None, out: Tensor) -> int:
@@ -27,6 +27,39 @@ def dense_decode(payload: Tensor, grad: Tensor, *, scale: float, residual: Tenso
     store(grad, load(payload).astype(work) * work(scale))
     if residual is not None:
         residual.zero_()
+
+
+def union_mark(grad: Tensor, bits: Tensor, *, block: int) -> int:
+    x = load(grad)
+    padded = np.zeros(-(-x.size // block) * block, dtype=bool)
+    padded[: x.size] = x.reshape(-1) != 0
+    write_bits(bits, np.asarray(padded.reshape(-1, block).any(axis=1)))
+    return int(np.count_nonzero(~np.isfinite(x)))
+
+
+def union_count(bits: Tensor, elements: int, *, block: int) -> int:
+    every = unpacked(bits, 64 * bits.numel())
+    outside = every[-(-elements // block) :].any()
+    return int(_in_union(bits, elements, block).sum()) - (1 << 62) * int(outside)
+
+
+def union_encode(grad: Tensor, bits: Tensor | None, kept: int, values: Tensor, *, block: int) -> None:
+    x = load(grad).reshape(-1)
+    values.numpy()[:] = x[_in_union(bits, x.size, block)]
+
+
+@quiet
+def union_decode(values: Tensor, bits: Tensor | None, kept: int, grad: Tensor, *, block: int, scale: float) -> None:
+    result = np.zeros(grad.numel(), dtype=values.numpy().dtype)
+    result[_in_union(bits, result.size, block)] = values.numpy() * result.dtype.type(scale)
+    store(grad.view(-1), result)
+
+
+def _in_union(bits: Tensor | None, elements: int, block: int) -> np.ndarray:
+    """Return of which elements the bits are 1; of all of them without bits."""
+    if bits is None:
+        return np.ones(elements, dtype=bool)
+    return unpacked(bits, -(-elements // block)).repeat(block)[:elements]
 
 
 def triad(a: Tensor, b: Tensor, c: Tensor, s: float) -> None:
