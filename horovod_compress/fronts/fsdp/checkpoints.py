@@ -84,18 +84,19 @@ class Sharded:
     # ---- residuals that can be divided anew ----
 
     def _kinds(self) -> dict[str, list[str]]:
-        """Return what is kept for elements, with the names of the tensors; the same on all ranks.
+        """Return what is kept for elements, with the names of the tensors; the same on all ranks, in the same order.
 
-        A bucket may be small enough on one rank to go uncompressed, and on another not.
+        A tensor may be small enough on one rank to go uncompressed, and on another not: so it is what its method keeps,
+        whatever its bucket's does here.
         """
         reducer = self._session.reducer
         found: dict[str, list[str]] = {}
-        for bucket in reducer.plan.buckets:
-            codec = self._session.methods.codecs[bucket.method]
-            names = [tensor.name for tensor in bucket.tensors]
-            kinds = codec.layout(replace(bucket, plain=False), reducer.world).state
+        buckets = {tensor.name: bucket for bucket in reducer.plan.buckets for tensor in bucket.tensors}
+        for name in self._parameters:
+            codec = self._session.methods.codec(name)
+            kinds = codec.layout(replace(buckets[name], plain=False), reducer.world).state
             for kind in kinds if _RESIDUAL in kinds else [*kinds, _WAITING]:
-                found.setdefault(kind, []).extend(names)
+                found.setdefault(kind, []).append(name)
         return found
 
     def _residuals(self, state: Mapping[str, Any]) -> dict[str, dict[str, DTensor]]:
@@ -173,6 +174,8 @@ class Sharded:
                     kept.setdefault(kind, {})[name] = rounded(
                         part, mine["state"][kind][name].dtype, self._session.reducer.rank
                     )
+                elif kind == _RESIDUAL:  # uncompressed here: the next round sends it
+                    waiting |= {name: part} if bool(part.any()) else {}
                 elif bool(part.any()):
                     raise StateError(
                         f"the checkpoint has a {kind} of {name}, which is exchanged uncompressed here: give the "
