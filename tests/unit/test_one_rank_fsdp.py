@@ -31,6 +31,26 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
+def test_what_was_divided_anew_is_known_to_wait(mesh: DeviceMesh) -> None:
+    """Else the first exact round, which sends it, would pass for the exact mean."""
+    saved: dict[str, Any] = {}
+    for _ in range(2):
+        net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        fully_shard(net, mesh=mesh["shard"])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        compression = hvc.Compression.topk(net.named_parameters(), density=0.1, min_elements=0, warmup_steps=0)
+        compression.register(net, optimizer, replicate=mesh["replicate"])
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        if saved:
+            compression.resharded(replicas=1).load_state_dict(saved)
+            found = compression._saved.state()
+            assert found["norms"] == {"wait": sorted(n for n, t in found["state"]["residual"].items() if t.any())}
+            assert found["norms"]["wait"]
+        saved = compression.state_dict()
+        compression.close()
+
+
 @pytest.mark.parametrize("by_torch", [False, True])
 def test_a_compression_that_failed_to_register_is_not_open(
     by_torch: bool, mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

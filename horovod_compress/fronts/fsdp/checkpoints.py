@@ -163,6 +163,7 @@ class Sharded:
                 )
         kept: dict[str, dict[str, Tensor]] = {}
         waiting: dict[str, Tensor] = {}
+        filled: set[str] = set()
         for kind, tensors in state[_of(replicas)].items():
             for name, tensor in tensors.items():
                 of_all = tensor.to_local().double()
@@ -171,6 +172,7 @@ class Sharded:
                 if kind == _WAITING:
                     waiting |= {name: part} if bool(part.any()) else {}
                 elif name in mine["state"].get(kind, {}):
+                    filled |= {name} if bool(of_all.any()) else set()
                     kept.setdefault(kind, {})[name] = rounded(
                         part, mine["state"][kind][name].dtype, self._session.reducer.rank
                     )
@@ -181,9 +183,11 @@ class Sharded:
                         f"the checkpoint has a {kind} of {name}, which is exchanged uncompressed here: give the "
                         "compression the same schedule= and min_elements=, or begin without what waits"
                     )
-        gone = {checksums.KEY, "second_moment", _WAITING, *_COMMON} - {*_FIXED}
+        gone = {checksums.KEY, "second_moment", "norms", _WAITING, *_COMMON} - {*_FIXED}
         rest = {name: part for name, part in mine.items() if name not in gone}
         rest |= {_WAITING: waiting} if waiting else {}
+        # Ratios are of other shards; but an exact round that sends what waits is not the exact mean.
+        rest |= {"norms": {"wait": sorted(filled)}} if filled else {}
         more = {name: about[name] for name in _COMMON if name in about and name not in _FIXED}
         dealt = checksums.sealed(rest | more | {"state": kept, "carries": {}})
         self._saved.load(dealt, "restore")
