@@ -166,6 +166,10 @@ class Steps:
         names = self._takers.may_hold(self.named)
         return [name for name in names if self._methods.codec(name).properties().divides != "never"]
 
+    def divides(self) -> Mapping[str, str]:
+        """Return, by tensor, where a second moment that is held divides."""
+        return self._buckets.divides()
+
     def own_moments(self, held: Collection[str]) -> dict[str, Tensor]:
         """Return the second moments of the others of these, which are their optimizers' own."""
         return self._takers.own_moments(self.named, held)

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 import horovod_compress.fsdp as hvc
 from horovod_compress.engine.agreement import differences
-from horovod_compress.errors import MismatchError
+from horovod_compress.errors import MismatchError, StateError
 from horovod_compress.fronts.ending import left_open
 from horovod_compress.fronts.fsdp.grid import Column
 
@@ -47,6 +47,10 @@ def test_what_was_divided_anew_is_known_to_wait(mesh: DeviceMesh) -> None:
             found = compression._saved.state()
             assert found["norms"] == {"wait": sorted(n for n, t in found["state"]["residual"].items() if t.any())}
             assert found["norms"]["wait"]
+        else:  # as torch leaves it where a checkpoint lacks it, with allow_partial_load=True
+            empty = compression.resharded(replicas=1)
+            with pytest.raises(StateError, match="has no compression"):
+                empty.load_state_dict(empty.state_dict())
         saved = compression.state_dict()
         compression.close()
 

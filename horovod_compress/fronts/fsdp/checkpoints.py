@@ -99,12 +99,12 @@ class Sharded:
         """
         reducer = self._session.reducer
         found: dict[str, list[str]] = {}
-        apart = {*self._session.steps.may_hold()}  # what waits there is left out of coded rounds, unlike a residual
+        separate = {*self._session.steps.may_hold()}  # what waits there is left out of coded rounds, unlike a residual
         buckets = {tensor.name: bucket for bucket in reducer.plan.buckets for tensor in bucket.tensors}
         for name in self._parameters:
             codec = self._session.methods.codec(name)
             kinds = codec.layout(replace(buckets[name], plain=False), reducer.world).state
-            for kind in kinds if _RESIDUAL in kinds and name not in apart else [*kinds, _WAITING]:
+            for kind in kinds if _RESIDUAL in kinds and name not in separate else [*kinds, _WAITING]:
                 found.setdefault(kind, []).append(name)
         return found
 
@@ -113,14 +113,14 @@ class Sharded:
         divisors, waiting = self._session.steps.divisors(), state.get(_WAITING, {})
         found: dict[str, dict[str, DTensor]] = {}
         kinds = self._kinds()
-        apart = {*kinds.get(_WAITING, ())}
+        separate = {*kinds.get(_WAITING, ())}
         for kind, names in kinds.items():
             for name in names:
                 kept = waiting.get(name) if kind == _WAITING else state["state"].get(kind, {}).get(name)
                 part = self._zeros(name) if kept is None else kept
                 if kind != _WAITING and name in divisors:
                     part = part * divisors[name]
-                if kind == _RESIDUAL and name in waiting and name not in apart:
+                if kind == _RESIDUAL and name in waiting and name not in separate:
                     part = part + waiting[name]
                 found.setdefault(kind, {})[name] = self._divided(
                     name, part.to(self._zeros(name).dtype).view(1, part.numel()), self._mesh.shape[0], Shard(0)
@@ -147,7 +147,7 @@ class Sharded:
 
     def _handed_over(self, moments: Mapping[str, DTensor], numbers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Return the second moments to hold here from now on, of those that were held when they were saved."""
-        divides = self._session.reducer.buckets.divides()
+        divides = self._session.steps.divides()
         return {
             name: numbers[name] | {"divides": divides[name] == "before", "moment": moment.to_local().contiguous()}
             for name, moment in moments.items()
@@ -189,16 +189,11 @@ class Sharded:
         replica 0 has it.
 
         Raises:
-            StateError: the checkpoint is of another method or seed, or has something that nothing here waits as.
+            StateError: the checkpoint is of another method or seed, or has something that nothing here waits as, or
+                has no compression.
         """
-        about = json.loads(state[_ABOUT])
         mine, owned = self._saved.state(), self._session.methods.folded()
-        for name in _FIXED:
-            if about.get(name) != json.loads(json.dumps(mine.get(name))):
-                raise StateError(
-                    f"the checkpoint has a different {name}: expected {mine.get(name)!r}, got {about.get(name)!r}; "
-                    "resume with the same options"
-                )
+        about = _checked(state[_ABOUT], mine)
         kept: dict[str, dict[str, Tensor]] = {}
         waiting: dict[str, Tensor] = {}
         filled: set[str] = set()
@@ -257,6 +252,27 @@ class Resharded:
             StateError: the checkpoint is of another method or seed.
         """
         self._sharded.fill(state, self._replicas)
+
+
+def _checked(text: str, mine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint says of itself, if it fits.
+
+    Raises:
+        StateError: it does not.
+    """
+    if not text:  # as torch leaves what a checkpoint lacks with allow_partial_load=True
+        raise StateError(
+            "the checkpoint has no compression under the key that it was loaded from: load it as it was saved, or "
+            "leave the compression out, to begin without what waits"
+        )
+    about: dict[str, Any] = json.loads(text)
+    for name in _FIXED:
+        if about.get(name) != json.loads(json.dumps(mine.get(name))):
+            raise StateError(
+                f"the checkpoint has a different {name}: expected {mine.get(name)!r}, got {about.get(name)!r}; "
+                "resume with the same options"
+            )
+    return about
 
 
 def _of(replicas: int) -> str:
