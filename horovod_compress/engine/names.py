@@ -2,8 +2,9 @@
 
 ``DistributedDataParallel(model)`` and ``torch.compile(model)`` name a parameter ``fc.weight`` of the model
 ``module.fc.weight`` and ``_orig_mod.fc.weight``. Names are part of plans, patterns and saved states, and these should
-be the same with and without a wrapper. So ``_orig_mod.``, which only torch writes, is left out wherever it stands, and
-``module.`` in front where all names begin with it. A pattern may fit either the name that was given or the shorter one.
+be the same with and without a wrapper. So ``_orig_mod.`` and ``_checkpoint_wrapped_module.`` (activation
+checkpointing), which only torch writes, are left out wherever they stand, and ``module.`` in front where all names
+begin with it. A pattern may fit either the name that was given or the shorter one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ from .methods import Methods
 from .saved import checksums
 from .shards import local
 
-_COMPILED, _WRAPPED = "_orig_mod.", "module."
+_OF_TORCH, _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module."), "module."
+
+
+def _without_torch(name: str) -> str:
+    for part in _OF_TORCH:
+        name = name.replace(part, "")
+    return name
 
 
 def without_wrappers(names: Collection[str]) -> dict[str, str]:
     """Return the names to use by those that are given, for those that change; none where two would become one."""
-    found = {name: name.replace(_COMPILED, "") for name in names}
+    found = {name: _without_torch(name) for name in names}
     while found and all(name.startswith(_WRAPPED) for name in found.values()):
         found = {name: short.removeprefix(_WRAPPED) for name, short in found.items()}
     if len(set(found.values())) < len(found) or "" in found.values():
@@ -70,10 +77,10 @@ def in_arguments(given: Any, method: Any, options: Mapping[str, Any]) -> tuple[A
 
 def _in_words(changed: Mapping[str, str]) -> str:
     before, name = next(iter(changed.items()))
-    compiled = [f"{_COMPILED} is left out of names"] if any(_COMPILED in each for each in changed) else []
-    in_front = len(before.replace(_COMPILED, "")) > len(name)
+    inside = [f"{part} is left out of names" for part in _OF_TORCH if any(part in each for each in changed)]
+    in_front = len(_without_torch(before)) > len(name)
     wrapped = [f"all names begin with {_WRAPPED}, which is left out"] if in_front else []
-    return f"{', and '.join(wrapped + compiled)}: {before} is called {name} here, and in saved states"
+    return f"{', and '.join(wrapped + inside)}: {before} is called {name} here, and in saved states"
 
 
 def in_options(options: Mapping[str, Any], own: Collection[str]) -> Mapping[str, Any]:
@@ -141,10 +148,10 @@ def _in_rule(key: Any, short: Callable[[str], str]) -> Any:
 def _shortening(changed: Mapping[str, str]) -> Callable[[str], str]:
     """Return what takes out of a pattern what was taken out of names."""
     given, name = next(iter(changed.items()))
-    fronts = (len(given.replace(_COMPILED, "")) - len(name)) // len(_WRAPPED)
+    fronts = (len(_without_torch(given)) - len(name)) // len(_WRAPPED)
 
     def short(pattern: str) -> str:
-        pattern = pattern.replace(_COMPILED, "")
+        pattern = _without_torch(pattern)
         for _ in range(fronts):
             pattern = pattern.removeprefix(_WRAPPED)
         return pattern

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,6 +160,19 @@ class Steps:
     def divisors(self) -> dict[str, Tensor]:
         """Return what gradients are divided by before they are encoded, and what waits with them, flat and by name."""
         return {name: divisor for one in self._takers.held for name, divisor in one.divisors().items()}
+
+    def may_hold(self) -> list[str]:
+        """Return the parameters whose second moment may be held, be it where their buckets are compressed only."""
+        names = self._takers.may_hold(self.named)
+        return [name for name in names if self._methods.codec(name).properties().divides != "never"]
+
+    def divides(self) -> Mapping[str, str]:
+        """Return, by tensor, where a second moment that is held divides."""
+        return self._buckets.divides()
+
+    def own_moments(self, held: Collection[str]) -> dict[str, Tensor]:
+        """Return the second moments of the others of these, which are their optimizers' own."""
+        return self._takers.own_moments(self.named, held)
 
     def second_moment(self) -> str:
         """Return whose the second moment is, in words that have to be equal on every rank."""

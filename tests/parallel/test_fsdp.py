@@ -29,7 +29,7 @@ def run(grid: tuple[int, int], **asked: Any) -> list[dict[str, Any]]:
 def found() -> list[dict[str, Any]]:
     return run(
         (2, 2), ways=FEW, conserve=CONSERVE[:1], resume=["marsit"],
-        more=["refused", "raise", "updates", "before"],
+        more=["refused", "raise", "updates", "before", "small shards", "dead columns"],
     )  # fmt: skip
 
 
@@ -90,6 +90,29 @@ def test_what_comes_before_register_does_no_harm(found: list[dict[str, Any]]) ->
         assert "not registered yet" in way["shown"] and "has none of the parameters" in way["wrong"]
         assert way["equal"]
     assert "residuals of 4 replicas" in found[0]["before"]["other"], found[0]["before"]["other"]
+
+
+def test_a_tensor_may_be_small_in_some_columns_or_grids_only(found: list[dict[str, Any]]) -> None:
+    for report in found:
+        way = report["small shards"]
+        saved = way.pop("saved")
+        assert len(way) == 2 and saved["second.0.weight"]
+        for kept in way.values():
+            assert kept == pytest.approx(saved, rel=1e-5, abs=1e-7)
+
+
+def test_elements_without_a_gradient_stay_where_they_are_on_another_grid(found: list[dict[str, Any]]) -> None:
+    """Their second moment is exactly 0 there, too; what waits for some of them is sent by the next exact round."""
+    for report in found:
+        way = report["dead columns"]
+        saved = way.pop("saved")
+        never, late, used = saved["columns"][-1]
+        assert len(way) == 3 and any(saved["waits"].values())
+        for name, other in way.items():
+            assert other["waits"] == pytest.approx(saved["waits"], rel=1e-5), name
+            assert {column for column, _, _ in other["columns"]} == {never}, name
+            assert [column == late for _, column, _ in other["columns"]] == [True] * 5 + [False] * 2, name
+            assert used not in {column for _, _, column in other["columns"]}, name
 
 
 REFUSED = {

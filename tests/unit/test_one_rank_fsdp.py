@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 import horovod_compress.fsdp as hvc
 from horovod_compress.engine.agreement import differences
-from horovod_compress.errors import MismatchError
+from horovod_compress.errors import MismatchError, StateError
 from horovod_compress.fronts.ending import left_open
 from horovod_compress.fronts.fsdp.grid import Column
 
@@ -29,6 +29,30 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield DeviceMesh("cpu", torch.zeros(1, 1, dtype=torch.int64), mesh_dim_names=("replicate", "shard"))
     dist.destroy_process_group()
+
+
+def test_what_was_divided_anew_is_known_to_wait(mesh: DeviceMesh) -> None:
+    """Else the first exact round, which sends it, would pass for the exact mean."""
+    saved: dict[str, Any] = {}
+    for _ in range(2):
+        net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        fully_shard(net, mesh=mesh["shard"])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        compression = hvc.Compression.topk(net.named_parameters(), density=0.1, min_elements=0, warmup_steps=0)
+        compression.register(net, optimizer, replicate=mesh["replicate"])
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        if saved:
+            compression.resharded(replicas=1).load_state_dict(saved)
+            found = compression._saved.state()
+            assert found["norms"] == {"wait": sorted(n for n, t in found["state"]["residual"].items() if t.any())}
+            assert found["norms"]["wait"]
+        else:  # as torch leaves it where a checkpoint lacks it, with allow_partial_load=True
+            empty = compression.resharded(replicas=1)
+            with pytest.raises(StateError, match="has no compression"):
+                empty.load_state_dict(empty.state_dict())
+        saved = compression.state_dict()
+        compression.close()
 
 
 @pytest.mark.parametrize("by_torch", [False, True])

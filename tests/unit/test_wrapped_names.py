@@ -30,6 +30,14 @@ class Compiled(nn.Module):
         self._orig_mod = model
 
 
+class Checkpointing(nn.Module):
+    """Names parameters as torch's activation checkpointing does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._checkpoint_wrapped_module = model
+
+
 class Distributed(nn.Module):
     """Names parameters as DistributedDataParallel does."""
 
@@ -42,6 +50,8 @@ WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
     "module.": Distributed,
     "_orig_mod.": Compiled,
     "module._orig_mod.": lambda model: Distributed(Compiled(model)),
+    "_checkpoint_wrapped_module.": Checkpointing,
+    "_orig_mod._checkpoint_wrapped_module.": lambda model: Compiled(Checkpointing(model)),
     "_orig_mod.module.": lambda model: Compiled(Distributed(model)),
 }
 
@@ -81,8 +91,10 @@ def test_a_state_is_the_same_with_and_without_a_wrapper(prefix: str, caplog: pyt
     wrapped = hvc.Compression.topk(given)
     [record] = [record for record in caplog.records if "is called" in record.getMessage()]
     assert record.levelno == logging.INFO and f"{prefix}0.weight is called 0.weight here" in record.getMessage()
-    assert ("all names begin with module., which is left out" in record.getMessage()) == ("module." in prefix)
-    assert ("_orig_mod. is left out of names" in record.getMessage()) == ("_orig_mod." in prefix)
+    in_front = "module." in prefix.replace("_checkpoint_wrapped_module.", "")
+    assert ("all names begin with module., which is left out" in record.getMessage()) == in_front
+    for part in ("_orig_mod.", "_checkpoint_wrapped_module."):
+        assert (f"{part} is left out of names" in record.getMessage()) == (part in prefix)
     assert wrapped.plan == plain.plan and same(wrapped.state_dict(), plain_state)
     wrapped.load_state_dict(plain_state)
     plain.load_state_dict(wrapped.state_dict())
@@ -111,7 +123,7 @@ def earlier(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return checksums.sealed(found | {"config": config, "plan": plan})
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_checkpoint_wrapped_module."])
 def test_states_that_earlier_versions_saved_still_load(prefix: str) -> None:
     methods = {"0.*": "topk", "*": "ef_signsgd"}
     saved = hvc.Compression.per_layer(methods, net().named_parameters(), min_elements=0).state_dict()
@@ -187,6 +199,8 @@ def test_names_that_are_the_models_own_stay(caplog: pytest.LogCaptureFixture) ->
     twice = {"a._orig_mod.b": "", "a.b": ""}
     assert names.without_wrappers(twice) == names.without_wrappers([]) == names.without_wrappers(["module."]) == {}
     assert names.without_wrappers(["a._orig_mod.b"]) == {"a._orig_mod.b": "a.b"}
+    some = names.without_wrappers(["a._checkpoint_wrapped_module.b", "c"])  # of one block only
+    assert some == {"a._checkpoint_wrapped_module.b": "a.b"}
 
 
 def test_another_model_is_still_another_model() -> None:

@@ -7,19 +7,19 @@ one kind of round for all, and in :class:`~horovod_compress.engine.norms.Norms`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ..methods import Methods
 from ..reducer import Reducer
 from . import held, momentum
-from .family import is_exactly, options_of, prepare_last, uncompiled, unprepared
+from .family import form_of, is_exactly, may_share, options_of, prepare_last, uncompiled, unprepared
 from .matching import Matching
 from .momentum import Rates
 from .second_moment import names_of, places
@@ -233,6 +233,21 @@ class Takers:
     def moments(self) -> dict[str, dict[str, Any]]:
         """Return the second moments that are held, by parameter."""
         return {name: moment for mine in self.held for name, moment in mine.state_dict().items()}
+
+    def may_hold(self, named: Named) -> list[str]:
+        """Return the parameters whose second moment may be held, as far as optimizers go; the same on all ranks."""
+        names, takers = names_of(named), [taker for taker in self if taker.held or may_share(taker.optimizer, "auto")]
+        return [name for taker in takers for _, _, name in places(taker.optimizer, names)]
+
+    def own_moments(self, named: Named, held: Collection[str]) -> dict[str, Tensor]:
+        """Return the second moments of the others of these, as their optimizers have them after a first step."""
+        found, may, names = {}, {*self.may_hold(named)} - {*held}, names_of(named)
+        for optimizer in self.optimizers:
+            for group, parameter, name in places(optimizer, names) if may else ():
+                state, form = optimizer.state.get(parameter), form_of(optimizer) if name in may else None
+                if form and state and form.steps(group, state):
+                    found[name], _ = form.taken_over(group, state)
+        return found
 
 
 def refuse_lists(optimizers: Iterable[object]) -> None:

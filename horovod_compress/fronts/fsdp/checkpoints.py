@@ -2,7 +2,9 @@
 
 There is one part for each rank, with which the same grid of ranks resumes bit by bit, and all residuals as tensors that
 are divided like the parameters, with replicas as another dimension: these can be divided anew, for other grids. They
-are in units of gradients there, as what a second moment makes of these belongs to the shards that there were.
+are in units of gradients there, as what a second moment makes of these belongs to the shards that there were. The
+second moment that is held goes with them: the optimizer's own has been raised to a floor for each row, and elements
+that never had a gradient are no longer 0 there.
 """
 
 from __future__ import annotations
@@ -18,17 +20,20 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from ...engine.optimizer.held_moment import HeldMoment
 from ...engine.saved import checksums
 from ...engine.saved.redistribute import rounded
 from ...errors import StateError
 from ..saving import Saved, tell_dealt
 from ..session import Session
 
-_ABOUT, _RANKS = "about", "ranks"
+_ABOUT, _RANKS, _MOMENT = "about", "ranks", "second_moment"
 #: Kinds of what is kept: what any method may have, and what waits for elements that rounds leave out.
 _RESIDUAL, _WAITING = "residual", "waiting"
 #: What is equal on all ranks, and goes with what waits.
-_COMMON = ("method", "config", "seed", "step", "exchanged", "rates", "rates_seen", "last_rates", "scale")
+_COMMON = ("method", "config", "seed", "step", "exchanged", "rates", "rates_seen", "last_rates", "scale", "due")
+#: The numbers of a second moment that is held, beside the tensor and whether codecs divide by it, which buckets say.
+_NUMBERS = ("steps", "since", "eps")
 #: That which has to be as it was.
 _FIXED = ("method", "config", "seed", "exchanged")
 
@@ -60,8 +65,11 @@ class Sharded:
         whole = io.BytesIO()
         torch.save(state, whole)
         about = {name: state[name] for name in _COMMON if name in state}
+        held = state.get(_MOMENT, {})
+        about[_MOMENT] = {name: {part: saved[part] for part in _NUMBERS} for name, saved in held.items()}
         return {
             _of(self._mesh.shape[0]): self._residuals(state),
+            **self._moments(held),
             _ABOUT: json.dumps(about),
             _RANKS: {self._part: whole.getvalue()},
         }
@@ -84,36 +92,67 @@ class Sharded:
     # ---- residuals that can be divided anew ----
 
     def _kinds(self) -> dict[str, list[str]]:
-        """Return what is kept for elements, with the names of the tensors; the same on all ranks.
+        """Return what is kept for elements, with the names of the tensors; the same on all ranks, in the same order.
 
-        A bucket may be small enough on one rank to go uncompressed, and on another not.
+        A tensor may be small enough on one rank to go uncompressed, and on another not: so it is what its method keeps,
+        whatever its bucket's does here.
         """
         reducer = self._session.reducer
         found: dict[str, list[str]] = {}
-        for bucket in reducer.plan.buckets:
-            codec = self._session.methods.codecs[bucket.method]
-            names = [tensor.name for tensor in bucket.tensors]
-            kinds = codec.layout(replace(bucket, plain=False), reducer.world).state
-            for kind in kinds if _RESIDUAL in kinds else [*kinds, _WAITING]:
-                found.setdefault(kind, []).extend(names)
+        separate = {*self._session.steps.may_hold()}  # what waits there is left out of coded rounds, unlike a residual
+        buckets = {tensor.name: bucket for bucket in reducer.plan.buckets for tensor in bucket.tensors}
+        for name in self._parameters:
+            codec = self._session.methods.codec(name)
+            kinds = codec.layout(replace(buckets[name], plain=False), reducer.world).state
+            for kind in kinds if _RESIDUAL in kinds and name not in separate else [*kinds, _WAITING]:
+                found.setdefault(kind, []).append(name)
         return found
 
     def _residuals(self, state: Mapping[str, Any]) -> dict[str, dict[str, DTensor]]:
         """Return what this rank keeps for elements, by kind and tensor, as its part of what all ranks keep."""
         divisors, waiting = self._session.steps.divisors(), state.get(_WAITING, {})
         found: dict[str, dict[str, DTensor]] = {}
-        for kind, names in self._kinds().items():
+        kinds = self._kinds()
+        separate = {*kinds.get(_WAITING, ())}
+        for kind, names in kinds.items():
             for name in names:
                 kept = waiting.get(name) if kind == _WAITING else state["state"].get(kind, {}).get(name)
                 part = self._zeros(name) if kept is None else kept
                 if kind != _WAITING and name in divisors:
                     part = part * divisors[name]
-                if kind == _RESIDUAL and name in waiting:
+                if kind == _RESIDUAL and name in waiting and name not in separate:
                     part = part + waiting[name]
                 found.setdefault(kind, {})[name] = self._divided(
                     name, part.to(self._zeros(name).dtype).view(1, part.numel()), self._mesh.shape[0], Shard(0)
                 )
         return found
+
+    def _moments(self, held: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, dict[str, DTensor]]:
+        """Return the second moments of all shards, equal on replicas; zeros without ``held``, to be filled.
+
+        A shard that goes uncompressed has its optimizer's own, as others of the same tensor may be held.
+        """
+        own = {} if held is None else self._session.steps.own_moments(held)
+        own |= {name: saved["moment"] for name, saved in (held or {}).items()}
+        found: dict[str, DTensor] = {}
+        for name in self._session.steps.may_hold():
+            parameter, zeros = self._parameters[name], self._zeros(name)
+            mine = own.get(name, zeros).to(zeros.device, zeros.dtype, copy=True).view(parameter.to_local().shape)
+            stride = torch.empty(parameter.shape, device="meta").stride()
+            placements = [Replicate(), Shard(_dimension_of(parameter))]
+            found[name] = DTensor.from_local(
+                mine, self._mesh, placements, run_check=False, shape=parameter.shape, stride=stride
+            )
+        return {_MOMENT: found} if found else {}
+
+    def _handed_over(self, moments: Mapping[str, DTensor], numbers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the second moments to hold here from now on, of those that were held when they were saved."""
+        divides = self._session.steps.divides()
+        return {
+            name: numbers[name] | {"divides": divides[name] == "before", "moment": moment.to_local().contiguous()}
+            for name, moment in moments.items()
+            if name in numbers and divides[name] != "never"
+        }
 
     def _zeros(self, name: str) -> Tensor:
         mine = self._parameters[name].to_local()
@@ -141,7 +180,7 @@ class Sharded:
                 mine = self._zeros(name)
                 mine = mine.new_zeros(replicas, mine.numel())
                 found.setdefault(kind, {})[name] = self._divided(name, mine, replicas, Replicate())
-        return {_of(replicas): found, _ABOUT: ""}
+        return {_of(replicas): found, **self._moments(), _ABOUT: ""}
 
     def fill(self, state: Mapping[str, Any], replicas: int) -> None:
         """Take what waits on all replicas of the checkpoint that :meth:`empty` was filled from.
@@ -150,26 +189,28 @@ class Sharded:
         replica 0 has it.
 
         Raises:
-            StateError: the checkpoint is of another method or seed, or has something that nothing here waits as.
+            StateError: the checkpoint is of another method or seed, or has something that nothing here waits as, or
+                has no compression.
         """
-        about = json.loads(state[_ABOUT])
         mine, owned = self._saved.state(), self._session.methods.folded()
-        for name in _FIXED:
-            if about.get(name) != json.loads(json.dumps(mine.get(name))):
-                raise StateError(
-                    f"the checkpoint has a different {name}: expected {mine.get(name)!r}, got {about.get(name)!r}; "
-                    "resume with the same options"
-                )
+        about = _checked(state[_ABOUT], mine)
         kept: dict[str, dict[str, Tensor]] = {}
         waiting: dict[str, Tensor] = {}
+        filled: set[str] = set()
+        held = self._handed_over(state.get(_MOMENT, {}), about.get(_MOMENT, {}))
+        divisors = {name: HeldMoment(**saved).divisor for name, saved in held.items()}
         for kind, tensors in state[_of(replicas)].items():
             for name, tensor in tensors.items():
                 of_all = tensor.to_local().double()
                 dealt = of_all.sum(0) * (not self._session.reducer.rank) if kind in owned else of_all.mean(0)
                 part = dealt.view(-1).to(tensor.dtype)
-                if kind == _WAITING:
-                    waiting |= {name: part} if bool(part.any()) else {}
-                elif name in mine["state"].get(kind, {}):
+                here = name in mine["state"].get(kind, {})
+                if kind == _WAITING or (kind == _RESIDUAL and not here):  # uncompressed here: the next round sends it
+                    waiting |= {name: waiting[name] + part if name in waiting else part} if bool(part.any()) else {}
+                elif here:
+                    if (divisor := divisors.get(name)) is not None:
+                        part = part / divisor
+                    filled |= {name} if bool(of_all.any()) else set()
                     kept.setdefault(kind, {})[name] = rounded(
                         part, mine["state"][kind][name].dtype, self._session.reducer.rank
                     )
@@ -178,9 +219,11 @@ class Sharded:
                         f"the checkpoint has a {kind} of {name}, which is exchanged uncompressed here: give the "
                         "compression the same schedule= and min_elements=, or begin without what waits"
                     )
-        gone = {checksums.KEY, "second_moment", _WAITING, *_COMMON} - {*_FIXED}
+        gone = {checksums.KEY, _MOMENT, "norms", _WAITING, *_COMMON} - {*_FIXED}
         rest = {name: part for name, part in mine.items() if name not in gone}
-        rest |= {_WAITING: waiting} if waiting else {}
+        rest |= ({_WAITING: waiting} if waiting else {}) | ({_MOMENT: held} if held else {})
+        # Ratios are of other shards; but an exact round that sends what waits is not the exact mean.
+        rest |= {"norms": {"wait": sorted(filled)}} if filled else {}
         more = {name: about[name] for name in _COMMON if name in about and name not in _FIXED}
         dealt = checksums.sealed(rest | more | {"state": kept, "carries": {}})
         self._saved.load(dealt, "restore")
@@ -209,6 +252,27 @@ class Resharded:
             StateError: the checkpoint is of another method or seed.
         """
         self._sharded.fill(state, self._replicas)
+
+
+def _checked(text: str, mine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint says of itself, if it fits.
+
+    Raises:
+        StateError: it does not.
+    """
+    if not text:  # as torch leaves what a checkpoint lacks with allow_partial_load=True
+        raise StateError(
+            "the checkpoint has no compression under the key that it was loaded from: load it as it was saved, or "
+            "leave the compression out, to begin without what waits"
+        )
+    about: dict[str, Any] = json.loads(text)
+    for name in _FIXED:
+        if about.get(name) != json.loads(json.dumps(mine.get(name))):
+            raise StateError(
+                f"the checkpoint has a different {name}: expected {mine.get(name)!r}, got {about.get(name)!r}; "
+                "resume with the same options"
+            )
+    return about
 
 
 def _of(replicas: int) -> str:

@@ -415,6 +415,81 @@ def other_checkpoint() -> str:
     return "nothing was raised"
 
 
+def sums_kept(compression: Any, *kinds: str) -> dict[str, float]:
+    """Return the sum of what waits for each tensor, whatever it is kept as, as a mean over replicas.
+
+    Args:
+        kinds: only what is kept as one of these.
+    """
+    found: dict[str, float] = {}
+    for key, kept in compression.state_dict().items():
+        for kind, tensors in kept.items() if key.startswith("residuals of") else ():
+            for name, tensor in tensors.items() if not kinds or kind in kinds else ():
+                total = float(tensor.full_tensor().double().sum()) / tensor.shape[0]
+                found[name] = found.get(name, 0.0) + total
+    return found
+
+
+def small_shards() -> dict[str, Any]:
+    """Return what waits where shards of a tensor, of 7 rows of 30, are small in some columns or grids only."""
+    found, place = {}, folder() / "small"
+    for grid_of in ((REPLICAS, SHARDS), (REPLICAS, SHARDS), (1, 4)):
+        case = {"lr": 0.05, "options": {"min_elements": 100, "density": 0.05}}
+        model, optimizer, compression = made("topk", case, grid(*grid_of))
+        if found:
+            here = compression.resharded(replicas=REPLICAS)
+            dcp.load({"compression": here}, checkpoint_id=place)
+        for step in range(0 if found else 3):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if not found:
+            dcp.save({"compression": compression}, checkpoint_id=place)
+        found["saved" if not found else str(grid_of)] = sums_kept(compression)
+        compression.close()
+    return found
+
+
+def of_dead_columns(mesh: DeviceMesh, steps: range, place: Any = None, *, save: bool = False) -> dict[str, Any]:
+    """Train one layer that never has a gradient for column 0, and for column 2 in step 5 only; step 11 is exact."""
+    torch.manual_seed(1)
+    model: Any = nn.Sequential(nn.Linear(WIDE, 8, bias=False))
+    for one in (model[0], model):
+        fully_shard(one, mesh=mesh["shard"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=LONG)
+    compression.register(model, optimizer, replicate=mesh["replicate"], warmup_steps=3, rebuild_every=8)
+    states: dict[str, Any] = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    if not save:
+        dcp.load(states | {"compression": compression.resharded(replicas=REPLICAS)}, checkpoint_id=place)
+        set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+    waits = [sums_kept(compression, "waiting")]
+    columns = []
+    for step in steps:
+        given = batch(step)
+        given[:, 0] = 0
+        given[:, 2] *= step == 5
+        optimizer.zero_grad()
+        (model(given) - given[:, 1:2].sin()).square().mean().backward()
+        optimizer.step()
+        columns.append([digest([whole(model)[0][:, column].contiguous()]) for column in (0, 2, 3)])
+    if save:
+        states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        dcp.save(states | {"compression": compression}, checkpoint_id=place)
+        waits = [sums_kept(compression, "waiting")]
+    compression.close()
+    return {"waits": waits[0], "columns": columns}
+
+
+def dead_columns() -> dict[str, Any]:
+    """Return what waits for elements without a second moment, and what becomes of them on other grids."""
+    place = folder() / "dead"
+    found = {"saved": of_dead_columns(MESH, range(6), place, save=True)}
+    return found | {
+        str(shape): of_dead_columns(grid(*shape), range(6, 13), place) for shape in ((REPLICAS, SHARDS), (1, 4), (4, 1))
+    }
+
+
 OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 
@@ -476,6 +551,8 @@ for name in ASKED.get("more", ()):
             "refused": refused,
             "updates": updates,
             "before": before_registering,
+            "small shards": small_shards,
+            "dead columns": dead_columns,
             "raise": lambda: train(
                 "topk", {"bad": [2, rank()] if rank() == 3 else [], "options": {"nonfinite": "raise"}}
             )[2],
