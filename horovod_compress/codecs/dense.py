@@ -177,23 +177,22 @@ def keep_last(last: Tensor, result: Tensor, momentum: float, result_scale: float
 
 @dataclass(frozen=True)
 class FullPrecision(Dense):
-    """float32 for gradients of 16 bits too: for rounds that empty a residual.
-
-    Args:
-        short: send bfloat16 in place of float32.
-    """
-
-    short: bool = False
+    """float32 for gradients of 16 bits too: for rounds that empty a residual."""
 
     name: ClassVar[str] = "full precision"
     summary: ClassVar[str] = "float32, or float64 for float64 gradients"
 
-    def properties(self) -> Properties:
-        found = super().properties()
-        return replace(found, law=replace(found.law, epsilon=BFloat.epsilon)) if self.short else found
+
+@dataclass(frozen=True)
+class ShortFullPrecision(FullPrecision):
+    """The same in half of the bytes: bfloat16 in place of float32."""
+
+    name: ClassVar[str] = "full precision in bfloat16"
+    summary: ClassVar[str] = "bfloat16, or float64 for float64 gradients"
+    epsilon: ClassVar[float] = BFloat.epsilon
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
-        return torch.bfloat16 if self.short and bucket.dtype != "float64" else super().wire_dtype(bucket)
+        return super().wire_dtype(bucket) if bucket.dtype == "float64" else torch.bfloat16
 
 
 # ---- a method's bucket --------------------------------------------------------------------------

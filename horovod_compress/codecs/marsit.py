@@ -29,7 +29,7 @@ from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Feedback, Law, Piece, Properties, check_choice, whole
-from .dense import FullPrecision
+from .dense import FullPrecision, ShortFullPrecision
 from .registry import register
 from .shared.residual_dtype import ResidualDtype, check_residual_dtype, epsilon_of, residual_state
 from .shared.signs import LARGE_STEP, LARGER_STEP, PAIR, Signs, check_step, check_step_scale, shaped_fold
@@ -159,7 +159,7 @@ class Marsit(Signs):
         return self._exact() if exact else self
 
     def _exact(self) -> Codec:
-        return FullPrecision(short=self.full_precision_dtype == "bfloat16")
+        return ShortFullPrecision() if self.full_precision_dtype == "bfloat16" else FullPrecision()
 
     # ---- one round ----
 
