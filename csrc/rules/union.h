@@ -1,5 +1,5 @@
 // The union of what ranks have: a bit for each block of consecutive elements of a tensor, the last of which may be
-// shorter. A rank's bits say which blocks hold an element that is not 0; NaN is none.
+// shorter. A rank's bits say which blocks hold an element that is not 0; NaN counts as not 0.
 #pragma once
 #include "rules/common.h"
 

@@ -65,7 +65,7 @@ class Marsit(Signs):
         residual_dtype: "float32" (float64 for float64 gradients), or "bfloat16" for 2 bytes an element, rounded at
             random and so right on average.
         full_precision_dtype: what full-precision rounds send: "float32" (float64 for float64 gradients), or "bfloat16"
-            for half of the bytes in place of float32.
+            for half of the bytes in place of float32; what it rounds off is not kept.
     """
 
     full_precision_every: int = 50

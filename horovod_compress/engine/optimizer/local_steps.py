@@ -7,7 +7,8 @@ Douillard et al. 2025, sections 2.2 and 2.3), and one exchange is under way at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +120,9 @@ class Schedule:
             elif self.steps < self.settings.warmup:
                 self._compare(self._exchange.weights())
                 self._show(warming=True)
-                if self._exchange.gradients():
+                with self._unbroken():
+                    finite = self._exchange.gradients()
+                if finite:
                     local()
                 elif not scaled:
                     raise self._exchange.not_finite()
@@ -127,9 +130,6 @@ class Schedule:
                 self._local_step((lambda: None) if skip else local)
         except NonFiniteError:
             self._count()  # the step was made, on all ranks
-            raise
-        except BaseException:
-            self._compared = False  # an interrupt may find one rank before the end of an exchange, another one after it
             raise
         self._count()
 
@@ -192,11 +192,12 @@ class Schedule:
             rebuild: the gradients are those of the last local step, so that the second moment may be rebuilt from
                 them; else that waits for the next exchange.
         """
-        pending = self._take(fragments, rebuild=rebuild)
-        for fragment in fragments:
-            fragment.strayed = False
-        self._exchange.apply(pending, self._optimizer.state, outer=outer)
-        self._rebuild(rebuild)
+        with self._unbroken():
+            pending = self._take(fragments, rebuild=rebuild)
+            for fragment in fragments:
+                fragment.strayed = False
+            self._exchange.apply(pending, self._optimizer.state, outer=outer)
+            self._rebuild(rebuild)
 
     def _exchange_soon(self, fragments: list[Fragment]) -> None:
         """Exchange the updates of some fragments; with an overlap, local steps go on before they are applied."""
@@ -204,7 +205,8 @@ class Schedule:
         if mixing == 1.0 and not overlap:
             self._exchange_now(fragments)
             return
-        self.pending = self._take(fragments, rebuild=True, goes_on=bool(overlap))
+        with self._unbroken():
+            self.pending = self._take(fragments, rebuild=True, goes_on=bool(overlap))
         if not overlap and (refused := self._land()):
             raise refused
 
@@ -238,11 +240,23 @@ class Schedule:
         pending, self.pending = self.pending, None
         assert pending is not None
         try:
-            self._exchange.apply(pending, self._optimizer.state, keep_own=True)
+            with self._unbroken():
+                self._exchange.apply(pending, self._optimizer.state, keep_own=True)
+                self._rebuild(rebuild)
         except NonFiniteError as error:
             return error
-        self._rebuild(rebuild)
         return None
+
+    @contextmanager
+    def _unbroken(self) -> Iterator[None]:
+        """Let the next exchange compare weights if this part of one is broken off: other ranks may have ended it."""
+        try:
+            yield
+        except NonFiniteError:  # on all ranks
+            raise
+        except BaseException:
+            self._compared = False
+            raise
 
     def _rebuild(self, wanted: bool) -> None:
         if self._moment and self.due and wanted:
@@ -306,7 +320,8 @@ class Schedule:
         """Wait for the results of the exchange under way, so that nothing is between two ranks."""
         if self.pending:
             try:
-                self._exchange.receive(self.pending)
+                with self._unbroken():
+                    self._exchange.receive(self.pending)
             except BaseException:
                 self.pending = None  # weights are those of before
                 raise

@@ -78,7 +78,7 @@ class UpdateExchange:
         self.outer: Outer | None = None
         self._dense = 0.0
         self._resting: set[int] = set()  # frozen in all local steps since the last exchange
-        self._mixed: set[int] = set()  # a rank's own weights may differ from the common ones without a local step
+        self._mixed: set[int] = set()  # a part of a rank's own weights stayed when they followed the common ones
 
     def move(self, reducer: Reducer) -> None:
         """Exchange with the ranks of a reducer; in an elastic job others take their place, with the same plan."""
