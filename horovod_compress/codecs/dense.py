@@ -185,9 +185,8 @@ class FullPrecision(Dense):
 
 @dataclass(frozen=True)
 class ShortFullPrecision(FullPrecision):
-    """The same in half of the bytes: bfloat16 in place of float32."""
+    """The same in half of the bytes, by the same name: bfloat16 in place of float32."""
 
-    name: ClassVar[str] = "full precision in bfloat16"
     summary: ClassVar[str] = "bfloat16, or float64 for float64 gradients"
     epsilon: ClassVar[float] = BFloat.epsilon
 
