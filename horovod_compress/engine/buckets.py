@@ -142,7 +142,7 @@ class Rounds:
         last = self._last
         if last is None or last[0] != step:
             index = step if self.next.index is None else self.next.index
-            codec = self._codec.for_step(index, compressed=self.next.kind == "coded")
+            codec = self._codec.for_step(index, compressed=self.next.kind in ("compressed", "coded"))
             last = self._last = step, self.kinds[codec]
         return last[1]
 

@@ -23,7 +23,7 @@ from torch import nn
 from ..engine.optimizer.family import options_of, uncompiled
 from ..engine.optimizer.local_steps import Schedule, Settings
 from ..engine.optimizer.outer import Factory, Outer
-from ..engine.optimizer.second_moment import WARMUP_STEPS
+from ..engine.optimizer.second_moment import REBUILD_EVERY, WARMUP_STEPS
 from ..engine.optimizer.update_moment import SharedSecondMoment
 from ..engine.optimizer.updates import UpdateExchange
 from ..errors import ConfigError, NonFiniteError
@@ -129,6 +129,10 @@ def _agreed(
         exchange = UpdateExchange(session.reducer, parameters, settings.masking, settings.mixing, norms)
         if given.outer_optimizer is not None:
             exchange.outer = Outer(given.outer_optimizer, exchange.base)
+            # After several local steps, old errors that return all at once, in a full-precision round, are what its
+            # momentum bears least. Who asks for more such rounds than usual gets them.
+            if settings.delay > 1 and session.methods.full_precision_every() >= REBUILD_EVERY:
+                exchange.rounds = "compressed"
             options |= exchange.outer.shown()
     except ConfigError as error:
         problem = str(error)

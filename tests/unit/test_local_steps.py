@@ -646,6 +646,31 @@ def test_flush_makes_all_weights_equal_whatever_is_under_way() -> None:
     assert all(torch.equal(named[0][name], named[1][name]) for name in LENGTHS)
 
 
+@pytest.mark.parametrize(
+    ("options", "every", "equal"),
+    [
+        ({"communication_delay": 2, "outer_optimizer": NESTEROV}, 50, True),
+        ({"communication_delay": 2, "outer_optimizer": NESTEROV}, 49, False),  # asked for
+        ({"communication_delay": 1, "outer_optimizer": NESTEROV}, 50, False),
+        ({"communication_delay": 2, "second_moment": "own"}, 50, False),
+    ],
+)
+def test_an_outer_optimizer_leaves_out_full_precision_rounds(options: dict[str, Any], every: int, equal: bool) -> None:
+    sent: list[int] = []
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        metrics = optimizer._updates._exchange.reducer.metrics
+        for step in range(51 * options["communication_delay"]):
+            pull(rank, named)
+            optimizer.step()
+            if rank == 0 and (step + 1) % options["communication_delay"] == 0:
+                sent.append(metrics.bytes_sent)
+
+    train(sgd, run, "marsit", {"full_precision_every": every}, 2, **options)
+    sizes = {after - before for before, after in zip(sent, sent[1:], strict=False)}
+    assert (max(sizes) < 2 * min(sizes)) == equal
+
+
 def test_what_the_end_of_the_training_would_lose_is_known() -> None:
     """Nothing after an exchange, after flush(), and where it is saved."""
     found: list[str | None] = []
@@ -665,6 +690,24 @@ def test_what_the_end_of_the_training_would_lose_is_known() -> None:
     assert [text and text.partition(" local")[0] for text in found] == [
         "the last 1", "the last 2", None, None, "the last 2", None
     ]  # fmt: skip
+
+
+def test_the_end_of_the_training_would_lose_what_is_under_way() -> None:
+    found: list[str | None] = []
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for _ in range(7):
+            pull(rank, named)
+            optimizer.step()
+            if rank == 0:
+                found.append(optimizer._updates.unfinished())
+        optimizer.flush()
+        assert optimizer._updates.unfinished() is None
+
+    train(sgd, run, communication_delay=3, overlap=2)
+    assert [text and text.partition(" local")[0] for text in found] == [
+        f"the last {steps}" for steps in (1, 2, 3, 4, 2, 3, 4)
+    ]
 
 
 def test_momentum_is_emptied_where_an_update_was_sent_while_local_steps_go_on() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,7 @@ class UpdateExchange:
     Attributes:
         base: the common weights, where a rank's own have left them.
         outer: the optimizer that steps on them; None to add mean updates as they are.
+        rounds: which of the method's are exchanged; "compressed" leaves out its full-precision ones.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class UpdateExchange:
         self._updates = [torch.empty(base.shape, dtype=base.dtype, device=base.device) for base in self.base]
         self._before: dict[int, Tensor] = {}  # weights when their updates were taken, where local steps go on
         self.outer: Outer | None = None
+        self.rounds: Literal["method", "compressed"] = "method"
         self._dense = 0.0
         self._resting: set[int] = set()  # frozen in all local steps since the last exchange
         self._mixed: set[int] = set()  # a part of a rank's own weights stayed when they followed the common ones
@@ -151,7 +153,7 @@ class UpdateExchange:
             goes_on: local steps go on meanwhile.
         """
         reducer = self.reducer
-        self._buckets.choose(Next(index=round_index))
+        self._buckets.choose(Next(self.rounds, round_index))
         resting = self._resting - self._mixed
         reducer.freeze(resting)
         self._verification.take_weights(reducer.next_step(), self.base)
