@@ -68,7 +68,7 @@ def train(run: Run) -> None:
         run.training_seconds += time.perf_counter() - began
         run.losses.append(loss)
         progress.step(loss)
-        if done == chosen.steps and chosen.local_steps and not chosen.save:
+        if done == chosen.steps and chosen.update_mode and not chosen.save:
             run.optimizer.flush()  # else each rank would have the last local steps of its own
         if done == chosen.steps or (chosen.eval_every and done % chosen.eval_every == 0):
             evaluate(run, progress, done)
