@@ -20,12 +20,13 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from . import check_build
+from . import check_build, common
 
 #: Their modules; check_rate would be the verb check-rate.
 VERBS = ("bench", "build_horovod", "headroom", "inspect", "list", "plan", "verify")
 
 _JSON_HELP = "print one JSON document instead of text"
+_OURS = __package__.partition(".")[0]
 _OPTIONAL = ("torch", "horovod", "psutil", "matplotlib")  # not every verb needs them
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
@@ -95,9 +96,17 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 2
     try:
         return int(run(parsed))
-    except ModuleNotFoundError as error:
+    except ValueError as error:  # a wrong HVC_ISA, say
+        from ..errors import ConfigError  # not earlier: it looks for Horovod
+
+        if not isinstance(error, ConfigError):
+            raise
+        return common.refuse(parsed.verb, str(error))
+    except ImportError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _OPTIONAL:
+        if package == _OURS:
+            return _failed(f"{parsed.verb} needs the kernels: {error}")
+        if package not in _OPTIONAL or not isinstance(error, ModuleNotFoundError):
             raise
         return _failed(f"{parsed.verb} needs {package}: {error}; hvd-compress --check-build shows what works here")
 

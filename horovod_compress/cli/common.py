@@ -59,6 +59,8 @@ def module_of(launcher: str, name: str, front: str = "") -> Any:
     try:
         return importlib.import_module(f"horovod_compress.fronts.{front}.{name}")
     except ImportError as error:
+        if (error.name or "").startswith("horovod_compress."):  # our kernels
+            raise
         raise ImportError(_NEEDS[launcher].format(error)) from None
 
 

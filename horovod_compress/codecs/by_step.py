@@ -173,8 +173,10 @@ def by_step(
             'by_step takes methods by their first step, {0: "none", 500: "topk"}, or a function of the step and '
             f"methods by label, got {when!r:.200}"
         )
-    if any(type(first) is not int or first < 0 for first in when) or 0 not in when:
+    if any(type(first) is not int or first < 0 for first in when):
         raise ConfigError(f"by_step takes methods by their first step, a whole number of 0 or more, got {list(when)}")
+    if 0 not in when:
+        raise ConfigError(f"by_step needs a method for step 0, where training begins, got {sorted(when)}")
     return ByStep(tuple((first, stage(when[first])) for first in sorted(when)))
 
 

@@ -6,6 +6,8 @@ import importlib
 import os
 from types import ModuleType
 
+from ..errors import ConfigError
+
 _REMEDY = {
     "_cpu": "build it with `make setup` or `pip install -e .` (needs a C++17 compiler), "
     "or set HVC_KERNELS=reference to use the slow NumPy kernels",
@@ -19,11 +21,11 @@ def choice() -> str:
     """Return the override in ``HVC_KERNELS``: "", "cpu" or "reference".
 
     Raises:
-        ValueError: the variable holds something else.
+        ConfigError: the variable holds something else.
     """
     value = os.environ.get("HVC_KERNELS", "")
     if value not in _CHOICES:
-        raise ValueError(f"HVC_KERNELS must be one of cpu, reference or unset, got {value!r}")
+        raise ConfigError(f"HVC_KERNELS must be one of cpu, reference or unset, got {value!r}")
     return value
 
 
@@ -32,14 +34,15 @@ def load(name: str) -> ModuleType:
 
     Raises:
         ImportError: it is missing or does not load; the text says what to run.
-        ValueError: ``HVC_ISA`` asks for an instruction set that cannot be had.
+        ConfigError: ``HVC_ISA`` asks for an instruction set that cannot be had.
     """
     package = __package__.rpartition(".")[0]
     try:
         module = importlib.import_module(f"{package}.{name}")
     except ImportError as error:
         raise ImportError(
-            f"the compiled extension {package}.{name} does not load ({error}); {_REMEDY[name]}"
+            f"the compiled extension {package}.{name} does not load ({error}); {_REMEDY[name]}",
+            name=f"{package}.{name}",
         ) from error
     if name == "_cpu":
         _check_instruction_set(module.instruction_set())
@@ -49,7 +52,7 @@ def load(name: str) -> ModuleType:
 def _check_instruction_set(chosen: str) -> None:
     wanted = os.environ.get("HVC_ISA", "")
     if wanted not in ("", chosen):
-        raise ValueError(
+        raise ConfigError(
             f"HVC_ISA={wanted!r}, but this processor runs {chosen!r}; leave it unset or choose generic, avx2 or "
             "avx512, and no more than the processor supports"
         )

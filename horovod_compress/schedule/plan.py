@@ -202,13 +202,18 @@ class Plan:
         if len(planned) != len(self.names()):
             raise ConfigError("the plan holds a tensor twice; every tensor belongs to one bucket")
         for tensor in tensors:
-            if planned.get(tensor.name) != tensor:
+            if (found := planned.get(tensor.name)) != tensor:
+                theirs = f"it as {_told(found)}" if found else "no such tensor"
                 raise ConfigError(
-                    f"the plan should hold {tensor}, it holds {planned.get(tensor.name)}; "
-                    f"make the plan from this model's parameters"
+                    f"the model has {tensor.name} as {_told(tensor)}, the plan has {theirs}; make the plan from this "
+                    "model's parameters"
                 )
         if extra := sorted(set(planned) - {tensor.name for tensor in tensors}):
             raise ConfigError(f"the plan holds tensors that the model does not have: {extra[:5]}")
+
+
+def _told(tensor: TensorSpec) -> str:
+    return f"{list(tensor.shape)} {tensor.dtype}"
 
 
 def _bucket(index: int, entry: Any) -> Bucket:

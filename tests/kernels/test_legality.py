@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks import single
 from horovod_compress import ops
+from horovod_compress.errors import ConfigError
 from horovod_compress.ops import loader
 from horovod_compress.ops.dispatch import Checked
 from horovod_compress.ops.keys import KEPT
@@ -150,7 +151,7 @@ def test_no_elements_are_nothing_to_do() -> None:
 
 def test_unknown_override_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVC_KERNELS", "gpu")
-    with pytest.raises(ValueError, match="HVC_KERNELS must be one of"):
+    with pytest.raises(ConfigError, match="HVC_KERNELS must be one of"):
         loader.choice()
 
 
@@ -159,14 +160,15 @@ def test_missing_extension_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> 
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"make setup.*HVC_KERNELS=reference"):
+    with pytest.raises(ImportError, match=r"make setup.*HVC_KERNELS=reference") as missed:
         loader.load("_cpu")
+    assert missed.value.name == "horovod_compress._cpu"
 
 
 def test_instruction_set_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     loader.load("_cpu")
     monkeypatch.setenv("HVC_ISA", "sse9")
-    with pytest.raises(ValueError, match="HVC_ISA='sse9'"):
+    with pytest.raises(ConfigError, match="HVC_ISA='sse9'"):
         loader.load("_cpu")
 
 

@@ -77,6 +77,7 @@ def test_a_second_moment_that_differs_is_noticed(found) -> None:
     [
         ("other options", "warmup_steps=4 and rebuild_every=5, .* on rank 0, and shared with warmup_steps=5"),
         ("other steps", r"who does the optimizer's step \(step=\) differs between ranks: rank 0 = 'auto', rank 1 = 't"),
+        ("other moments", "second moment of the optimizer is shared .* on rank 0, and its own on rank 1"),
         ("other optimizers", "the optimizer's class differs between ranks: rank 0 = 'Adadelta', rank 1 = 'Adam'"),
     ],
 )

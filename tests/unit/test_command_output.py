@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from horovod_compress.cli import command as cli
+from horovod_compress.cli import command as cli, common
+from horovod_compress.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
@@ -112,3 +113,31 @@ def test_a_package_that_is_not_there_is_named(
     assert cli.main(["list"]) == 1
     (line,) = errors(capsys)
     assert line.startswith("hvd-compress: list needs torch: ") and "--check-build" in line
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (ImportError("build it", name="horovod_compress._cpu"), 1, "hvd-compress: list needs the kernels: build it"),
+        (ConfigError("HVC_ISA is wrong"), 2, "hvd-compress list: HVC_ISA is wrong"),
+    ],
+)
+def test_kernels_that_do_not_load_are_no_traceback(
+    error: Exception, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from horovod_compress.cli import list as listing
+
+    def fails(parsed: object) -> int:
+        raise error
+
+    monkeypatch.setattr(listing, "run", fails)
+    assert cli.main(["list"]) == status and errors(capsys) == [said]
+
+
+def test_without_kernels_a_framework_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> object:
+        raise ImportError("build it", name="horovod_compress._cpu")
+
+    monkeypatch.setattr(common.importlib, "import_module", fails)
+    with pytest.raises(ImportError, match=r"^build it$"):
+        common.module_of("horovodrun", "ranks")

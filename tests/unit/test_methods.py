@@ -290,3 +290,8 @@ def test_masked_goes_around_by_step() -> None:
     assert parse(masked(by_step({0: "none", 5: "topk"})), {})[0].is_masked("any")
     with pytest.raises(ConfigError, match="goes around"):
         by_step({0: "none", 5: masked("topk")})  # type: ignore[dict-item]
+
+
+def test_stages_begin_with_step_0() -> None:
+    with pytest.raises(ConfigError, match=r"by_step needs a method for step 0, .*, got \[5, 7\]"):
+        by_step({7: "topk", 5: "none"})

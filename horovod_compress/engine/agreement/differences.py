@@ -156,7 +156,9 @@ def check(ways: Sequence[Way]) -> None:
             f"attach() was called on rank(s) {listed(attached)}, and not on rank(s) {listed(tokens)}; call "
             f"compression.attach(optimizer) on every rank, before the first backward pass, or on none"
         )
-    if told := difference({rank: way.options for rank, way in enumerate(ways)}):
+    shown = {rank: way.options for rank, way in enumerate(ways)}
+    before = {rank: {name: each[name] for name in each if name != WHO_STEPS} for rank, each in shown.items()}
+    if told := difference(before):
         raise MismatchError(told)
     check_sparse({rank: way.sparse for rank, way in enumerate(ways)})
     kinds = [way.second_moment for way in ways]
@@ -164,8 +166,10 @@ def check(ways: Sequence[Way]) -> None:
         other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
         raise MismatchError(
             f"the second moment of the optimizer is {kinds[0]} on rank 0, and {kinds[other]} on rank {other}; give "
-            f"every rank the same optimizer, and attach() the same options"
+            f"every rank the same optimizer, with the same options of attach() or register()"
         )
+    if told := difference(shown):  # who does the step may follow from whose the second moment is
+        raise MismatchError(told)
 
 
 # ---- whose gradients are sparse ------------------------------------------------------------------

@@ -167,9 +167,14 @@ def why_closed(how: str) -> str:
 
 def why_ended() -> str:
     """Return why this process ends, in words, at its end."""
-    # A prompt goes on after errors, and keeps the last one.
-    last = None if hasattr(sys, "ps1") or sys.flags.interactive else getattr(sys, "last_value", None)
+    last = last_error()
     return f"ended{_because_of(last)}" if last else "came to the end of its program, or called sys.exit()"
+
+
+def last_error() -> BaseException | None:
+    """Return the error that ends this process, at its end."""
+    # A prompt goes on after errors, and keeps the last one.
+    return None if hasattr(sys, "ps1") or sys.flags.interactive else getattr(sys, "last_value", None)
 
 
 def _because_of(error: BaseException | None) -> str:

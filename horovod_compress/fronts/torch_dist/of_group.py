@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from ...engine.agreement.notes import last_error
 from ...engine.job import Job
 from ...engine.optimizer.family import uncompiled
 from ...engine.optimizer.taker import refuse_lists
@@ -143,7 +144,8 @@ class TorchCompression(BaseCompression):
     # ---- the end ----
 
     def close(self) -> None:
-        if not (self._registered or self._job.forked()) and (text := self._why_unused(True)):
+        quiet = self._registered or self._job.forked() or last_error()  # an error says why nothing was trained
+        if not quiet and (text := self._why_unused(True)):
             _log.warning("%s", text)  # no optimizer has made a step
         super().close()
 

@@ -262,4 +262,5 @@ check(
 check("who steps", who_steps)
 check("ways to step", ways_to_step)
 check("other steps", lambda: different(FEW | {"step": "torch" if RANK else "auto"}))
+check("other moments", lambda: different({"second_moment": "own" if RANK else "auto"}))
 check("not for it", lambda: refused(lambda: made(net(), attach={"second_moment": "shared"}, adam=torch.optim.Adadelta)))
