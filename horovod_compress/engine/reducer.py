@@ -108,6 +108,8 @@ class Reducer:
             ExchangeError: an earlier exchange failed, or an earlier gradient could not be processed.
         """
         self.buckets.check_fits(index, grad)
+        if grad.is_neg():  # as the imaginary part of a conjugate is: its memory holds the other sign
+            grad.data = grad.resolve_neg()
         if self.sparse.names and index not in self.buckets.frozen:
             with self.failure.of_all("sparse gradients"):
                 self.sparse.refuse_dense(self.plan.names()[index])

@@ -130,3 +130,20 @@ def test_who_waits_while_another_thread_closes_is_told_so(monkeypatch: pytest.Mo
         with pytest.raises(ExchangeError, match="was closed"):
             waiting.result(SOON)
         go.set()
+
+
+@pytest.mark.parametrize("method", ["none", "marsit", "topk", "ef_signsgd"])
+def test_a_sign_that_torch_has_put_off_is_that_of_the_gradient(method: str) -> None:
+    """A real parameter behind complex numbers may get such a gradient, on some ranks only."""
+    scalar = [spec("scalar")]
+    with Fleet(2, scalar, method) as fleet, Fleet(2, scalar, method) as other:
+        for step in range(3):
+            values = [torch.tensor(3.0 + step), torch.tensor(1.0)]
+            grads = [{"scalar": value.neg()} for value in values]
+            wanted = other.step(grads)
+            grads[0]["scalar"] = torch.complex(values[1], values[0]).conj().imag
+            assert grads[0]["scalar"].is_neg()
+            at = fleet.offer(grads)
+            found = [reducer.result(0, at) for reducer in fleet.reducers]
+            assert [one.item() for one in found] == [one["scalar"].item() for one in wanted]
+            assert found[0] is grads[0]["scalar"]
