@@ -143,7 +143,14 @@ class Averaged(Remembering, Packed):
         first, number = (piece.start - carry.first) // size, piece.values.numel() // size
         own = slice(first * of_errors, (first + number) * of_errors)
         kept, left = (rows.view(-1)[own] for rows in (carry.kept, carry.next))
-        ops.loco_fold(ranks, None if self.average.forgets(key) else kept, piece.values, left, **self._rules())
+        forgets, begin = self.average.forgets(key), piece.start // size
+        ops.loco_fold(ranks, None if forgets else kept, piece.values, left, **self._rules())
+        for records in (work.memo["blocks"][position] for position in work.absent()):
+            # Nothing of it was sent: its records are those of an earlier step.
+            low, high = max(records.start - begin, 0), min(records.stop - begin, number)
+            if low < high:
+                same = slice(low * of_errors, high * of_errors)
+                left[same] = 0 if forgets else kept[same]
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         super().decode(work, parts, key, result_scale)

@@ -209,6 +209,7 @@ class Buckets:
         self.frozen: frozenset[int] = frozenset()
         #: By name, what is left of pruned tensors.
         self.rest: Mapping[str, Rest] = {}
+        self._linear: Collection[str] = ()  # see set_linear()
         self.take_plan(plan)
 
     def take_plan(self, plan: Plan) -> None:
@@ -240,6 +241,7 @@ class Buckets:
     def _settle(self) -> None:
         self._context.devices.synchronize()  # memory is zero before a thread of another stream looks at it
         self._where = [(state, position) for state in self for position in range(len(state.bucket.tensors))]
+        self.set_linear(self._linear)
         tensors = ((state.device.where, tensor) for state in self for tensor in state.bucket.tensors)
         self._fits = [(tensor.shape, getattr(torch, tensor.dtype), where) for where, tensor in tensors]
         #: The step under way, and its tensors by the address of their gradients.
@@ -352,7 +354,11 @@ class Buckets:
                     mine[position] = owned(state.part, position, divisors[name].to(dtype))
 
     def set_linear(self, names: Collection[str]) -> None:
-        """Let methods know which parameters move by steps that are linear in what they decode: those of SGD."""
+        """Let methods know which parameters move by steps that are linear in what they decode: those of SGD.
+
+        Buckets that are made anew know it, too.
+        """
+        self._linear = names
         for state in self:
             linear = state.memory.linear
             linear.clear()

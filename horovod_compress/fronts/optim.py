@@ -91,5 +91,6 @@ class LANS(torch.optim.Optimizer):
 
 def _norm(tensor: Tensor) -> Tensor:
     """Return the Euclidean norm of a tensor, 1 for one of zeros; on its device, which nobody waits for."""
-    norm = torch.linalg.vector_norm(tensor)
+    # In float32 at least: float16 ends at 65504, which norms pass though no element does.
+    norm = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
     return torch.where(norm > 0, norm, torch.ones_like(norm))

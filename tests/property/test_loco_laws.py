@@ -181,6 +181,27 @@ def test_an_error_takes_a_byte() -> None:
             assert carry.nbytes <= 1.02 * 512 * 160 / 4
 
 
+# ---- tensors that are left out ----
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_what_owners_keep_of_a_frozen_tensor_stays_until_a_reset(resets: bool) -> None:
+    """Of the other tensor in its bucket it changes: the control."""
+    half = COUNT // 2  # what one of two owners has
+    tensors = [spec("frozen", half), spec("w", half)]
+    with Fleet(2, tensors, "qsgd", **LOCO, reset_every=3 if resets else 0) as fleet:
+        for step in range(3):
+            fleet.step(random_grads(2, tensors, seed=step))
+        before = [owned_by(reducer) for reducer in fleet.reducers]
+        owner = fleet.plan.names().index("frozen")
+        for reducer in fleet.reducers:
+            reducer.freeze([owner])
+        fleet.step(random_grads(2, tensors, seed=3))
+        after = [owned_by(reducer) for reducer in fleet.reducers if reducer.wait_idle(5.0)]
+        assert all(bool(mine.any()) for mine in before) and not torch.equal(after[1 - owner], before[1 - owner])
+        assert torch.equal(after[owner], torch.zeros(half) if resets else before[owner])
+
+
 # ---- reset ----
 
 

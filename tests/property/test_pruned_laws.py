@@ -363,6 +363,25 @@ def test_a_job_that_resumes_has_the_same_bits(method: str) -> None:
         assert [t.shape for t in ranks.shares] == [t.shape for t in again.shares]
 
 
+def test_methods_know_which_tensors_sgd_moves_when_a_mask_changes() -> None:
+    """Steps of `marsit` on two ranks are longer there. The control is a job in which no optimizer is known."""
+    found, names = [], [t.name for t in TENSORS]
+    for known, again in ((names, names), (names, None), ((), None)):
+        with Ranks("marsit", {t.name: torch.ones(t.shape) for t in TENSORS}) as ranks:
+            for reducer in ranks.reducers:
+                reducer.buckets.set_linear(known)
+            for step in range(4):
+                if step == 2:
+                    ranks.prune(drawn())
+                    for masks, reducer in zip(ranks.masks, ranks.reducers, strict=True):
+                        masks.begin()
+                        if again:
+                            reducer.buckets.set_linear(again)
+                results = ranks.step(random_grads(WORLD, TENSORS, seed=step))
+            found.append(results[0])
+    assert all_same(found[:2]) and not all_same(found[1:])
+
+
 @pytest.mark.parametrize("world", [1, 3])
 def test_other_ranks_go_on_with_the_mean_of_what_waits(world: int) -> None:
     left = drawn()

@@ -81,6 +81,20 @@ def test_zeros_are_no_trouble() -> None:
     assert torch.equal(left, torch.ones(3))
 
 
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_norms_that_float16_cannot_hold_are_found(scale: float) -> None:
+    """LANS takes out how large gradients are: scaled ones move weights as far."""
+    start, grad = (torch.randn(10_000, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    ends = []
+    for factor in (1.0, scale):
+        optimizer = hvc.optim.LANS([weights := nn.Parameter(start.half())], lr=0.1)
+        weights.grad = grad.half() * factor
+        optimizer.step()
+        ends.append(weights.detach())
+    assert bool(weights.grad.isfinite().all()) and (float(weights.grad.float().norm()) > 65504) == (scale > 1)
+    assert torch.allclose(ends[0], ends[1], atol=2e-3) and not torch.equal(ends[0], start.half())
+
+
 @pytest.mark.parametrize(
     "options", [{"lr": -1.0}, {"eps": 0.0}, {"weight_decay": -0.1}, {"betas": (0.9, 1.0)}, {"betas": (0.9,)}], ids=str
 )
