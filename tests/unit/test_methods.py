@@ -207,7 +207,8 @@ def test_a_resume_goes_on_in_the_right_stage() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (({5: "topk"},), "a whole number of 0 or more"),
+        (({7: "topk", 5: "none"},), r"needs a method for step 0, .*, got \[5, 7\]"),
+        (({-1: "topk"},), "a whole number of 0 or more"),
         (({0: "none", "5": "topk"},), "a whole number of 0 or more|not supported"),
         (({0: "none", 5: 3},), "should be a name or hvc.method"),
         ((_plain,), "also needs the methods by label"),
@@ -290,8 +291,3 @@ def test_masked_goes_around_by_step() -> None:
     assert parse(masked(by_step({0: "none", 5: "topk"})), {})[0].is_masked("any")
     with pytest.raises(ConfigError, match="goes around"):
         by_step({0: "none", 5: masked("topk")})  # type: ignore[dict-item]
-
-
-def test_stages_begin_with_step_0() -> None:
-    with pytest.raises(ConfigError, match=r"by_step needs a method for step 0, .*, got \[5, 7\]"):
-        by_step({7: "topk", 5: "none"})
