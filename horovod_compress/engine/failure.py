@@ -203,7 +203,7 @@ class Failure:
         elif isinstance(error, HorovodCompressError):
             self._stop(error)
         else:  # anything else would leave the training thread waiting
-            text = f"{type(error).__name__} {_when(self._context)}: {error}"
+            text = f"{type(error).__name__} during {self._context.recorder.last()}: {error}"
             self._stop(ExchangeError(f"rank {self._context.rank}: {text}"))
 
     def _end_without(self, error: PeerError) -> None:
@@ -216,7 +216,7 @@ class Failure:
             self._stop(_closed_in_exchange(self._context))
         else:  # the other ranks fail too, and their notes say which rank is to blame
             verb = f"did not answer within {self._context.options.longest_seconds:g} s" if error.late else "is gone"
-            what = f"rank {error.peer} {verb} {_when(self._context)} ({error.detail})"
+            what = f"rank {error.peer} {verb} during {self._context.recorder.last()} ({error.detail})"
             self._fail(self._abort(what, peer=error.peer, late=error.late))
 
     def _stop(self, failure: HorovodCompressError) -> None:
@@ -279,11 +279,7 @@ class Failure:
 
 
 def _closed_in_exchange(context: Context) -> ExchangeError:
-    return ExchangeError(f"rank {context.rank} closed its compression {_when(context)}")
-
-
-def _when(context: Context) -> str:
-    return context.recorder.when(context.progress.finished)
+    return ExchangeError(f"rank {context.rank} closed its compression during {context.recorder.last()}")
 
 
 # ---- how long a rank waits for the others --------------------------------------------------------

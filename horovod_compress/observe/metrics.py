@@ -326,15 +326,6 @@ class FlightRecorder:
         _, step, bucket, event, hop = self._last
         return f"{event}{f' {hop}' if hop >= 0 else ''} of bucket {bucket}, step {step}"
 
-    def when(self, finished: tuple[int, int] | None) -> str:
-        """Return during which event an exchange failed, in words, or after which one, before the next bucket's first.
-
-        Args:
-            finished: the last step and bucket whose result is there.
-        """
-        over = self._last is not None and self._last[1:3] == finished
-        return f"{'after' if over else 'during'} {self.last()}"
-
     def document(self, rank: int, failure: str, **more: Any) -> dict[str, Any]:
         """Return the events as plain data, the oldest first."""
         names = ("time", "step", "bucket", "event", "hop")

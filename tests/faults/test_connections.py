@@ -252,5 +252,3 @@ def test_last_event_is_of_the_exchange() -> None:
     recorder.note(4, 0, "hop", 2)
     recorder.note(4, 1, "offer")
     assert recorder.last() == "hop 2 of bucket 0, step 4"
-    assert recorder.when((3, 0)) == "during hop 2 of bucket 0, step 4"
-    assert recorder.when((4, 0)) == "after hop 2 of bucket 0, step 4"
