@@ -74,12 +74,12 @@ def start(
         document = handshake.Document(
             shown, gpu=_gpu(tensors, kind), host=place.host, unreachable=place.problem, machine=place.machine
         )
-        plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
-        if isinstance(options.schedule, Plan):
-            plan = numbered(plan, methods)
-        _check_options(methods, options, world)  # on every rank, so that a mistake that all make has no rank's name
-        _check_buckets(methods, plan, options, world)
         if rank == 0:
+            plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
+            if isinstance(options.schedule, Plan):
+                plan = numbered(plan, methods)
+            _check_options(methods, options, world)
+            _check_buckets(methods, plan, options, world)
             document = replace(document, plan=plan.document(), name=secrets.token_hex(8))
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         refuse(error, job, seconds)

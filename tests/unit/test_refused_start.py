@@ -9,12 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-
-from horovod_compress.engine.agreement.handshake import Place, refusal
+from horovod_compress.engine.agreement.handshake import refusal
 from horovod_compress.errors import ConfigError
-from horovod_compress.fronts.startup import refuse, start
-from horovod_compress.schedule.by_name import make_plan
+from horovod_compress.fronts.startup import refuse
 
 
 class Two:
@@ -24,9 +21,6 @@ class Two:
 
     def __init__(self, first: Exception) -> None:
         self._first = first
-
-    def place(self) -> Place:
-        return Place("127.0.0.1")
 
     def running(self) -> bool:
         return True
@@ -64,13 +58,3 @@ def test_a_mistake_of_this_rank_alone_is_not_lost() -> None:
 def test_what_nobody_foresaw_keeps_its_traceback() -> None:
     bug = KeyError("what was wrong")
     assert refused(bug).__cause__ is bug
-
-
-def test_a_schedule_is_looked_at_on_every_rank() -> None:
-    """Rank 0 alone makes the plan; a mistake that all ranks make is nevertheless told without its number."""
-    with pytest.raises(ConfigError) as first:
-        make_plan("nothing", [], 0)
-    named = [("weight", torch.nn.Parameter(torch.zeros(2)))]
-    with pytest.raises(ConfigError) as raised:
-        start("none", named, {"schedule": "nothing"}, Two(first.value), None)  # type: ignore[arg-type]
-    assert str(raised.value) == str(first.value)
