@@ -69,7 +69,7 @@ def train(run: Run) -> None:
         run.losses.append(loss)
         progress.step(loss)
         if done == chosen.steps and chosen.update_mode and not chosen.save:
-            run.optimizer.flush()  # else each rank would have the last local steps of its own
+            run.optimizer.flush()  # else each rank ends with steps that no other has
         if done == chosen.steps or (chosen.eval_every and done % chosen.eval_every == 0):
             evaluate(run, progress, done)
     progress.close()

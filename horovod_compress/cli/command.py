@@ -26,7 +26,6 @@ from . import check_build, common
 VERBS = ("bench", "build_horovod", "headroom", "inspect", "list", "plan", "verify")
 
 _JSON_HELP = "print one JSON document instead of text"
-_OURS = __package__.partition(".")[0]
 _OPTIONAL = ("torch", "horovod", "psutil", "matplotlib")  # not every verb needs them
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
@@ -104,7 +103,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return common.refuse(parsed.verb, str(error))
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
-        if package == _OURS:
+        if error.name in common.KERNELS:
             return _failed(f"{parsed.verb} needs the kernels: {error}")
         if package not in _OPTIONAL or not isinstance(error, ModuleNotFoundError):
             raise

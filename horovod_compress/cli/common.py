@@ -13,6 +13,8 @@ from typing import Any
 LAUNCHERS = ("horovodrun", "torchrun")
 #: What a rank has in its environment, by its launcher.
 _MARKS = {"horovodrun": ("HOROVOD_RANK",), "torchrun": ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+#: The compiled modules, which an ImportError names that does not find them or cannot load them.
+KERNELS = ("horovod_compress._cpu", "horovod_compress._cuda")
 _NEEDS = {
     "horovodrun": "Horovod cannot be imported: {}; give --launcher torchrun to run without it",
     "torchrun": "PyTorch cannot be imported: {}; pip install torch",
@@ -59,7 +61,7 @@ def module_of(launcher: str, name: str, front: str = "") -> Any:
     try:
         return importlib.import_module(f"horovod_compress.fronts.{front}.{name}")
     except ImportError as error:
-        if (error.name or "").startswith("horovod_compress."):  # our kernels
+        if error.name in KERNELS:
             raise
         raise ImportError(_NEEDS[launcher].format(error)) from None
 

@@ -43,6 +43,8 @@ Divides = Literal["before", "after", "never"]
 #: round empties them. The decode kernels apply the rules, in the pass that writes the result; a residual is float32
 #: (float64 for float64 gradients) or bfloat16, and is left as it was when a bucket is not finite.
 Feedback = Literal["none", "own", "global"]
+#: The usual period of full-precision rounds: one step in so many. Who asks for a shorter one means it.
+FULL_PRECISION_EVERY = 50
 #: What tables hold for one tensor, by the table's name: arrays that only the method itself understands.
 Held = dict[str, tuple[Tensor, ...]]
 
@@ -215,11 +217,12 @@ class Codec(NoCompression):
         """
         raise NotImplementedError
 
-    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
+    def for_step(self, step: int, *, without: int = 0) -> Codec:
         """Return the codec of one step, for methods whose rounds differ; ``properties`` lists them as variants.
 
         Args:
-            compressed: leave out the full-precision rounds between compressed ones: they are somebody else's.
+            without: leave out the full-precision rounds between compressed ones if their period is this many steps or
+                more; 0 leaves out none.
         """
         return self
 
@@ -304,7 +307,7 @@ class ByForm(Codec):
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return self.form.layout(bucket, world)
 
-    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
+    def for_step(self, step: int, *, without: int = 0) -> Codec:
         return self.form
 
 

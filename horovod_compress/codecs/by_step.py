@@ -113,11 +113,11 @@ class ByStep(Codec):
         groups = zero_groups_of(self.stages[-1][1], bucket, world)
         return Layout(state=state, tables=tables, zero_groups=groups)
 
-    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
+    def for_step(self, step: int, *, without: int = 0) -> Codec:
         number = self._stage(step)
         if step and self._loses(self._stage(step - 1), number):
             return FullPrecision()
-        return self.stages[number][1].for_step(step, compressed=compressed)
+        return self.stages[number][1].for_step(step, without=without)
 
     def _loses(self, before: int, after: int) -> bool:
         """Return whether what waits after one stage would never be sent in another one."""

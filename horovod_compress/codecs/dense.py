@@ -221,7 +221,7 @@ class LeftPlain(Codec):
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return Layout(state=self.codec.layout(bucket, world).state)
 
-    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
+    def for_step(self, step: int, *, without: int = 0) -> Codec:
         # Sent as the gradients are, a residual would be rounded to their type.
         return FullPrecision() if self.keeps else Uncompressed()
 

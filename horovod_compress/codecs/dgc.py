@@ -135,7 +135,7 @@ class Dgc(Sections):
             density /= _FACTOR
         return [replace(self, density=density, ramp_steps=0) for density in densities[: self.ramp_steps]]
 
-    def for_step(self, step: int, *, compressed: bool = False) -> Dgc:
+    def for_step(self, step: int, *, without: int = 0) -> Dgc:
         stages = self._stages()
         if step < self.ramp_steps and stages:
             return stages[step * len(stages) // self.ramp_steps]

@@ -28,7 +28,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Feedback, Law, Piece, Properties, check_choice, whole
+from .base import FULL_PRECISION_EVERY, Algebra, Codec, Feedback, Law, Piece, Properties, check_choice, whole
 from .dense import FullPrecision, ShortFullPrecision
 from .registry import register
 from .shared.residual_dtype import ResidualDtype, check_residual_dtype, epsilon_of, residual_state
@@ -68,7 +68,7 @@ class Marsit(Signs):
             for half of the bytes in place of float32; what it rounds off is not kept.
     """
 
-    full_precision_every: int = 50
+    full_precision_every: int = FULL_PRECISION_EVERY
     step_size: Literal["tensor", "row"] | float = "row"
     compensation: Feedback = "own"
     zeros: Literal["random", "positive"] = "random"
@@ -153,9 +153,9 @@ class Marsit(Signs):
             carries={"bits": ops.count_rows(world)} if self.merge == "shaped" else {},
         )
 
-    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
+    def for_step(self, step: int, *, without: int = 0) -> Codec:
         every = self.full_precision_every
-        exact = every and step % every == 0 and not (compressed and every > 1)
+        exact = every and step % every == 0 and not 0 < without <= every
         return self._exact() if exact else self
 
     def _exact(self) -> Codec:

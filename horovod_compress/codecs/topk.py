@@ -115,7 +115,7 @@ class TopK(Sections):
     def _led(self) -> Led | None:
         return Led(self.density, float(self.filter)) if self.positions == "leader" else None
 
-    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
+    def for_step(self, step: int, *, without: int = 0) -> Codec:
         return self._led or self
 
     def layout(self, bucket: Bucket, world: int) -> Layout:

@@ -20,7 +20,7 @@ from .bucket.fits import refuse
 from .bucket.memory import Memory, Site, make_round
 from .bucket.pruned import PrunedBucket, Rest, rows_of
 from .bucket.round import Round
-from .bucket.rounds import HELD, METHODLESS, Kind, Next, Tables, labels, without_method
+from .bucket.rounds import HELD, METHODLESS, WITHOUT, Kind, Next, Tables, labels, without_method
 from .bucket.shares import HostBucket, HostMemory, owned
 from .context import Context
 
@@ -142,7 +142,7 @@ class Rounds:
         last = self._last
         if last is None or last[0] != step:
             index = step if self.next.index is None else self.next.index
-            codec = self._codec.for_step(index, compressed=self.next.kind in ("compressed", "coded"))
+            codec = self._codec.for_step(index, without=WITHOUT.get(self.next.kind, 0))
             last = self._last = step, self.kinds[codec]
         return last[1]
 

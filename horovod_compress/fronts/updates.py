@@ -23,7 +23,7 @@ from torch import nn
 from ..engine.optimizer.family import options_of, uncompiled
 from ..engine.optimizer.local_steps import Schedule, Settings
 from ..engine.optimizer.outer import Factory, Outer
-from ..engine.optimizer.second_moment import REBUILD_EVERY, WARMUP_STEPS
+from ..engine.optimizer.second_moment import WARMUP_STEPS
 from ..engine.optimizer.update_moment import SharedSecondMoment
 from ..engine.optimizer.updates import UpdateExchange
 from ..errors import ConfigError, NonFiniteError
@@ -66,8 +66,9 @@ def distributed_update_optimizer(
             says, else 1.
         outer_optimizer: makes the optimizer that steps on the common weights, with the exchanged mean update as
             gradient, such as ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``, whose
-            options alone will do, too. It is ``outer`` of what is returned. None adds the mean update as it is
-            (Douillard et al. 2023, DiLoCo, algorithm 1).
+            options alone will do, too. It is ``outer`` of what is returned. With several local steps, methods then
+            have full-precision rounds only if more of them are asked for than one in 50. None adds the mean update as
+            it is (Douillard et al. 2023, DiLoCo, algorithm 1).
         warmup_exchanges: number of local steps at the start that are each exchanged, without the outer optimizer, or
             with the compression's ``total_steps=`` a share of these, below 1.
         overlap: local steps that go on while an exchange is under way, before its result is applied; 0 waits for it.
@@ -129,10 +130,8 @@ def _agreed(
         exchange = UpdateExchange(session.reducer, parameters, settings.masking, settings.mixing, norms)
         if given.outer_optimizer is not None:
             exchange.outer = Outer(given.outer_optimizer, exchange.base)
-            # After several local steps, old errors that return all at once, in a full-precision round, are what its
-            # momentum bears least. Who asks for more such rounds than usual gets them.
-            if settings.delay > 1 and session.methods.full_precision_every() >= REBUILD_EVERY:
-                exchange.rounds = "compressed"
+            if settings.delay > 1:  # residuals that come all at once cost learning there, and bytes
+                exchange.kind = "compressed"
             options |= exchange.outer.shown()
     except ConfigError as error:
         problem = str(error)

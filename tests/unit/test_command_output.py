@@ -141,3 +141,14 @@ def test_without_kernels_a_framework_is_not_blamed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(common.importlib, "import_module", fails)
     with pytest.raises(ImportError, match=r"^build it$"):
         common.module_of("horovodrun", "ranks")
+
+
+def test_another_import_that_fails_is_an_error_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod_compress.cli import list as listing
+
+    def fails(parsed: object) -> int:
+        raise ImportError("cannot import name", name="horovod_compress.options")
+
+    monkeypatch.setattr(listing, "run", fails)
+    with pytest.raises(ImportError, match="cannot import name"):
+        cli.main(["list"])

@@ -15,6 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from horovod_compress.codecs import registry
+from horovod_compress.codecs.by_step import by_step
+from horovod_compress.engine.methods import per_layer
 from horovod_compress.engine.optimizer.fragments import fragments_of
 from horovod_compress.engine.optimizer.outer import Outer
 from horovod_compress.engine.optimizer.updates import UpdateExchange
@@ -646,17 +649,29 @@ def test_flush_makes_all_weights_equal_whatever_is_under_way() -> None:
     assert all(torch.equal(named[0][name], named[1][name]) for name in LENGTHS)
 
 
+OFTEN, NEVER = registry.create("marsit", full_precision_every=10), registry.create("marsit", full_precision_every=0)
+OUTER = {"communication_delay": 2, "outer_optimizer": NESTEROV}
+
+
 @pytest.mark.parametrize(
-    ("options", "every", "left_out"),
+    ("method", "without", "options", "left_out"),
     [
-        ({"communication_delay": 2, "outer_optimizer": NESTEROV}, 50, True),
-        ({"communication_delay": 2, "outer_optimizer": NESTEROV}, 49, False),  # asked for
-        ({"communication_delay": 1, "outer_optimizer": NESTEROV}, 50, False),
-        ({"communication_delay": 2, "second_moment": "own"}, 50, False),
+        ("marsit", NEVER, OUTER, True),
+        (OFTEN, NEVER, OUTER, False),  # asked for
+        ("marsit", NEVER, {"communication_delay": 1, "outer_optimizer": NESTEROV}, False),
+        ("marsit", NEVER, {"communication_delay": 2, "second_moment": "own"}, False),
+        (
+            per_layer({"used": "marsit", "*": "topk"}),
+            per_layer({"used": NEVER, "*": "topk"}),
+            OUTER | {"rebuild_every": 50},
+            True,
+        ),
+        (by_step({0: "marsit", 60: "topk"}), by_step({0: NEVER, 60: "topk"}), OUTER, True),
+        (by_step({0: OFTEN, 45: "marsit"}), by_step({0: NEVER, 45: NEVER}), OUTER, False),
     ],
 )
 def test_an_outer_optimizer_leaves_out_full_precision_rounds(
-    options: dict[str, Any], every: int, left_out: bool
+    method: Any, without: Any, options: dict[str, Any], left_out: bool
 ) -> None:
     """It ends then where a method without them ends, to the bit."""
 
@@ -665,47 +680,49 @@ def test_an_outer_optimizer_leaves_out_full_precision_rounds(
             pull(rank, named)
             optimizer.step()
 
-    ends = [train(sgd, run, "marsit", {"full_precision_every": k}, 2, **options)[0][0] for k in (every, 0)]
+    ends = [train(sgd, run, one, {}, 2, **options)[0][0] for one in (method, without)]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in LENGTHS) == left_out
 
 
-def test_what_the_end_of_the_training_would_lose_is_known() -> None:
-    """Nothing after an exchange, after flush(), and where it is saved."""
-    found: list[str | None] = []
+@pytest.mark.parametrize(
+    ("options", "lost"),
+    [
+        ({"communication_delay": 3}, [1, 2, 4, 5]),
+        ({"communication_delay": 3, "overlap": 2}, [1, 2, 3, 4, 5, 6]),  # an exchange is under way, or steps went on
+        ({"communication_delay": 1, "overlap": 1}, [1, 2, 3, 4, 5, 6]),
+        ({"communication_delay": 3, "mixing": 0.5}, [1, 2, 3, 4, 5, 6]),  # weights never become the common ones
+        ({"communication_delay": 4, "fragments": 2}, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_what_the_end_of_the_training_would_lose_is_told(options: dict[str, Any], lost: list[int]) -> None:
+    """Wherever weights differ between ranks, and nowhere else."""
+    told: list[int] = []
+    weights: dict[int, list[Any]] = {step: [] for step in range(1, 7)}
 
     def run(rank: int, optimizer: Any, named: Named) -> None:
-        for step in range(6):
+        for step in range(1, 7):
             pull(rank, named)
             optimizer.step()
-            if step == 3:
-                optimizer.state_dict()
-            if rank == 0:
-                found.append(optimizer._updates.unfinished())
+            weights[step].append([parameter.detach().clone() for parameter in named.values()])
+            if rank == 0 and optimizer._updates.unfinished():
+                told.append(step)
         optimizer.flush()
         assert optimizer._updates.unfinished() is None
+
+    train(sgd, run, "none", {"schedule": "layerwise"}, 2, **options)
+    differ = [step for step, (mine, its) in weights.items() if not all(map(torch.equal, mine, its))]
+    assert told == lost == differ
+
+
+def test_what_is_saved_is_not_lost() -> None:
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        pull(rank, named)
+        optimizer.step()
+        assert optimizer._updates.unfinished()
+        optimizer.state_dict()
+        assert not optimizer._updates.unfinished()
 
     train(sgd, run, communication_delay=3)
-    assert [text and text.partition(" local")[0] for text in found] == [
-        "the last 1", "the last 2", None, None, "the last 2", None
-    ]  # fmt: skip
-
-
-def test_the_end_of_the_training_would_lose_what_is_under_way() -> None:
-    found: list[str | None] = []
-
-    def run(rank: int, optimizer: Any, named: Named) -> None:
-        for _ in range(7):
-            pull(rank, named)
-            optimizer.step()
-            if rank == 0:
-                found.append(optimizer._updates.unfinished())
-        optimizer.flush()
-        assert optimizer._updates.unfinished() is None
-
-    train(sgd, run, communication_delay=3, overlap=2)
-    assert [text and text.partition(" local")[0] for text in found] == [
-        f"the last {steps}" for steps in (1, 2, 3, 4, 2, 3, 4)
-    ]
 
 
 def test_momentum_is_emptied_where_an_update_was_sent_while_local_steps_go_on() -> None:

@@ -172,7 +172,9 @@ def why_ended() -> str:
 
 
 def last_error() -> BaseException | None:
-    """Return the error that ends this process, at its end."""
+    """Return the error that is on its way, as in a ``finally``, or that has ended this process, at its end."""
+    if error := sys.exc_info()[1]:
+        return error
     # A prompt goes on after errors, and keeps the last one.
     return None if hasattr(sys, "ps1") or sys.flags.interactive else getattr(sys, "last_value", None)
 

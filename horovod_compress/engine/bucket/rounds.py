@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ...codecs.base import Codec, Held
+from ...codecs.base import FULL_PRECISION_EVERY, Codec, Held
 from ...codecs.dense import BFloat, Uncompressed
 from ...codecs.natural import Natural
 from ...exchange.choose import Choose
@@ -21,6 +21,8 @@ _SHORT = Natural(mantissa=2)
 Kind = Literal["method", "compressed", "plain", "short", "coded", "exact", "first"]
 #: Those without the method.
 METHODLESS: frozenset[Kind] = frozenset(("plain", "short", "exact", "first"))
+#: With which period, or a longer one, full-precision rounds are left out.
+WITHOUT: dict[Kind, int] = {"compressed": FULL_PRECISION_EVERY, "coded": 2}
 #: Those that only a method with a second moment that is held knows of.
 HELD: frozenset[Kind] = frozenset(("coded", "exact", "first"))
 
@@ -30,12 +32,13 @@ class Next:
     """What a bucket exchanges in the coming steps.
 
     Attributes:
-        kind: "method" for the rounds of its method; "compressed" for these without its own full-precision ones; "plain"
-            for what is offered as it is, without the method and its state; "short" likewise, in numbers of 8 bits that
-            are right on average, but for buckets that the method sends as numbers anyway. Beside a second moment that
-            is held, "coded" for compressed rounds of a method that need it, and "exact" for what the second moment is
-            renewed by, with float32 sent as bfloat16: what a square is made of need not be known any better. "first"
-            for such rounds at the start, in the numbers of "short" ones: many make one square.
+        kind: "method" for the rounds of its method; "compressed" for the same without full-precision ones, unless
+            somebody asked for more of these than usual; "plain" for what is offered as it is, without the method and
+            its state; "short" likewise, in numbers of 8 bits that are right on average, but for buckets that the method
+            sends as numbers anyway. Beside a second moment that is held, "coded" for the rounds of a method that need
+            it, without its own full-precision rounds, and "exact" for what the second moment is renewed by, with
+            float32 sent as bfloat16: what a square is made of need not be known any better. "first" for such rounds at
+            the start, in the numbers of "short" ones: many make one square.
         index: stands for the step where a method's rounds differ by it; None for the step.
     """
 

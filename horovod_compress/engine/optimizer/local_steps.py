@@ -295,12 +295,11 @@ class Schedule:
 
     def unfinished(self) -> str | None:
         """Return in words what is lost if the training ends here, unless it has been saved; None for nothing."""
-        if self.saved or not (self.pending or any(fragment.since for fragment in self.fragments)):
+        if self.saved or not (self.pending or any(fragment.strayed for fragment in self.fragments)):
             return None
-        steps = max(fragment.since for fragment in self.fragments) + (self.settings.delay if self.pending else 0)
         return (
-            f"the last {steps} local step(s) of each rank were not exchanged, and ranks end with different weights; "
-            "call optimizer.flush() on every rank at the end of training"
+            "what each rank's last local steps did was not exchanged, and ranks end with different weights; call "
+            "optimizer.flush() on every rank at the end of training"
         )
 
     # ---- other ranks ----

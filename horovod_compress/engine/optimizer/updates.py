@@ -58,7 +58,7 @@ class UpdateExchange:
     Attributes:
         base: the common weights, where a rank's own have left them.
         outer: the optimizer that steps on them; None to add mean updates as they are.
-        rounds: which of the method's are exchanged; "compressed" leaves out its full-precision ones.
+        kind: of the rounds that updates travel in.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class UpdateExchange:
         self._updates = [torch.empty(base.shape, dtype=base.dtype, device=base.device) for base in self.base]
         self._before: dict[int, Tensor] = {}  # weights when their updates were taken, where local steps go on
         self.outer: Outer | None = None
-        self.rounds: Literal["method", "compressed"] = "method"
+        self.kind: Literal["method", "compressed"] = "method"
         self._dense = 0.0
         self._resting: set[int] = set()  # frozen in all local steps since the last exchange
         self._mixed: set[int] = set()  # a part of a rank's own weights stayed when they followed the common ones
@@ -153,7 +153,7 @@ class UpdateExchange:
             goes_on: local steps go on meanwhile.
         """
         reducer = self.reducer
-        self._buckets.choose(Next(self.rounds, round_index))
+        self._buckets.choose(Next(self.kind, round_index))
         resting = self._resting - self._mixed
         reducer.freeze(resting)
         self._verification.take_weights(reducer.next_step(), self.base)

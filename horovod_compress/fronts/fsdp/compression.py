@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...engine.agreement import differences, handshake
+from ...engine.agreement.notes import last_error
 from ...engine.job import Job
 from ...engine.names import in_arguments, listed, pairs
 from ...engine.reducer import Hooks
@@ -301,7 +302,8 @@ class Compression(TorchCompression, Factories):
         return Resharded(self._sharded, replicas)
 
     def close(self) -> None:
-        if self._session is None and self._arguments and (text := self._why_unregistered(True)):
+        quiet = self._session or not self._arguments or last_error()  # an error says why nothing was trained
+        if not quiet and (text := self._why_unregistered(True)):
             _log.warning("%s", text)
         self._end_look()
         super().close()
