@@ -420,6 +420,11 @@ def adam_step(a: Inputs) -> Arguments:
     return Arguments(given, 24 * a.count, rule)
 
 
+def sgd_step(a: Inputs) -> Arguments:
+    given = [a.floats()], [a.floats()], [a.grad]
+    return Arguments(given, 20 * a.count, {"lr": 1e-3, "momentum": 0.9, "by": 0.7, "weight_decay": 1e-4})
+
+
 CASES = (
     Case("triad", "triad", lambda a: Arguments((a.floats(), a.grad, a.residual, 0.5), 12 * a.count)),
     Case(
@@ -462,6 +467,7 @@ CASES = (
     Case("union_decode 1%", "union_decode", partial(union, what="decode")),
     Case("adam_hold_all", "adam_hold_all", adam_hold),
     Case("adam_step_all", "adam_step_all", adam_step),
+    Case("sgd_step_all", "sgd_step_all", sgd_step),
     Case("absorb", "absorb", lambda a: Arguments((a.grad, a.residual), 16 * a.count)),
     Case("norm_offer blocks", "norm_offer", lambda a: Arguments((a.grad, a.norms(), BLOCK), 4 * a.count)),
     Case("moments_offer blocks", "moments_offer", moments),

@@ -29,6 +29,7 @@ from horovod_compress.ops.keys import NORM, SAMPLE, SKETCH, Key
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ADAM: dict[str, Any] = {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01}
 ADAM_STEP: dict[str, Any] = {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "lr": 1e-3, "eps": 1e-8, "by": 0.7}
+SGD_STEP: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 1e-4}
 ROW = 1000
 BLOCK = 2048
 QSGD_BLOCK = 512
@@ -248,6 +249,19 @@ def adam(a: Arrays) -> Iterable[Case]:
     yield Case("local step, AdamW, second moment held", 56 * n + 2 * bit_bytes, h.held)
     shorter = 50 * n + 2 * bit_bytes
     yield Case("local step, AdamW, second moment held, bfloat16", shorter, lambda: h.held(short=True))
+
+
+def sgd(a: Arrays) -> Iterable[Case]:
+    """SGD with momentum and weight decay: ours, and torch's with its defaults and fused."""
+    n, parameter = a.count, torch.nn.Parameter(a.work.clone())
+    parameter.grad = a.grad.clone()
+    optimizers = {fused: torch.optim.SGD([parameter], **SGD_STEP, fused=fused) for fused in (False, True)}
+    for optimizer in optimizers.values():
+        optimizer.step()
+    moved = [parameter.detach()], [optimizers[True].state[parameter]["momentum_buffer"]], [a.grad]
+    yield kernel_case("sgd_step_all", 20 * n, "sgd_step_all", *moved, **SGD_STEP, by=0.7)
+    yield Case("torch's SGD", 44 * n, optimizers[False].step)
+    yield Case("torch's SGD, fused", 20 * n, optimizers[True].step)
 
 
 def bit_vectors(a: Arrays) -> Iterable[Case]:
@@ -626,7 +640,7 @@ def checksums(a: Arrays) -> Iterable[Case]:
 
 FAMILIES = (
     yardsticks, one_bit, bit_vectors, dithering, quantising, sparse, unions, values, dense, sketches, low_rank, records,
-    checksums, adam,
+    checksums, adam, sgd,
 )  # fmt: skip
 
 

@@ -96,6 +96,12 @@ def arguments(argv: Sequence[str] | None, program: str = PROGRAM) -> argparse.Na
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where the gradients are; ranks share a host's GPUs"
     )
+    parser.add_argument(
+        "--optimizer",
+        choices=("none", "sgd"),
+        default="none",
+        help="whose steps count too: none (default), or SGD with momentum and weight decay",
+    )
     parser.add_argument("--repeat", type=int, default=7, help="measurements of each contestant (default 7)")
     parser.add_argument("--memory", type=float, default=4.5, metavar="GB", help="memory of a rank (default 4.5)")
     parser.add_argument("--limit", type=float, help="seconds for the job (default: three times the expected time)")
@@ -157,6 +163,7 @@ def job_arguments(chosen: argparse.Namespace) -> list[str]:
     model = str(Path(chosen.model).resolve()) if chosen.model.endswith(".csv") else chosen.model
     found = ["-m", "benchmarks.jobs.step", "--model", model, "--compute-ms", str(chosen.compute_ms)]
     found += ["--repeat", str(chosen.repeat), "--memory", str(chosen.memory), "--device", chosen.device]
+    found += ["--optimizer", chosen.optimizer]
     for method in chosen.methods:
         found += ["--method", method]
     for path in chosen.peer:
@@ -216,7 +223,7 @@ def text(records: Sequence[Record]) -> str:
         [
             (
                 f"{first['model']}: {first['parameters']:,} parameters in {first['tensors']} tensors, "
-                f"{place_text(first['place'])}{device_text(first)}"
+                f"{place_text(first['place'])}{device_text(first)}{optimizer_text(first)}"
             ),
             t1_text(records),
             table(COLUMNS, [row(record) for record in [*shown, *overlap.amortised(shown)]]),
@@ -230,6 +237,11 @@ def device_text(record: Record) -> str:
     """Return where the gradients were, if that is not the CPU."""
     device = record.get("device", "cpu")
     return "" if device == "cpu" else f", gradients on {device}"
+
+
+def optimizer_text(record: Record) -> str:
+    """Return which optimizer's steps count, if any do."""
+    return ", steps of SGD with momentum and weight decay included" if record.get("optimizer") == "sgd" else ""
 
 
 def t1_text(records: Sequence[Record]) -> str:

@@ -160,6 +160,13 @@ template <> struct Argument<hvc::AdamStep<double>, void> {
   hvc::AdamStep<double> value;
 };
 
+template <> struct Argument<hvc::SgdStep<double>, void> {
+  using Given = std::array<double, 6>;
+  explicit Argument(const Given& g) : value{g[0], g[1], g[2], g[3], g[4], g[5] != 0} {}
+  hvc::SgdStep<double> get() const { return value; }
+  hvc::SgdStep<double> value;
+};
+
 template <> struct Argument<hvc::Launch, void> {
   using Given = Address;
   explicit Argument(Given given) : value(launch_of(given)) {}

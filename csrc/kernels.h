@@ -14,6 +14,7 @@
 #include "rules/norm.h"
 #include "rules/philox.h"
 #include "rules/record.h"
+#include "rules/sgd.h"
 #include "rules/sign.h"
 #include "rules/values.h"
 
@@ -165,6 +166,14 @@ struct AdamStepped {
   int64_t count, row_length;
 };
 void adam_step(const AdamStepped* tensors, int64_t tensor_count, Dtype dtype, AdamStep<double> step, Launch launch);
+
+// sgd.cpp, sgd.cu: weights and their momentum buffers are written, which may be null
+struct SgdStepped {
+  void *weight, *buffer;
+  const void* grad;
+  int64_t count;
+};
+void sgd_step(const SgdStepped* tensors, int64_t tensor_count, Dtype dtype, SgdStep<double> step, Launch launch);
 
 // norm.cpp, norm.cu: one norm per row: of the arithmetic type for kMaximum, else float64. Moments are the norms for
 // kMaximum and for kPower2 in one pass.
@@ -420,7 +429,7 @@ const char* instruction_set();
   use(bernoulli_words) use(majority_fold) use(shaped_merge) use(shaped_fold) use(ternary_fold) use(ternary_unpack) \
   use(record_offer) use(record_fold) use(record_decode) use(dense_offer) use(dense_add) use(dense_decode) \
   use(absorb) use(triad) use(union_mark) use(union_count) use(union_encode) use(union_decode) \
-  use(adam_hold) use(adam_step) use(norm_offer) use(moments_offer) use(norm_sketch) \
+  use(adam_hold) use(adam_step) use(sgd_step) use(norm_offer) use(moments_offer) use(norm_sketch) \
   use(uniform_encode) use(uniform_add) use(uniform_fold) use(uniform_decode) \
   use(exponential_encode) use(exponential_merge) use(exponential_fold) use(exponential_decode) \
   use(qsgd_encode) use(qsgd_fold) use(qsgd_decode) use(loco_encode) use(loco_fold) use(elias_encode) use(elias_decode) \

@@ -42,6 +42,7 @@ from ._cpu import (
     record_offer as record_offer,
     sample_decode as sample_decode,
     sample_offer as sample_offer,
+    sgd_step as sgd_step,
     shaped_fold as shaped_fold,
     shaped_merge as shaped_merge,
     sign_decode as sign_decode,

@@ -86,6 +86,13 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return found.hexdigest()
 
 
+def optimizer_of(kind: str, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return an optimizer: "sgd", with momentum and weight decay, or "none", which changes no weight."""
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=1e-4)
+    return NullOptimizer(parameters)
+
+
 class NullOptimizer(torch.optim.Optimizer):
     """Changes nothing, so that a step is the reduction of the gradients and nothing else."""
 

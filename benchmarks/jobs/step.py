@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks import peers, shapes
 from benchmarks.jobs.allreduce import LEAST, UNIT, fill_block
-from benchmarks.jobs.rank import NullOptimizer, digest, gathered, run_job, say, slowest, tell, tell_wrong, timed
+from benchmarks.jobs.rank import digest, gathered, optimizer_of, run_job, say, slowest, tell, tell_wrong, timed
 from benchmarks.peers import base
 from benchmarks.peers.base import Adapter
 from benchmarks.peers.names import PeerError
@@ -62,14 +62,14 @@ class Bench:
 class Contestant:
     """An adapter with a model of its own, and what was measured of it."""
 
-    def __init__(self, adapter: Adapter, bench: Bench) -> None:
+    def __init__(self, adapter: Adapter, bench: Bench, optimizer: str) -> None:
         self.adapter, self._bench = adapter, bench
         self.seconds: list[float] = []  # of steps with compute
         self.alone: list[float] = []  # of steps without
         self.exchange: list[float] = []  # of the exchange phase in steps with compute
         self.sent = 0
         self._plain = bench.model()
-        self._model, self._optimizer = adapter.wrap(self._plain, NullOptimizer(self._plain.parameters()))
+        self._model, self._optimizer = adapter.wrap(self._plain, optimizer_of(optimizer, self._plain.parameters()))
         self._input = torch.zeros(1, device=bench.where)
 
     def step(self, compute: bool) -> float:
@@ -192,7 +192,7 @@ def groups(adapters: list[Adapter], nbytes: int, memory: float) -> list[list[Ada
 
 def compete(group: list[Adapter], number: int, bench: Bench, chosen: argparse.Namespace) -> int:
     """Measure the contestants of a group and `headroom` in turns; return the wrong elements."""
-    contestants = [Contestant(adapter, bench) for adapter in [peers.adapter("headroom"), *group]]
+    contestants = [Contestant(adapter, bench, chosen.optimizer) for adapter in [peers.adapter("headroom"), *group]]
     calibrate(bench.pace, lambda: contestants[0].step(compute=True))
     for contestant in contestants:
         for _ in range(base.warm_up_of(contestant.adapter, chosen.warm_up)):
@@ -210,7 +210,7 @@ def compete(group: list[Adapter], number: int, bench: Bench, chosen: argparse.Na
                 wrong[place] = contestant.wrong()
             contestant.forget()
     for contestant, count in zip(contestants, wrong, strict=True):
-        tell(record_of(contestant, bench, number) | {"wrong": count})
+        tell(record_of(contestant, bench, number) | {"optimizer": chosen.optimizer, "wrong": count})
     tell_wrong(bench.table.model, [c.adapter.name for c, count in zip(contestants, wrong, strict=True) if count])
     hvd.barrier()  # nobody closes while another rank is still under way
     for contestant in contestants:
@@ -256,6 +256,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--compute-ms", type=float, default=300.0, help="compute time of a step, forward and backward")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the gradients are")
+    parser.add_argument("--optimizer", default="none", help="whose steps are part of a step")
     parser.add_argument("--method", action="append", default=[], help="a contestant; may be given several times")
     parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with more contestants")
     parser.add_argument("--repeat", type=int, default=7)

@@ -34,7 +34,9 @@ class Unwrapped(Ours):
             )
         except ConfigError as error:
             raise PeerError(f"contestant {self.name!r}: {error}") from error
-        return self.compression.register(self._wrapped(model), optimizer), optimizer
+        registered = self.compression.register(self._wrapped(model), optimizer)
+        self.skip_the_beginning()
+        return registered, optimizer
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
         return model

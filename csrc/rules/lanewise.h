@@ -79,3 +79,14 @@ template <class V, class W> HVC_RULE AdamMoved<V> adam_moved(const V& weight, co
   const V step = s.rate * moment / (root(d) + s.eps);
   return {s.kept * weight - step, moment};
 }
+
+// SGD's step, in the order of torch's, every operation rounded by itself. V is a number or a vector. Without a buffer,
+// there is no momentum, and `buffer` stays as it is.
+template <class V, class W>
+HVC_RULE SgdMoved<V> sgd_moved(const V& weight, const V& buffer, const V& given, bool buffered, const SgdStep<W>& s) {
+  V grad = s.by * given;
+  if (s.decay != 0) grad = grad + s.decay * weight;  // 0 times a weight that has overflown is no number
+  if (!buffered) return {weight - s.rate * grad, buffer};
+  const V momentum = s.momentum * buffer + s.share * grad;
+  return {weight - s.rate * (s.nesterov ? grad + s.momentum * momentum : momentum), momentum};
+}

@@ -7,6 +7,7 @@
 #include "rules/kept.h"
 #include "rules/norm.h"
 #include "rules/record.h"
+#include "rules/sgd.h"
 #include "rules/sign.h"
 
 namespace hvc {

@@ -183,7 +183,7 @@ class Steps:
         """Return what else the optimizer does, by name, in words that have to be equal on every rank."""
         told = {differences.RESULT_SCALE: f"{self._reducer.result_scale:g}"}
         told |= self._takers.options()
-        return told | {differences.WHO_STEPS: "auto" if any(one.stepping for one in self._takers.held) else "torch"}
+        return told | {differences.WHO_STEPS: "auto" if any(taker.steps for taker in self._takers) else "torch"}
 
     def settle_moments(self) -> None:
         """Where a second moment was loaded that nobody holds, let what waits be in the units of gradients again."""
@@ -298,8 +298,7 @@ class Steps:
         checkpoint.restore(self._reducer, state, residuals)
         self._norms.resume(state.get("norms", {}) if residuals == "restore" else {})
         for taker in self._takers:
-            if taker.matching:
-                taker.matching.resume()
+            taker.resume()
         self._loaded = _Loaded(state.get("second_moment", {}), bool(state.get("due")))
         self._takers.load_moments(self._loaded.moments, self._loaded.due)
         if begun:

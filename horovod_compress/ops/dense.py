@@ -18,6 +18,7 @@ __all__ = [
     "dense_add",
     "dense_decode_all",
     "dense_offer_all",
+    "sgd_step_all",
     "take_roots",
     "triad",
     "union_count_all",
@@ -154,6 +155,31 @@ def _check_adam(betas: tuple[float, float], step: float, bound: float) -> None:
         raise ValueError(
             f"betas must be in [0, 1) and (0, 1), step from 1, bound above 0; got {betas}, {step}, {bound}"
         )
+
+
+def sgd_step_all(
+    weights: Sequence[Tensor],
+    buffers: Sequence[Tensor] | None,
+    grads: Sequence[Tensor],
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    nesterov: bool = False,
+    by: float = 1.0,
+    weight_decay: float = 0.0,
+) -> None:
+    """Do a step of SGD in one pass: torch's own, but that every operation is rounded by itself.
+
+    Args:
+        weights: of one dtype; they are written.
+        buffers: momentum_buffer, of that dtype and of their sizes, which are written; None for a step without momentum.
+        grads: of the same, which are read.
+        lr, momentum, dampening, nesterov, weight_decay: as of the optimizer (Sutskever et al. 2013, section 2).
+        by: what gradients count times; less than 0 where the step climbs.
+    """
+    rule = {"lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov}
+    run.sgd_step(weights, buffers, grads, **rule, by=by, weight_decay=weight_decay)
 
 
 def _row_lengths(tensors: Sequence[Tensor], floors: Sequence[Tensor] | None) -> list[int]:

@@ -275,6 +275,13 @@ def adam_step_scales(
     return (by, coupled, kept, *moments, lr / unbiased, eps)
 
 
+def sgd_step_scales(
+    lr: float, momentum: float, dampening: float, nesterov: bool, by: float, weight_decay: float
+) -> tuple[float, ...]:
+    """Return what the kernel of a step multiplies by, in the order of its struct."""
+    return (by, weight_decay, momentum, 1 - dampening, lr, float(nesterov))
+
+
 def adam_scales(betas: tuple[float, float], step: float, bound: float, left: float) -> tuple[float, ...]:
     """Return what the kernel multiplies by."""
     beta1, beta2 = betas

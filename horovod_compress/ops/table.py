@@ -232,6 +232,10 @@ TABLE = (
          Array("square", WORK, disjoint="weight first"),
          maybe("floors", WORK, ANY_LENGTH, disjoint="weight first"), COUNT, ROW_LENGTH),
         options="betas step bound lr eps by weight_decay decoupled", of="weight"),
+    Operation("sgd_step", "rows, weight_code, sgd_step_scales(lr, momentum, dampening, nesterov, by, weight_decay)",
+        (new("weight", ANY), new("buffer", "weight_kind", optional=True, disjoint="weight"),
+         Array("grad", "weight_kind", disjoint="weight buffer"), COUNT),
+        options="lr momentum dampening nesterov by weight_decay", of="weight"),
     # ---- codes on a scale
     Operation("norm_offer", "rows, grad_code, power",
         (GRAD, COUNT, ROW_LENGTH,

@@ -210,6 +210,14 @@ class TestNumbers:
                 floors = [tame(rows, work(dtype), 4).abs()] if decoupled else None
                 same("adam_step_all", *given, [square], floors, betas=betas, decoupled=decoupled, **rule)
 
+    def test_a_step_of_sgd(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        rule: dict[str, Any] = {"lr": 0.01, "by": -0.7, "weight_decay": 0.1}
+        for count in lengths:
+            given = [[numbers(count, dtype, seed)] for seed in (1, 2, 3)]
+            same("sgd_step_all", *given, **rule, momentum=0.9, dampening=0.25)
+            same("sgd_step_all", *given, **rule, momentum=0.9, nesterov=True)
+            same("sgd_step_all", given[0], None, given[2], **rule)
+
     def test_dither(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:
             for row_length in few_if_long(count, (max(count, 1), 100, 2048)):

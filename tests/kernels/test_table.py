@@ -68,6 +68,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "weight_decay": 0.1,
         "decoupled": True,
     },
+    "sgd_step": {
+        "lr": 0.01,
+        "momentum": 0.9,
+        "dampening": 0.1,
+        "nesterov": True,
+        "by": 0.7,
+        "weight_decay": 0.1,
+    },
 }
 
 

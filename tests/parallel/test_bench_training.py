@@ -31,7 +31,7 @@ def test_two_ranks_measure_steps(tmp_path: Path, capsys: pytest.CaptureFixture[s
     model, found = tmp_path / "tiny.csv", tmp_path / "found.json"
     model.write_text(TABLE)
     words = ["--model", str(model), "--compute-ms", str(1000 * COMPUTE_SECONDS), "--repeat", "3", "--limit", "60"]
-    status = step.main([*words, "--ranks", "2", "--methods", *METHODS, *UNDER_DDP, "--json", str(found)])
+    status = step.main([*words, "--ranks", "2", "--optimizer", "sgd", "--methods", *METHODS, *UNDER_DDP, "--json", str(found)])
     said = capsys.readouterr()
     assert status == 0, said.err
 
@@ -53,4 +53,4 @@ def test_two_ranks_measure_steps(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 20 * marsit["bytes_sent"] < dense["bytes_sent"] and dense["bytes_sent"] > 4 * 429_772
     computed = [record["name"] for record in records if "computed_seconds" in record]
     assert computed == [f"marsit schedule=layerwise K={k}" for k in (50, 100)]
-    assert "T1 measured" in said.out
+    assert "T1 measured" in said.out and "steps of SGD" in said.out

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from horovod_compress.engine.optimizer.second_moment import BOUND
-from horovod_compress.engine.optimizer.stepping import Stepping
+from horovod_compress.engine.optimizer.stepping import AdamStepping
 from horovod_compress.errors import ConfigError
 from tests.golden.play import TENSORS, grads
 from tests.golden.trained import HELD, Ranks, adamw
@@ -267,7 +267,7 @@ def test_an_error_while_a_step_is_prepared_moves_nothing_twice(monkeypatch: pyte
     with ranks("auto") as team:
         for number in range(3):  # the next two rounds are coded
             team.step(given(number))
-        calls, add = [], Stepping.add
+        calls, add = [], AdamStepping.add
 
         def fails(*given: Any, **options: Any) -> None:
             calls.append(1)
@@ -275,7 +275,7 @@ def test_an_error_while_a_step_is_prepared_moves_nothing_twice(monkeypatch: pyte
                 raise MemoryError
             add(*given, **options)
 
-        monkeypatch.setattr(Stepping, "add", fails)
+        monkeypatch.setattr(AdamStepping, "add", fails)
         with pytest.raises(MemoryError):
             team.step(given(3))
         for steps in team.steps:
@@ -308,7 +308,7 @@ def test_a_later_compression_takes_over_from_one_that_was_not_closed() -> None:
         assert team.steps[0].held is not None
         optimizer, earlier = team.optimizers[0], team.steps[0].held.stepping
         assert earlier is not None and earlier._owed
-        later = Stepping(optimizer, earlier._places)
+        later = AdamStepping(optimizer, earlier._places)
         assert not earlier._owed
         earlier.end()
         assert optimizer.__getstate__ == later._pickled

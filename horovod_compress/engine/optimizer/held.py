@@ -34,7 +34,7 @@ from ..shards import local
 from . import family, second_moment as moments
 from .held_moment import HeldMoment
 from .second_moment import ExactRounds, Slot, chosen
-from .stepping import Stepping, may_step
+from .stepping import AdamStepping, may_step
 from .surges import Result, surges
 
 _log = logging.getLogger("horovod_compress")
@@ -66,7 +66,8 @@ def hold(
     """
     given = {"warmup_steps": warmup_steps, "rebuild_every": rebuild_every}
     moments.check_options(second_moment, **{name: number for name, number in given.items() if number is not None})
-    fits, steps = family.may_share(optimizer, second_moment), may_step(optimizer, step)
+    fits = family.may_share(optimizer, second_moment)
+    steps = may_step(optimizer, step, torch.optim.Adam, torch.optim.AdamW)
     buckets = reducer.buckets
     if all(divides == "never" for divides in buckets.divides().values()):
         return None
@@ -134,7 +135,7 @@ class HeldSecondMoment:
         self._all_exact = False  # all exchanges for the optimizer's coming step; others may make theirs more often
         self._shown = ""  # see shown(); empty where that has changed
         self._told = False  # that exact rounds do not wait for it
-        self.stepping: Stepping | None = Stepping(optimizer, self._parameters) if steps else None
+        self.stepping: AdamStepping | None = AdamStepping(optimizer, self._parameters) if steps else None
 
     @property
     def warmup(self) -> int:
@@ -275,14 +276,10 @@ class HeldSecondMoment:
 
     def moved_here(self) -> frozenset[str]:
         """Return the parameters that :meth:`prepare` moves itself in the coming step; the others are torch's."""
-        stepping, step = self.stepping, self.reducer.next_step() - 1
-        if stepping is None or stepping.hides(step):
-            return frozenset()  # Horovod's optimizer calls torch's: a hook comes twice
-        if family.ready(self._optimizer, step, self._prepared, self.reducer.settled):
-            return stepping.chosen(self._held)
-        if step <= self._prepared and not family.synchronizes(self._optimizer):
-            stepping.hand_over()
-        return frozenset()
+        if self.stepping is None:
+            return frozenset()
+        step, reducer = self.reducer.next_step() - 1, self.reducer
+        return self.stepping.moved_here(step, self._prepared, reducer.settled, self._held)
 
     @torch.no_grad()
     def prepare(self, here: Collection[str] = (), ratios: Mapping[str, float] = MappingProxyType({})) -> None:

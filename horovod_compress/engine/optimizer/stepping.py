@@ -1,11 +1,11 @@
-"""Steps Adam in one pass over memory, by a kernel that divides by what is held; torch's formula makes several.
+"""Steps an optimizer in one pass over memory, by a kernel; torch's formula makes several.
 
-The hook before an optimizer's step moves the weights and first moments of the parameters that it can, and hides their
+The hook before an optimizer's step moves the weights of the parameters that it can, with their moments, and hides their
 gradients from the step that follows, which then moves the others: so its own hooks, schedulers and profiler see what
-they always see. A hook behind the step shows the gradients again.
+they always see. A hook behind the step shows the gradients again. SGD's are in :mod:`.sgd`.
 
-The optimizer's own second moment is not needed meanwhile, and so left alone. It is made where somebody may ask for it:
-before ``state_dict()``, and before torch moves a parameter again.
+Of Adam, the kernel divides by what is held. Its own second moment is not needed meanwhile, and so left alone. It is
+made where somebody may ask for it: before ``state_dict()``, and before torch moves a parameter again.
 """
 
 from __future__ import annotations
@@ -26,21 +26,208 @@ from ...errors import ConfigError
 from ...ops.checksums import on_its_device
 from ...ops.threads import on_one_thread
 from ..shards import local
-from .family import is_exactly, uncompiled
+from .family import is_exactly, ready, synchronizes, uncompiled
 from .second_moment import ADAM, BOUND, Group, Moment, Slot, wide
 
 _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def may_step(optimizer: Any, step: str) -> bool:
-    """Return whether an optimizer is one that is known to the letter, and its user leaves its step to us.
+def may_step(optimizer: Any, step: str, *kinds: type) -> bool:
+    """Return whether an optimizer is one of these, known to the letter, and its user leaves its step to us.
 
     Raises:
         ConfigError: the option has no meaning.
     """
     if step not in ("auto", "torch"):
         raise ConfigError(f'step should be "auto" or "torch", got {step!r}')
-    return step == "auto" and is_exactly(optimizer, torch.optim.Adam, torch.optim.AdamW)
+    return step == "auto" and is_exactly(optimizer, *kinds)
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """What one call of a kernel moves: parameters of one group.
+
+    Attributes:
+        by: what gradients count times.
+    """
+
+    group: Group
+    by: float
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+
+    @property
+    def signed(self) -> float:
+        """What gradients count times on the way down."""
+        return -self.by if self.group["maximize"] else self.by
+
+    def move(self, weights: list[Tensor], grads: list[Tensor]) -> None:
+        """Do the step with what this rank has of the parameters and of their gradients."""
+        raise NotImplementedError
+
+
+#: A tensor, which nothing keeps alive for that, and what changes when its values do.
+_Version = tuple["weakref.ref[Tensor]", int]
+
+
+class Stepping:
+    """Moves the weights of one optimizer, for which :func:`may_step` was true.
+
+    Args:
+        places: returns its parameters that are exchanged, with their groups.
+    """
+
+    def __init__(self, optimizer: Any, places: Callable[[], Iterator[Slot]]) -> None:
+        self._optimizer, self._places = optimizer, places
+        self._hidden_in = -1
+        self._batches: dict[tuple[object, ...], Batch] = {}
+        self._hidden: list[tuple[nn.Parameter, Tensor, float]] = []
+        self._used: list[tuple[nn.Parameter, _Version, float]] = []  # gradients that were shown again
+        self._spans: tuple[list[tuple[int, int]], bool] = [], True
+        self._handles = [optimizer.register_step_post_hook(uncompiled(lambda *given: self.show()))]
+        optimizer._optimizer_step_post_hooks.move_to_end(self._handles[0].id, last=False)  # others look at gradients
+
+    def fits(self, group: Group, parameter: nn.Parameter, state: Mapping[str, Any]) -> bool:
+        """Return whether the kernel does with a parameter what torch's step does."""
+        raise NotImplementedError
+
+    # ---- before a step ----
+
+    def moved_here(self, step: int, done: int, settled: Callable[[], bool], names: Collection[str]) -> frozenset[str]:
+        """Return the parameters that are moved here in the coming step; others with a gradient are torch's.
+
+        Args:
+            step: the one whose results the optimizer has.
+            done, settled: see :func:`.family.ready`.
+            names: those that may be.
+        """
+        if self._hidden and self._hidden_in == step:  # it is under way, or has raised
+            return frozenset()  # Horovod's optimizer calls torch's: a hook comes twice
+        if ready(self._optimizer, step, done, settled):
+            return self.chosen(names)
+        if step <= done and not synchronizes(self._optimizer):
+            self.hand_over()
+        return frozenset()
+
+    def chosen(self, names: Collection[str]) -> frozenset[str]:
+        """Return those of some parameters that the kernel can move now."""
+        self._hidden, self._used, self._batches = [], [], {}  # what a step that raised has left
+        fit: set[str] = set()
+        spans = []
+        scaled = [getattr(self._optimizer, name, None) for name in ("grad_scale", "found_inf")]  # left to a fused step
+        slots = [slot for slot in self._places() if slot[1].grad is not None]
+        for group, parameter, name in slots if scaled == [None, None] else ():
+            if name in names and self.fits(group, parameter, self._optimizer.state[parameter]):
+                fit.add(name)
+                weights = local(parameter)
+                spans.append((weights.data_ptr(), weights.nbytes))
+        if not self._are_apart(spans):
+            fit.clear()
+        self.pay([name for _, _, name in slots if name not in fit])
+        return frozenset(fit)
+
+    def _are_apart(self, spans: list[tuple[int, int]]) -> bool:
+        """Return whether no two weights share memory; looked at again when they have moved."""
+        if spans != self._spans[0]:
+            places = sorted((at, at + size) for at, size in spans)
+            self._spans = spans, all(end <= at for (_, end), (at, _) in pairwise(places))
+        return self._spans[1]
+
+    def _put(self, parameter: nn.Parameter, key: tuple[object, ...], make: Callable[[], Batch]) -> Batch:
+        """Let :meth:`step` move a parameter with others of its kind; return with which.
+
+        Args:
+            key: what is equal for all that go together, beside the kind of their numbers.
+        """
+        grad = parameter.grad
+        assert grad is not None
+        key = *key, grad.dtype, grad.device
+        batch = self._batches.get(key) or self._batches.setdefault(key, make())
+        batch.parameters.append(parameter)
+        batch.grads.append(grad)
+        return batch
+
+    def step(self, number: int) -> None:
+        """Move what was chosen and added, and hide its gradients.
+
+        Args:
+            number: of the step whose results these are.
+        """
+        batches, self._batches = self._batches, {}
+        self._hidden_in = number
+        for batch in batches.values():
+            weights = [*map(local, batch.parameters)]
+            with on_its_device(weights[0]):
+                batch.move(weights, [*map(local, batch.grads)])
+            for weight in weights:
+                torch.autograd.graph.increment_version(weight)
+            for parameter, grad in zip(batch.parameters, batch.grads, strict=True):
+                self._hidden.append((parameter, grad, batch.by))
+                parameter.grad = None
+
+    # ---- behind a step, and where it is torch's turn ----
+
+    def show(self) -> None:
+        """Show the gradients again that were hidden."""
+        hidden, self._hidden = self._hidden, []
+        for parameter, grad, by in hidden:
+            if parameter.grad is None:
+                parameter.grad = grad
+                self._used.append((parameter, _version_of(grad), by))
+
+    def pay(self, names: Collection[str] | None = None) -> None:
+        """Let the optimizer's state of these parameters be what torch's step goes on from; by default of all."""
+        if names is None:
+            self.show()  # a step may have raised
+
+    @torch.no_grad()
+    def hand_over(self) -> None:
+        """Let torch do a step for which nothing was exchanged."""
+        self.pay()
+        for parameter, version, by in self._used:
+            if by != 1.0 and parameter.grad is not None and version == _version_of(parameter.grad):
+                parameter.grad.mul_(by)
+        self._used = []
+
+    def end(self) -> None:
+        """Leave the optimizer as torch alone would have it."""
+        self.pay()
+        for handle in self._handles:
+            handle.remove()
+
+
+def _version_of(grad: Tensor) -> _Version:
+    return weakref.ref(mine := local(grad)), mine._version
+
+
+def plain(group: Group, parameter: nn.Parameter, kept: Tensor | None) -> bool:
+    """Return whether the tensors of a parameter are of a kind that kernels move.
+
+    Args:
+        kept: of its state.
+    """
+    if parameter.grad is None:
+        return False
+    weights, *others = map(local, (parameter, parameter.grad) if kept is None else (parameter, parameter.grad, kept))
+    return (
+        type(weights) in (nn.Parameter, Tensor)
+        and weights.dtype in _TYPES
+        and weights.device.type in ("cpu", "cuda")
+        and weights.is_contiguous()
+        and all(
+            type(other) is Tensor
+            and other.layout is torch.strided
+            and other.dtype is weights.dtype
+            and other.device == weights.device
+            and other.shape == weights.shape
+            and other.is_contiguous()
+            for other in others
+        )
+        and not (group.get("capturable") or group.get("differentiable"))
+    )
+
+
+# ---- Adam ----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -70,71 +257,53 @@ class _Owed:
         local(self.state[ADAM.second]).copy_(torch.maximum(wanted, least).mul_(1 - beta2**now))
 
 
-@dataclass
-class _Batch:
-    """What one call of the kernel moves: parameters of one group, whose steps have one number.
+@dataclass(kw_only=True)
+class _AdamBatch(Batch):
+    """Those whose steps have one number, too.
 
     Attributes:
         now: that number, from 1 on.
         exact: divide by V as it is.
-        by: what gradients count times.
+        decoupled: how the class has its weight decay.
     """
 
-    group: Group
     now: float
     exact: bool
-    by: float
-    parameters: list[nn.Parameter] = field(default_factory=list)
+    decoupled: bool
     firsts: list[Tensor] = field(default_factory=list)
-    grads: list[Tensor] = field(default_factory=list)
     held: list[Moment] = field(default_factory=list)
     counts: list[Tensor] = field(default_factory=list)
 
-    def move(self, *, decoupled: bool) -> None:
-        """Do the step."""
-        group, weights = self.group, [*map(local, self.parameters)]
-        with on_its_device(weights[0]):
-            ops.adam_step_all(
-                weights,
-                self.firsts,
-                [*map(local, self.grads)],
-                [held.moment for held in self.held],
-                None if self.exact else [held.floor for held in self.held],
-                betas=ADAM.betas(group),
-                step=self.now,
-                bound=BOUND,
-                lr=float(group["lr"]),
-                eps=float(group["eps"]),
-                by=-self.by if group["maximize"] else self.by,
-                weight_decay=float(group["weight_decay"]),
-                decoupled=bool(group.get("decoupled_weight_decay", decoupled)),  # groups have it from torch 2.7 on
-            )
+    def move(self, weights: list[Tensor], grads: list[Tensor]) -> None:
+        group = self.group
+        ops.adam_step_all(
+            weights,
+            self.firsts,
+            grads,
+            [held.moment for held in self.held],
+            None if self.exact else [held.floor for held in self.held],
+            betas=ADAM.betas(group),
+            step=self.now,
+            bound=BOUND,
+            lr=float(group["lr"]),
+            eps=float(group["eps"]),
+            by=self.signed,
+            weight_decay=float(group["weight_decay"]),
+            decoupled=bool(group.get("decoupled_weight_decay", self.decoupled)),  # groups have it from torch 2.7 on
+        )
         torch._foreach_add_(self.counts, 1)
-        for weight in weights:
-            torch.autograd.graph.increment_version(weight)
 
 
-class Stepping:
-    """Moves the weights of one optimizer, for which :func:`may_step` was true.
-
-    Args:
-        places: returns its parameters that are exchanged, with their groups.
-    """
+class AdamStepping(Stepping):
+    """Moves the weights of Adam or AdamW."""
 
     def __init__(self, optimizer: Any, places: Callable[[], Iterator[Slot]]) -> None:
-        self._optimizer, self._places = optimizer, places
-        self._hidden_in = -1
+        super().__init__(optimizer, places)
         self._owed: dict[str, _Owed] = {}
-        self._batches: dict[tuple[object, ...], _Batch] = {}
-        self._hidden: list[tuple[nn.Parameter, Tensor, float]] = []
-        self._used: list[tuple[nn.Parameter, _Version, float]] = []  # gradients that were shown again
         self._process = os.getpid()
         if isinstance(other := getattr(vars(optimizer).get("__getstate__"), "__self__", None), Stepping):
             other.end()  # that of another compression, which was not closed
-        self._spans: tuple[list[tuple[int, int]], bool] = [], True
-        show, pay = uncompiled(lambda *given: self.show()), uncompiled(lambda *given: self.pay())
-        self._handles = [optimizer.register_step_post_hook(show), optimizer.register_state_dict_pre_hook(pay)]
-        optimizer._optimizer_step_post_hooks.move_to_end(self._handles[0].id, last=False)  # others look at gradients
+        self._handles.append(optimizer.register_state_dict_pre_hook(uncompiled(lambda *given: self.pay())))
         optimizer.__getstate__ = self._pickled
 
     def _pickled(self) -> Any:
@@ -142,82 +311,29 @@ class Stepping:
         self.pay()
         return type(self._optimizer).__getstate__(self._optimizer)
 
-    def hides(self, number: int) -> bool:
-        """Return whether the gradients of a step are hidden: it is under way, or has raised."""
-        return bool(self._hidden) and self._hidden_in == number
-
-    # ---- before a step ----
-
-    def chosen(self, names: Collection[str]) -> frozenset[str]:
-        """Return the parameters that are moved here in the coming step; others with a gradient are torch's.
-
-        Args:
-            names: those whose second moment is held.
-        """
-        self._hidden, self._used, self._batches = [], [], {}  # what a step that raised has left
-        fit: set[str] = set()
-        spans = []
-        scaled = [getattr(self._optimizer, name, None) for name in ("grad_scale", "found_inf")]  # left to a fused step
-        slots = [slot for slot in self._places() if slot[1].grad is not None]
-        for group, parameter, name in slots if scaled == [None, None] else ():
-            if name in names and _fits(group, parameter, self._optimizer.state[parameter]):
-                fit.add(name)
-                weights = local(parameter)
-                spans.append((weights.data_ptr(), weights.nbytes))
-        if not self._are_apart(spans):
-            fit.clear()
-        self.pay([name for _, _, name in slots if name not in fit])
-        return frozenset(fit)
-
-    def _are_apart(self, spans: list[tuple[int, int]]) -> bool:
-        """Return whether no two weights share memory; looked at again when they have moved."""
-        if spans != self._spans[0]:
-            places = sorted((at, at + size) for at, size in spans)
-            self._spans = spans, all(end <= at for (_, end), (at, _) in pairwise(places))
-        return self._spans[1]
+    def fits(self, group: Group, parameter: nn.Parameter, state: Mapping[str, Any]) -> bool:
+        first = state.get(ADAM.first)
+        return isinstance(first, Tensor) and plain(group, parameter, first) and not group.get("amsgrad")
 
     def add(self, slot: Slot, held: Moment, now: float, *, exact: bool, by: float) -> None:
-        """Let :meth:`step` move a parameter, one of those that were chosen; see :class:`_Batch`."""
-        (group, parameter, name), grad = slot, slot[1].grad
-        assert grad is not None
-        state, key = self._optimizer.state[parameter], (id(group), now, exact, by, grad.dtype, grad.device)
-        batch = self._batches.get(key) or self._batches.setdefault(key, _Batch(group, now, exact, by))
-        batch.parameters.append(parameter)
+        """Let :meth:`step` move a parameter, one of those that were chosen; see :class:`_AdamBatch`."""
+        group, parameter, name = slot
+        state, decoupled = self._optimizer.state[parameter], isinstance(self._optimizer, torch.optim.AdamW)
+        batch = self._put(
+            parameter,
+            (id(group), now, exact, by),
+            lambda: _AdamBatch(group=group, by=by, now=now, exact=exact, decoupled=decoupled),
+        )
+        assert isinstance(batch, _AdamBatch)
         batch.firsts.append(local(state[ADAM.first]))
-        batch.grads.append(grad)
         batch.held.append(held)
         batch.counts.append(state["step"])
         self._owed[name] = _Owed(group, parameter, state, held, now, exact)
 
-    def step(self, number: int) -> None:
-        """Move what was added, and hide its gradients.
-
-        Args:
-            number: of the step whose results these are.
-        """
-        batches, self._batches = self._batches, {}
-        self._hidden_in = number
-        for batch in batches.values():
-            batch.move(decoupled=isinstance(self._optimizer, torch.optim.AdamW))
-            for parameter, grad in zip(batch.parameters, batch.grads, strict=True):
-                self._hidden.append((parameter, grad, batch.by))
-                parameter.grad = None
-
-    # ---- behind a step, and where it is torch's turn ----
-
-    def show(self) -> None:
-        """Show the gradients again that were hidden."""
-        hidden, self._hidden = self._hidden, []
-        for parameter, grad, by in hidden:
-            if parameter.grad is None:
-                parameter.grad = grad
-                self._used.append((parameter, _version_of(grad), by))
-
     @torch.no_grad()
     def pay(self, names: Collection[str] | None = None) -> None:
         """Make the optimizer's own second moments of these parameters, where it lacks them; by default of all."""
-        if names is None:
-            self.show()  # a step may have raised
+        super().pay(names)
         forked = os.getpid() != self._process  # of several threads, all but this one are missing there
         with on_one_thread() if forked else contextlib.nullcontext():
             for name in list(self._owed) if names is None else names:
@@ -225,50 +341,7 @@ class Stepping:
                 if owed is not None and self._optimizer.state.get(owed.parameter) is owed.state:
                     owed.pay()
 
-    @torch.no_grad()
-    def hand_over(self) -> None:
-        """Let torch do a step for which nothing was exchanged."""
-        self.pay()
-        for parameter, version, by in self._used:
-            if by != 1.0 and parameter.grad is not None and version == _version_of(parameter.grad):
-                parameter.grad.mul_(by)
-        self._used = []
-
     def end(self) -> None:
-        """Leave the optimizer as torch alone would have it."""
-        self.pay()
-        for handle in self._handles:
-            handle.remove()
+        super().end()
         if vars(self._optimizer).get("__getstate__") == self._pickled:
             del self._optimizer.__getstate__
-
-
-#: A tensor, which nothing keeps alive for that, and what changes when its values do.
-_Version = tuple["weakref.ref[Tensor]", int]
-
-
-def _version_of(grad: Tensor) -> _Version:
-    return weakref.ref(mine := local(grad)), mine._version
-
-
-def _fits(group: Group, parameter: nn.Parameter, state: Mapping[str, Any]) -> bool:
-    """Return whether the kernel does with a parameter what torch's step does."""
-    first = state.get(ADAM.first)
-    if parameter.grad is None or not isinstance(first, Tensor):
-        return False
-    weights, grad, first = map(local, (parameter, parameter.grad, first))
-    kind, device = weights.dtype, weights.device
-    return (
-        type(grad) is type(first) is Tensor
-        and type(weights) in (nn.Parameter, Tensor)
-        and kind in _TYPES
-        and device.type in ("cpu", "cuda")
-        and grad.layout is torch.strided
-        and grad.dtype is first.dtype is kind
-        and grad.device == first.device == device
-        and grad.shape == first.shape == weights.shape
-        and weights.is_contiguous()
-        and grad.is_contiguous()
-        and first.is_contiguous()
-        and not (group.get("amsgrad") or group.get("capturable") or group.get("differentiable"))
-    )

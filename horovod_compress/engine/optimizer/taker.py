@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...errors import ConfigError
 from ..methods import Methods
 from ..reducer import Reducer
-from . import held, momentum
+from . import held, momentum, sgd
 from .family import form_of, is_exactly, may_share, options_of, prepare_last, uncompiled, unprepared
 from .matching import Matching
 from .momentum import Rates
@@ -34,6 +34,7 @@ class Taker:
 
     Attributes:
         held: the second moment, where that is shared.
+        sgd: moves the weights, where that is ours to do and no second moment is held.
         matching: takes out of results what they are handed back times.
         rates: what is kept follows these.
     """
@@ -41,6 +42,7 @@ class Taker:
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
         self.held: held.HeldSecondMoment | None = None
+        self.sgd: sgd.SgdStepping | None = None
         self.matching: Matching | None = None
         self.rates: list[Rates] = []
 
@@ -67,20 +69,38 @@ class Taker:
         optimizer = self.optimizer
         self.leave()
         self.held = held.hold(optimizer, reducer, named, full_precision_every, *options, step=step)
+        self.sgd = sgd.stepping_of(optimizer, reducer, dict(named), step)
         self.matching = Matching(optimizer, reducer, dict(named), scale) if scale else None
         self.rates = momentum.rates_of(optimizer, reducer.kept, named, reducer.options.follow_lr)
 
+    @property
+    def steps(self) -> bool:
+        """Whether weights are moved here, where that is possible."""
+        return bool(self.sgd or (self.held and self.held.stepping))
+
     def prepare(self) -> None:
         """Before the optimizer's own step, let gradients and state be what its formula is to have, or move weights."""
-        here = self.held.moved_here() if self.held else frozenset()
+        here = self.held.moved_here() if self.held else self.sgd.chosen_now() if self.sgd else frozenset()
         ratios = self.matching.take_out(here) if self.matching else {}
         if self.held:
             self.held.prepare(here, ratios)
+        elif self.sgd:
+            self.sgd.prepare(here, ratios)
+
+    def resume(self) -> None:
+        """Go on with whatever was loaded."""
+        if self.matching:
+            self.matching.resume()
+        if self.sgd:
+            self.sgd.resume()
 
     def leave(self) -> None:
-        """Let the optimizer's state be as torch alone would have it."""
+        """Let the optimizer's state be as torch alone would have it, and torch do all further steps."""
         if self.held:
             self.held.leave()
+        if self.sgd:
+            self.sgd.end()
+            self.sgd = None
 
 
 # ---- all of them ---------------------------------------------------------------------------------

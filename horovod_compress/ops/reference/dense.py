@@ -126,6 +126,32 @@ def adam_step(
     store(first, m)
 
 
+@quiet
+def sgd_step(
+    weight: Tensor,
+    buffer: Tensor | None,
+    grad: Tensor,
+    *,
+    lr: float,
+    momentum: float,
+    dampening: float,
+    nesterov: bool,
+    by: float,
+    weight_decay: float,
+) -> None:
+    weight = weight.detach()
+    p, g = load(weight), load(grad)
+    number = p.dtype.type
+    g = number(by) * g
+    if weight_decay:
+        g = g + number(weight_decay) * p
+    if buffer is not None:
+        kept = number(momentum) * load(buffer) + number(1 - dampening) * g
+        g = g + number(momentum) * kept if nesterov else kept
+        store(buffer, kept)
+    store(weight, p - number(lr) * g)
+
+
 def _at_least(square: Tensor, floors: Tensor | None, row_length: int) -> Any:
     """Return squares that are at least the floors of their rows."""
     d = square.numpy().reshape(-1)

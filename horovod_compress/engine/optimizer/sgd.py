@@ -1,0 +1,116 @@
+"""Steps SGD by a kernel: weight decay, momentum, weights and the ratio of norms in one pass over memory.
+
+Torch's own formula is a pass for each, and so is to take the ratio of norms out of gradients before it
+(:mod:`.matching`); here that is a factor. What the optimizer keeps stays torch's own, so nothing is ever owed to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import ops
+from ..reducer import Reducer
+from ..shards import local
+from .family import ready
+from .second_moment import Group, names_of, places
+from .stepping import Batch, Stepping, may_step, plain
+
+_BUFFER = "momentum_buffer"
+
+
+@dataclass(kw_only=True)
+class _SgdBatch(Batch):
+    """Those of one group.
+
+    Attributes:
+        buffers: the momentum of all of them, or of none.
+    """
+
+    buffers: list[Tensor] = field(default_factory=list)
+
+    def move(self, weights: list[Tensor], grads: list[Tensor]) -> None:
+        group = self.group
+        ops.sgd_step_all(
+            weights,
+            self.buffers or None,
+            grads,
+            lr=float(group["lr"]),
+            momentum=float(group["momentum"]),
+            dampening=float(group["dampening"]),
+            nesterov=bool(group["nesterov"]),
+            by=self.signed,
+            weight_decay=float(group["weight_decay"]),
+        )
+
+
+class SgdStepping(Stepping):
+    """Moves the weights of SGD, from the step on in which it has all momentum that it needs.
+
+    Args:
+        named: parameters by name, as the reducer has them.
+    """
+
+    def __init__(self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter]) -> None:
+        super().__init__(optimizer, partial(places, optimizer, names_of(named.items())))
+        self._reducer = reducer
+        self.resume()
+
+    def resume(self) -> None:
+        """Go on with whatever was loaded."""
+        self._done = self._reducer.step - 1  # the last step whose results the optimizer has used
+
+    def fits(self, group: Group, parameter: nn.Parameter, state: Mapping[str, Any]) -> bool:
+        buffer = state.get(_BUFFER) if group["momentum"] else None
+        return (buffer is not None or not group["momentum"]) and plain(group, parameter, buffer)
+
+    def chosen_now(self) -> frozenset[str]:
+        """Return the parameters that :meth:`prepare` moves in the coming step; the others are torch's."""
+        names = {name for _, _, name in self._places()}
+        return self.moved_here(self._reducer.next_step() - 1, self._done, self._reducer.settled, names)
+
+    @torch.no_grad()
+    def prepare(self, here: Collection[str], ratios: Mapping[str, float]) -> None:
+        """Before the optimizer's own step, move what was chosen.
+
+        Args:
+            ratios: what gradients count times, unless that is 1.
+        """
+        step = self._reducer.next_step() - 1
+        if not ready(self._optimizer, step, self._done, self._reducer.settled):
+            return
+        self._done = step
+        for group, parameter, name in self._places():
+            if name in here:
+                self._add(group, parameter, ratios.get(name, 1.0))
+        self.step(step)
+
+    def _add(self, group: Group, parameter: nn.Parameter, by: float) -> None:
+        batch = self._put(parameter, (id(group), by), lambda: _SgdBatch(group=group, by=by))
+        assert isinstance(batch, _SgdBatch)
+        if group["momentum"]:
+            batch.buffers.append(local(self._optimizer.state[parameter][_BUFFER]))
+
+
+def stepping_of(optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], step: str) -> SgdStepping | None:
+    """Return what moves the weights of an optimizer: SGD itself, behind a method that a second moment is held for.
+
+    With others, such as ``none``, a training has the bits that it has without this package.
+
+    Args:
+        named: the parameters that are exchanged, of any optimizer.
+        step: "auto" or "torch".
+
+    Raises:
+        ConfigError: the option has no meaning.
+    """
+    if not may_step(optimizer, step, torch.optim.SGD) or reducer.world == 1:
+        return None
+    if all(divides == "never" for divides in reducer.buckets.divides().values()):
+        return None
+    return SgdStepping(optimizer, reducer, named)
