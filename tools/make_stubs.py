@@ -26,6 +26,7 @@ KINDS = {
     "QsgdShape": "_Shape",
     "AdamScales<double>": "_Scales",
     "AdamStep<double>": "_Scales",
+    "SgdStep<double>": "_Scales",
 }
 RESULTS = {"void": "None", "const char*": "str", "Found": "tuple[int, int]"}
 

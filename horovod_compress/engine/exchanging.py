@@ -35,6 +35,8 @@ from .norms import Norms
 from .turn import Turn
 
 _LOOK_SECONDS = 1.0
+#: Gradients of fewer bytes wait for each other, or for the last one of their bucket.
+ENOUGH = 1 << 20
 
 _log = logging.getLogger("horovod_compress")
 
@@ -64,6 +66,7 @@ class Offering:
         self._context, self._failure, self._norms = context, failure, norms
         self._come: deque[Offered] = deque()
         self._asked = False  # the thread has been asked to look for what has come, and has not begun
+        self._waiting = 0  # bytes that have come since
         self.worker = failure.worker("hvc-offer", "taking in gradients")
 
     def take(self, offered: Offered) -> None:
@@ -76,6 +79,17 @@ class Offering:
             self._take_in([offered])
             return
         self._come.append(offered)
+        self._waiting += offered.grad.nbytes
+        if self._waiting >= ENOUGH or turn.all_claimed:
+            self._ask()
+
+    def claimed(self, turn: Turn) -> None:
+        """Note that a tensor was announced of which nothing will come: those that wait for it need not."""
+        if turn.all_claimed and self._come:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._waiting = 0
         if not self._asked:  # in this order: the thread looks after it has taken this back
             self._asked = True
             self.worker.put(self._take_what_has_come)

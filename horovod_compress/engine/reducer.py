@@ -121,6 +121,7 @@ class Reducer:
                 turn.leave_out(position, grad)
             if self.context.watch:
                 self.context.watch.offered(index)
+            self._offering.claimed(turn)
             self._offering.count_in(turn, [position], [0])
             return turn.key.step
         self.context.overlap.offered(turn.key.step)
@@ -146,7 +147,9 @@ class Reducer:
 
     def skip(self, index: int) -> None:
         """Count a tensor in that has no dense gradient in this step, on any rank."""
-        self._offering.count_in(self._claim(index), [self.buckets.where(index)[1]], [0])
+        turn = self._claim(index)
+        self._offering.claimed(turn)
+        self._offering.count_in(turn, [self.buckets.where(index)[1]], [0])
 
     def _claim(self, index: int) -> Turn:
         """Announce a gradient; return the turn of its bucket, which begins with the first one."""

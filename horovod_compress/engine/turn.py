@@ -89,8 +89,7 @@ class Turn:
     @property
     def _coding(self) -> Key:
         """The key of what the method does: where ranks share hosts, their shares have bits of their own."""
-        key = self.key
-        return self._context.coding_key(key.step, key.bucket) if self.state.hosted else key
+        return self._context.coding_key(self.key.step, self.key.bucket) if self.state.hosted else self.key
 
     # ---- under the reducer's lock ----
 
@@ -101,11 +100,7 @@ class Turn:
         return first
 
     def count_in(self, positions: Sequence[int], nonfinite: Counts | None) -> None:
-        """Note that tensors are in.
-
-        Args:
-            nonfinite: how many values of each are not finite; None if that is not counted yet.
-        """
+        """Note that tensors are in, and how many values of each are not finite; None if that is not counted yet."""
         self._done += len(positions)
         if nonfinite is not None:
             self.nonfinite.add_of(positions, nonfinite)
@@ -114,6 +109,11 @@ class Turn:
         """Note that what waited for the last tensor was handed over."""
         self.nonfinite.add_of(self._waiting.positions, counts)
         self._waiting = _Together()
+
+    @property
+    def all_claimed(self) -> bool:
+        """Whether every tensor was announced."""
+        return False not in self._claimed
 
     @property
     def all_in(self) -> bool:

@@ -31,7 +31,9 @@ def test_two_ranks_measure_steps(tmp_path: Path, capsys: pytest.CaptureFixture[s
     model, found = tmp_path / "tiny.csv", tmp_path / "found.json"
     model.write_text(TABLE)
     words = ["--model", str(model), "--compute-ms", str(1000 * COMPUTE_SECONDS), "--repeat", "3", "--limit", "60"]
-    status = step.main([*words, "--ranks", "2", "--optimizer", "sgd", "--methods", *METHODS, *UNDER_DDP, "--json", str(found)])
+    status = step.main(
+        [*words, "--ranks", "2", "--optimizer", "sgd", "--methods", *METHODS, *UNDER_DDP, "--json", str(found)]
+    )
     said = capsys.readouterr()
     assert status == 0, said.err
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from horovod_compress.engine import exchanging
 from horovod_compress.errors import ExchangeError
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
@@ -75,7 +76,40 @@ def test_an_error_in_taking_in_ends_the_step_on_every_rank(monkeypatch: pytest.M
         assert time.monotonic() - began < SOON
 
 
+def test_small_gradients_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until there are enough bytes, or nothing more is to come of their bucket."""
+    taken, submit = [], Turn.submit
+
+    def noted(turn: Turn, positions: list[int], grads: list[Tensor]) -> object:
+        taken.append([turn.state.bucket.tensors[position].name for position in positions])
+        return submit(turn, positions, grads)
+
+    monkeypatch.setattr(Turn, "submit", noted)
+    tensors = [spec(name, 40) for name in "abcd"]
+    grads = random_grads(1, tensors)[0]
+
+    def taken_in(last: str = "offered") -> list[list[str]]:
+        """Return what is taken in together; `last` says what becomes of d."""
+        taken.clear()
+        with Fleet(1, tensors, "none", schedule="single", min_elements=0) as fleet:
+            reducer, place = fleet.reducers[0], {name: index for index, name in enumerate(fleet.plan.names())}
+            reducer.freeze([place["d"]] if last == "frozen" else [])
+            for name in "abc" if last == "skipped" else "abcd":
+                step = reducer.offer(place[name], grads[name].clone())
+                reducer._offering.worker.drain()
+            if last == "skipped":
+                reducer.skip(place["d"])
+            assert all(torch.equal(reducer.result(place[name], step), grads[name]) for name in "abc")
+        return taken.copy()
+
+    assert taken_in() == [[*"abcd"]]
+    assert taken_in("skipped") == taken_in("frozen") == [[*"abc"]]
+    monkeypatch.setattr(exchanging, "ENOUGH", 2 * 40 * 4)
+    assert taken_in() == [[*"ab"], [*"cd"]]
+
+
 def test_closing_leaves_out_what_was_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanging, "ENOUGH", 0)
     go, begun, taken = threading.Event(), threading.Event(), []
 
     def slow(turn: Turn, positions: list[int], *given: object) -> list[int]:
@@ -98,6 +132,7 @@ def test_closing_leaves_out_what_was_not_taken_in(monkeypatch: pytest.MonkeyPatc
 
 def test_what_came_meanwhile_is_taken_in_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one call for each bucket, in the order in which it came."""
+    monkeypatch.setattr(exchanging, "ENOUGH", 0)
     go, begun, taken, submit = threading.Event(), threading.Event(), [], Turn.submit
 
     def slow(turn: Turn, positions: list[int], grads: list[Tensor]) -> object:

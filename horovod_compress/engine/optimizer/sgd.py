@@ -6,7 +6,7 @@ Torch's own formula is a pass for each, and so is to take the ratio of norms out
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -71,11 +71,10 @@ class SgdStepping(Stepping):
 
     def chosen_now(self) -> frozenset[str]:
         """Return the parameters that :meth:`prepare` moves in the coming step; the others are torch's."""
-        names = {name for _, _, name in self._places()}
-        return self.moved_here(self._reducer.next_step() - 1, self._done, self._reducer.settled, names)
+        return self.moved_here(self._reducer.next_step() - 1, self._done, self._reducer.settled)
 
     @torch.no_grad()
-    def prepare(self, here: Collection[str], ratios: Mapping[str, float]) -> None:
+    def prepare(self, ratios: Mapping[str, float]) -> None:
         """Before the optimizer's own step, move what was chosen.
 
         Args:
@@ -85,16 +84,14 @@ class SgdStepping(Stepping):
         if not ready(self._optimizer, step, self._done, self._reducer.settled):
             return
         self._done = step
-        for group, parameter, name in self._places():
-            if name in here:
-                self._add(group, parameter, ratios.get(name, 1.0))
+        chosen, self._fit = self._fit, []
+        for (group, parameter, name), state in chosen:
+            by = ratios.get(name, 1.0)
+            batch = self._put(parameter, (id(group), by), partial(_SgdBatch, group=group, by=by))
+            assert isinstance(batch, _SgdBatch)
+            if group["momentum"]:
+                batch.buffers.append(local(state[_BUFFER]))
         self.step(step)
-
-    def _add(self, group: Group, parameter: nn.Parameter, by: float) -> None:
-        batch = self._put(parameter, (id(group), by), lambda: _SgdBatch(group=group, by=by))
-        assert isinstance(batch, _SgdBatch)
-        if group["momentum"]:
-            batch.buffers.append(local(self._optimizer.state[parameter][_BUFFER]))
 
 
 def stepping_of(optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], step: str) -> SgdStepping | None:
@@ -111,6 +108,6 @@ def stepping_of(optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Paramet
     """
     if not may_step(optimizer, step, torch.optim.SGD) or reducer.world == 1:
         return None
-    if all(divides == "never" for divides in reducer.buckets.divides().values()):
-        return None
-    return SgdStepping(optimizer, reducer, named)
+    buckets = reducer.buckets
+    codes = any(divides != "never" for divides in buckets.divides().values())
+    return SgdStepping(optimizer, reducer, named) if codes else None

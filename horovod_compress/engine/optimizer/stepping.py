@@ -80,6 +80,7 @@ class Stepping:
     def __init__(self, optimizer: Any, places: Callable[[], Iterator[Slot]]) -> None:
         self._optimizer, self._places = optimizer, places
         self._hidden_in = -1
+        self._fit: list[tuple[Slot, Mapping[str, Any]]] = []  # what was chosen, with the optimizer's state
         self._batches: dict[tuple[object, ...], Batch] = {}
         self._hidden: list[tuple[nn.Parameter, Tensor, float]] = []
         self._used: list[tuple[nn.Parameter, _Version, float]] = []  # gradients that were shown again
@@ -93,13 +94,15 @@ class Stepping:
 
     # ---- before a step ----
 
-    def moved_here(self, step: int, done: int, settled: Callable[[], bool], names: Collection[str]) -> frozenset[str]:
+    def moved_here(
+        self, step: int, done: int, settled: Callable[[], bool], names: Collection[str] | None = None
+    ) -> frozenset[str]:
         """Return the parameters that are moved here in the coming step; others with a gradient are torch's.
 
         Args:
             step: the one whose results the optimizer has.
             done, settled: see :func:`.family.ready`.
-            names: those that may be.
+            names: those that may be; None for all.
         """
         if self._hidden and self._hidden_in == step:  # it is under way, or has raised
             return frozenset()  # Horovod's optimizer calls torch's: a hook comes twice
@@ -109,22 +112,27 @@ class Stepping:
             self.hand_over()
         return frozenset()
 
-    def chosen(self, names: Collection[str]) -> frozenset[str]:
+    def chosen(self, names: Collection[str] | None = None) -> frozenset[str]:
         """Return those of some parameters that the kernel can move now."""
         self._hidden, self._used, self._batches = [], [], {}  # what a step that raised has left
-        fit: set[str] = set()
+        self._fit = []
         spans = []
         scaled = [getattr(self._optimizer, name, None) for name in ("grad_scale", "found_inf")]  # left to a fused step
         slots = [slot for slot in self._places() if slot[1].grad is not None]
-        for group, parameter, name in slots if scaled == [None, None] else ():
-            if name in names and self.fits(group, parameter, self._optimizer.state[parameter]):
-                fit.add(name)
+        for slot in slots if scaled == [None, None] else ():
+            group, parameter, name = slot
+            if names is not None and name not in names:
+                continue
+            state = self._optimizer.state[parameter]
+            if self.fits(group, parameter, state):
+                self._fit.append((slot, state))
                 weights = local(parameter)
                 spans.append((weights.data_ptr(), weights.nbytes))
         if not self._are_apart(spans):
-            fit.clear()
+            self._fit = []
+        fit = frozenset(name for (_, _, name), _ in self._fit)
         self.pay([name for _, _, name in slots if name not in fit])
-        return frozenset(fit)
+        return fit
 
     def _are_apart(self, spans: list[tuple[int, int]]) -> bool:
         """Return whether no two weights share memory; looked at again when they have moved."""

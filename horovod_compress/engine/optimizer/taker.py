@@ -85,7 +85,7 @@ class Taker:
         if self.held:
             self.held.prepare(here, ratios)
         elif self.sgd:
-            self.sgd.prepare(here, ratios)
+            self.sgd.prepare(ratios)
 
     def resume(self) -> None:
         """Go on with whatever was loaded."""

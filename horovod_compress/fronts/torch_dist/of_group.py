@@ -87,8 +87,8 @@ class TorchCompression(BaseCompression):
             match_norm: hand back compressed gradients with the norm of the exact mean, for clipping and for logs, and
                 take that factor out again before the optimizer's step; see docs/clipping.md. False hands back what
                 the method makes.
-            step: who moves the weights. "auto": with a shared second moment, and where the optimizer is Adam or AdamW
-                itself, one kernel does in one pass what torch's step does, whose hooks run all the same; see
+            step: who moves the weights. "auto": where the optimizer is SGD itself, or Adam or AdamW with a shared
+                second moment, one kernel does in one pass what torch's step does, whose hooks run all the same; see
                 docs/second_moment.md. "torch" leaves it to torch.
 
         Raises:
