@@ -19,8 +19,7 @@ __global__ void step_kernel(const __grid_constant__ Table table, SgdStep<Work<T>
                            static_cast<const T*>(t.grad)[i]};
       },
       [&](const SgdStepped& t, int64_t i, const Standing<T>& s) {
-        const auto moved =
-            sgd_moved(to_work(s.weight), to_work(s.buffer), to_work(s.grad), t.buffer != nullptr, step);
+        const auto moved = sgd_moved(to_work(s.weight), to_work(s.buffer), to_work(s.grad), t.buffer != nullptr, step);
         static_cast<T*>(t.weight)[i] = from_work<T>(moved.weight);
         if (t.buffer) static_cast<T*>(t.buffer)[i] = from_work<T>(moved.buffer);
       });
