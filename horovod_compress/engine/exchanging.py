@@ -83,10 +83,11 @@ class Offering:
         if self._waiting >= ENOUGH or turn.all_claimed:
             self._ask()
 
-    def claimed(self, turn: Turn) -> None:
-        """Note that a tensor was announced of which nothing will come: those that wait for it need not."""
+    def leave_out(self, turn: Turn, position: int) -> None:
+        """Count a tensor in that was announced, and of which nothing comes: others need not wait for it."""
         if turn.all_claimed and self._come:
             self._ask()
+        self.count_in(turn, [position], [0])
 
     def _ask(self) -> None:
         self._waiting = 0
@@ -103,7 +104,8 @@ class Offering:
                 offered = self._come.popleft()
                 by_turn.setdefault(id(offered.turn), []).append(offered)
             for group in by_turn.values():
-                self._take_in_later(group)
+                if not group[0].turn.over:  # it is of a step that never came about
+                    self._take_in_later(group)
 
     def _take_in_later(self, offered: Sequence[Offered]) -> None:
         """Take gradients of one turn in, where an error has no traceback that leads to them."""

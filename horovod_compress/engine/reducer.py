@@ -121,8 +121,7 @@ class Reducer:
                 turn.leave_out(position, grad)
             if self.context.watch:
                 self.context.watch.offered(index)
-            self._offering.claimed(turn)
-            self._offering.count_in(turn, [position], [0])
+            self._offering.leave_out(turn, position)
             return turn.key.step
         self.context.overlap.offered(turn.key.step)
         self._offering.take(Offered(turn, index, position, grad))
@@ -147,9 +146,7 @@ class Reducer:
 
     def skip(self, index: int) -> None:
         """Count a tensor in that has no dense gradient in this step, on any rank."""
-        turn = self._claim(index)
-        self._offering.claimed(turn)
-        self._offering.count_in(turn, [self.buckets.where(index)[1]], [0])
+        self._offering.leave_out(self._claim(index), self.buckets.where(index)[1])
 
     def _claim(self, index: int) -> Turn:
         """Announce a gradient; return the turn of its bucket, which begins with the first one."""
@@ -328,7 +325,9 @@ class Reducer:
             self.verification.resume()
             for state in self.buckets:
                 state.resume(step)
-            self._turns.clear()  # of steps that never came about, or whose results were taken
+            for turn in self._turns.values():
+                turn.over = True  # of steps that never came about, or whose results were taken
+            self._turns.clear()
             self.buckets.addresses = -1, {}
 
     def check_replan(self, plan: Plan) -> None:

@@ -108,6 +108,27 @@ def test_small_gradients_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) ->
     assert taken_in() == [[*"ab"], [*"cd"]]
 
 
+def test_what_waits_of_a_step_that_never_came_about_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, submit = [], Turn.submit
+
+    def noted(turn: Turn, positions: list[int], grads: list[Tensor]) -> object:
+        taken.append((turn.key.step, positions))
+        return submit(turn, positions, grads)
+
+    monkeypatch.setattr(Turn, "submit", noted)
+    tensors = [spec(name, 40) for name in "abc"]
+    grads = random_grads(1, tensors)[0]
+    with Fleet(1, tensors, "none", schedule="single", min_elements=0) as fleet:
+        reducer, names = fleet.reducers[0], fleet.plan.names()
+        reducer.offer(0, torch.ones(40))
+        reducer.resume(5)
+        for index, name in enumerate(names[:2]):
+            step = reducer.offer(index, grads[name].clone())
+        reducer.skip(2)
+        assert all(torch.equal(reducer.result(index, step), grads[name]) for index, name in enumerate(names[:2]))
+    assert taken == [(5, [0, 1])]
+
+
 def test_closing_leaves_out_what_was_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanging, "ENOUGH", 0)
     go, begun, taken = threading.Event(), threading.Event(), []
