@@ -1,9 +1,10 @@
 """The offering, exchange and decoding threads: they let turns be filled, exchanged and finished.
 
 On the CPU the offering thread takes gradients in; on a device the training thread queues that. The offering thread
-takes whatever has come while it was busy, and hands it to the codec in one call. So large gradients are taken in one by
-one, each as it comes, and hundreds of small ones with a few calls: each call gives up the interpreter's lock and has to
-get it back from the backward pass, which takes longer than the work on a small gradient.
+takes whatever has come while it was busy, and hands it to the codec in one call; small gradients wait until there are
+enough of them. So large ones are taken in one by one, each as it comes, and hundreds of small ones with a few calls:
+each call gives up the interpreter's lock and has to get it back from the backward pass, which takes longer than the
+work on a small gradient.
 
 The exchange thread alone sends and receives, in the order of the plan, so all ranks use their connections alike. It
 takes each bucket as soon as it is full, while backward still runs. The decoding thread is another one as the ring has
