@@ -256,7 +256,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--compute-ms", type=float, default=300.0, help="compute time of a step, forward and backward")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the gradients are")
-    parser.add_argument("--optimizer", default="none", help="whose steps are part of a step")
+    parser.add_argument("--optimizer", choices=("none", "sgd"), default="none", help="whose steps are part of a step")
     parser.add_argument("--method", action="append", default=[], help="a contestant; may be given several times")
     parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with more contestants")
     parser.add_argument("--repeat", type=int, default=7)

@@ -36,7 +36,7 @@ from .norms import Norms
 from .turn import Turn
 
 _LOOK_SECONDS = 1.0
-#: Gradients of fewer bytes wait for each other, or for the last one of their bucket.
+#: Gradients wait until so many bytes have come, of whatever buckets, or for the last one of theirs.
 ENOUGH = 1 << 20
 
 _log = logging.getLogger("horovod_compress")
@@ -46,12 +46,10 @@ class Offered(NamedTuple):
     """A gradient on its way to the codec.
 
     Attributes:
-        place: of its tensor in the plan.
-        position: in its bucket.
+        position: of its tensor in the bucket.
     """
 
     turn: Turn
-    place: int
     position: int
     grad: Tensor
 
@@ -125,11 +123,9 @@ class Offering:
 
     def _let_wait(self, offered: Offered) -> None:
         """Let a gradient wait for the last one of its bucket: nothing is done yet that would take time to note."""
-        context, (turn, place, position, grad) = self._context, offered
+        context, (turn, position, grad) = self._context, offered
         context.recorder.note(turn.key.step, turn.key.bucket, "offer")
         turn.submit([position], [grad])
-        if context.watch:
-            context.watch.offered(place)
         self.count_in(turn, [position], None)
 
     def _take_in(self, offered: Sequence[Offered]) -> None:
@@ -143,9 +139,6 @@ class Offering:
             if not turn.gathers:  # else all of a bucket together
                 self._norms.fold(turn, positions, grads)
             counts = turn.submit(positions, grads)
-        if context.watch:
-            for each in offered:
-                context.watch.offered(each.place)
         self.count_in(turn, positions, counts)
 
     def count_in(self, turn: Turn, positions: Sequence[int], nonfinite: Counts | None) -> None:

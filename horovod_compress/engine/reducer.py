@@ -116,15 +116,15 @@ class Reducer:
         self._refuse_shared(index, grad)
         position, turn = self.buckets.where(index)[1], self._claim(index)
         self.buckets.addresses[1][grad.data_ptr()] = index  # of what is claimed: what was refused may be freed now
+        if self.context.watch:
+            self.context.watch.offered(index)
         if index in self.buckets.frozen:
             with torch.no_grad():
                 turn.leave_out(position, grad)
-            if self.context.watch:
-                self.context.watch.offered(index)
             self._offering.leave_out(turn, position)
             return turn.key.step
         self.context.overlap.offered(turn.key.step)
-        self._offering.take(Offered(turn, index, position, grad))
+        self._offering.take(Offered(turn, position, grad))
         return turn.key.step
 
     def _refuse_shared(self, index: int, grad: Tensor) -> None:

@@ -76,7 +76,7 @@ class Turn:
             state.device.keep([grad for grad in state.grads if grad is not None])
         state.memory.grads[:] = state.grads[:] = [None] * number  # what was not fetched of the last step goes
         self._originals: list[Tensor | None] = [None] * number
-        self._claimed = [False] * number
+        self._unclaimed = set(range(number))
         self._done = 0  # tensors that are in
         self._waiting = _Together()  # those that the codec is given together, when the last one is in
         self._offered: dict[int, Event] = {}  # how far the streams are that others were offered on
@@ -95,8 +95,8 @@ class Turn:
 
     def claim(self, position: int) -> bool:
         """Announce a gradient; return False if there was one for this tensor in this step already."""
-        first = not self._claimed[position]
-        self._claimed[position] = True
+        first = position in self._unclaimed
+        self._unclaimed.discard(position)
         return first
 
     def count_in(self, positions: Sequence[int], nonfinite: Counts | None) -> None:
@@ -113,12 +113,12 @@ class Turn:
     @property
     def all_claimed(self) -> bool:
         """Whether every tensor was announced."""
-        return False not in self._claimed
+        return not self._unclaimed
 
     @property
     def all_in(self) -> bool:
         """Whether every tensor is in."""
-        return self._done == len(self._claimed)
+        return self._done == len(self._originals)
 
     @property
     def full(self) -> bool:
@@ -132,8 +132,8 @@ class Turn:
 
     def missing(self) -> list[str]:
         """Return the tensors that have not come."""
-        named = zip(self.state.bucket.tensors, self._claimed, strict=True)
-        return [tensor.name for tensor, came in named if not came]
+        tensors = self.state.bucket.tensors
+        return [tensors[position].name for position in sorted(self._unclaimed)]
 
     # ---- submit ----
 

@@ -169,7 +169,7 @@ def sgd_step_all(
     by: float = 1.0,
     weight_decay: float = 0.0,
 ) -> None:
-    """Do a step of SGD in one pass: torch's own, but that every operation is rounded by itself.
+    """Do a step of SGD in one pass: torch's own, but that every operation is rounded by itself, of 16 bits in float32.
 
     Args:
         weights: of one dtype; they are written.

@@ -175,7 +175,7 @@ class Watch:
         self._spoiled.add(len(self._begins) - 1)
 
     def offered(self, index: int) -> None:
-        """Mark that a tensor, by its place in the plan, was taken in."""
+        """Mark that a tensor, by its place in the plan, was handed over; it may wait before it is taken in."""
         self._offers.append((index, time.perf_counter()))
 
     def _counts(self) -> bool:

@@ -108,6 +108,31 @@ def test_small_gradients_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) ->
     assert taken_in() == [[*"ab"], [*"cd"]]
 
 
+def test_gradients_that_wait_have_their_own_times_of_arrival() -> None:
+    """Schedules are chosen by these."""
+
+    class Watch:
+        def __init__(self) -> None:
+            self.offers: list[int] = []
+
+        def offered(self, index: int) -> None:
+            self.offers.append(index)
+
+        def __getattr__(self, name: str) -> object:
+            return lambda *given: None
+
+    tensors = [spec(name, 40) for name in "abcd"]
+    grads = random_grads(1, tensors)[0]
+    with Fleet(1, tensors, "none", schedule="size:320B", min_elements=0) as fleet:  # two buckets
+        reducer, names = fleet.reducers[0], fleet.plan.names()
+        reducer.context.watch = watch = Watch()  # type: ignore[assignment]
+        for number, index in enumerate([0, 2, 1, 3]):
+            step = reducer.offer(index, grads[names[index]].clone())
+            assert len(watch.offers) == number + 1  # at once
+        assert all(torch.equal(reducer.result(index, step), grads[name]) for index, name in enumerate(names))
+    assert watch.offers == [0, 2, 1, 3]
+
+
 def test_what_waits_of_a_step_that_never_came_about_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, submit = [], Turn.submit
 

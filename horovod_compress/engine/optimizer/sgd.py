@@ -84,8 +84,7 @@ class SgdStepping(Stepping):
         if not ready(self._optimizer, step, self._done, self._reducer.settled):
             return
         self._done = step
-        chosen, self._fit = self._fit, []
-        for (group, parameter, name), state in chosen:
+        for (group, parameter, name), state in self._fit:
             by = ratios.get(name, 1.0)
             batch = self._put(parameter, (id(group), by), partial(_SgdBatch, group=group, by=by))
             assert isinstance(batch, _SgdBatch)

@@ -123,7 +123,7 @@ class Stepping:
             group, parameter, name = slot
             if names is not None and name not in names:
                 continue
-            state = self._optimizer.state[parameter]
+            state = self._optimizer.state.get(parameter, {})  # a look-up by [] would make one
             if self.fits(group, parameter, state):
                 self._fit.append((slot, state))
                 weights = local(parameter)
@@ -161,7 +161,7 @@ class Stepping:
         Args:
             number: of the step whose results these are.
         """
-        batches, self._batches = self._batches, {}
+        batches, self._batches, self._fit = self._batches, {}, []
         self._hidden_in = number
         for batch in batches.values():
             weights = [*map(local, batch.parameters)]
