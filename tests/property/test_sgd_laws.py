@@ -190,6 +190,21 @@ def test_a_step_without_an_exchange_is_torch_s_and_takes_the_ratio_out_once() ->
     assert all(torch.allclose(p, q, rtol=1e-5, atol=1e-7) for p, q in zip(*ends, strict=True))
 
 
+def test_gradients_that_somebody_keeps_are_told_from_new_ones() -> None:
+    ends = []
+    for step in ("auto", "torch"):
+        with ranks(step) as team:
+            for number in range(3):
+                team.step(given(number))
+            kept = [p.grad for p in team.models[0].values()]
+            for p in team.models[0].values():
+                p.grad = torch.ones_like(p)
+            team.optimizers[0].step()
+            assert all(grad is not None for grad in kept) and not moved(team)
+            ends.append(weights_of(team))
+    assert all(torch.allclose(p, q, rtol=1e-5, atol=1e-7) for p, q in zip(*ends, strict=True))
+
+
 def test_a_step_that_raised_leaves_the_next_one_whole() -> None:
     with ranks("auto") as team:
         for number in range(2):

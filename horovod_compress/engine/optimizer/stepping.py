@@ -192,8 +192,11 @@ class Stepping:
     def hand_over(self) -> None:
         """Let torch do a step for which nothing was exchanged."""
         self.pay()
-        for parameter, version, by in self._used:
-            if by != 1.0 and parameter.grad is not None and version == _version_of(parameter.grad):
+        for parameter, (known, version), by in self._used:
+            if by == 1.0 or parameter.grad is None:
+                continue
+            grad = local(parameter.grad)
+            if known() is grad and version == grad._version:  # tensors would be compared by their values
                 parameter.grad.mul_(by)
         self._used = []
 
