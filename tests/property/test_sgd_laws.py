@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from horovod_compress import ops
 from horovod_compress.errors import ConfigError
 from tests.golden.play import TENSORS
 from tests.golden.trained import Ranks
-from tests.property.test_stepping_laws import given, kind
+from tests.property.test_stepping_laws import LAYOUTS, given, kind, lay
 
 LR = 0.01
 BUFFER = "momentum_buffer"
@@ -219,6 +220,98 @@ def test_a_step_that_raised_leaves_the_next_one_whole() -> None:
         assert all(p.grad is not None for p in team.models[1].values())
 
 
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_how_tensors_of_one_rank_lie_changes_no_bit(how: str) -> None:
+    ends = []
+    for changed in ((), ("kernel",), (BUFFER,), ("kernel", BUFFER)):
+        with ranks("auto") as team:
+            for number in range(4):
+                p = team.models[1]["kernel"]
+                if number == 2 and "kernel" in changed:
+                    lay(p, how)
+                if number == 2 and BUFFER in changed:
+                    lay(team.optimizers[1].state[p][BUFFER], how)
+                team.step(given(number))  # looks whether ranks have the same weights
+            assert moved(team) == moved(team, 1) == len(TENSORS)
+            ends.append(weights_of(team, 1))
+    for end in ends[1:]:
+        assert all(torch.equal(p, q) for p, q in zip(end, ends[0], strict=True))
+
+
+def test_tensors_that_lie_alike_are_moved_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a model in the format ``channels_last`` do: nothing is copied."""
+    places: list[list[int]] = []
+    step = ops.sgd_step_all
+    monkeypatch.setattr(
+        ops, "sgd_step_all", lambda *c, **o: (places.append([t.data_ptr() for t in c[0]]), step(*c, **o))
+    )
+    with ranks("auto") as team:
+        for number in range(3):
+            for optimizer, model in zip(team.optimizers, team.models, strict=True):
+                p = model["kernel"]
+                if number == 2:
+                    lay(p, "channels last")
+                    lay(optimizer.state[p][BUFFER], "channels last")
+            team.step(given(number))
+        assert not team.models[1]["kernel"].is_contiguous()
+        assert places[-1] == [p.data_ptr() for p in team.models[1].values()]
+
+
+# ---- where torch takes over in the middle ------------------------------------------------------
+
+
+def left_in_the_middle(step: str, leave: Callable[[Ranks], None]) -> list[torch.Tensor]:
+    """Return the weights after two more steps with gradients of which an exchange was used before."""
+    with ranks(step) as team:
+        for number in range(3):
+            team.step(given(number))
+        assert team.steps[0]._norms.given.factor != 1.0  # type: ignore[union-attr]
+        leave(team)
+        for _ in range(2):
+            team.optimizers[0].step()
+        return weights_of(team)
+
+
+@pytest.mark.parametrize("how", ["close", "meet again"])
+def test_gradients_left_behind_have_the_ratio_taken_out(how: str) -> None:
+    def leave(team: Ranks) -> None:
+        if how == "close":
+            team.steps[0].leave()
+        else:
+            team.steps[0].meet(team.optimizers[:1], "own", None, None, match_norm=True, step="torch")
+
+    ends = [left_in_the_middle(step, leave) for step in ("auto", "torch")]
+    assert all(torch.allclose(p, q, rtol=1e-5, atol=1e-7) for p, q in zip(*ends, strict=True))
+
+
+def test_a_kernel_that_raises_leaves_gradients_with_the_ratio_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are shown again, and one group was moved."""
+    calls, step = [], ops.sgd_step_all
+
+    def second_fails(*columns: Any, **options: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError
+        step(*columns, **options)
+
+    ends = []
+    for how in ("auto", "torch"):
+        with ranks(how, in_groups) as team, monkeypatch.context() as patched:
+            for number in range(3):
+                team.step(given(number))
+            if how == "auto":
+                before = weights_of(team)
+                patched.setattr(ops, "sgd_step_all", second_fails)
+                with pytest.raises(MemoryError):
+                    team.step(given(3))
+                assert [torch.equal(p, q) for p, q in zip(before, weights_of(team), strict=True)].count(False) == 1
+                team.optimizers[0].step()  # is torch's
+            else:
+                team.step(given(3))
+            ends.append([p.grad for p in team.models[0].values() if p.grad is not None])
+    assert all(torch.allclose(p, q, rtol=1e-5, atol=1e-7) for p, q in zip(*ends, strict=True))
+
+
 # ---- what is torch's ---------------------------------------------------------------------------
 
 
@@ -242,7 +335,7 @@ def test_what_is_left_to_torch() -> None:
         pass
 
 
-def test_flags_layouts_and_scalers_leave_a_step_to_torch() -> None:
+def test_flags_and_scalers_leave_a_step_to_torch() -> None:
     with ranks("auto", kind(torch.optim.SGD, momentum=0.9, fused=True)) as team:
         for number in range(2):
             team.step(given(number))
@@ -252,12 +345,6 @@ def test_flags_layouts_and_scalers_leave_a_step_to_torch() -> None:
         assert not moved(team)
         for optimizer in team.optimizers:
             del optimizer.grad_scale, optimizer.found_inf
-        for optimizer, model in zip(team.optimizers, team.models, strict=True):
-            p = model["kernel"]
-            for kept in (p, optimizer.state[p][BUFFER]):
-                kept.data = kept.data.contiguous(memory_format=torch.channels_last)
-        team.step(given(3))
-        assert moved(team) == len(TENSORS) - 1
         for optimizer in team.optimizers:
             optimizer.param_groups[0]["differentiable"] = True
         assert taker(team).sgd.chosen({t.name for t in TENSORS}) == frozenset()

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horovod_compress.engine.optimizer.adam import AdamStepping
 from horovod_compress.engine.optimizer.second_moment import BOUND
-from horovod_compress.engine.optimizer.stepping import AdamStepping
 from horovod_compress.errors import ConfigError
 from tests.golden.play import TENSORS, grads
 from tests.golden.trained import HELD, Ranks, adamw
@@ -366,19 +366,38 @@ def test_flags_leave_it_to_torch() -> None:
         assert not moved(team)
 
 
-def test_a_parameter_in_another_layout_is_torch_s() -> None:
-    with ranks("auto") as team, ranks("torch") as other:
-        for number in range(5):
-            for each in (team, other):
-                for optimizer, model in zip(each.optimizers, each.models, strict=True):
-                    if number == 3:
-                        p = model["kernel"]
-                        for kept in (p, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]):
-                            kept.data = kept.data.contiguous(memory_format=torch.channels_last)
-                each.step(given(number))
-        assert moved(team) == len(TENSORS) - 1
-        for p, q in zip(team.models[0].values(), other.models[0].values(), strict=True):
-            assert torch.allclose(p, q, rtol=1e-5, atol=1e-5)
+def lay(tensor: Tensor, how: str) -> None:
+    """Let the elements of a tensor lie in another way."""
+    if how == "channels last":
+        tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    elif how == "part":
+        wider = tensor.new_zeros(*tensor.shape[:-1], tensor.shape[-1] + 1)
+        tensor.data = wider[..., :-1].copy_(tensor.data)
+    else:
+        tensor.data = tensor.data.mT.contiguous().mT
+
+
+LAYOUTS = ("channels last", "part", "transposed")
+
+
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_how_tensors_of_one_rank_lie_changes_no_bit(how: str) -> None:
+    """Of weights, of state, or of both: a formula with other roundings would set ranks apart."""
+    ends = []
+    for changed in ((), ("kernel",), ("exp_avg",), ("kernel", "exp_avg")):
+        with ranks("auto") as team:
+            for number in range(6):
+                p = team.models[1]["kernel"]
+                if number == 3 and "kernel" in changed:
+                    lay(p, how)
+                if number == 3 and "exp_avg" in changed:
+                    lay(team.optimizers[1].state[p]["exp_avg"], how)
+                team.step(given(number))  # looks whether ranks have the same weights
+            assert moved(team) == len(team.steps[1].held.stepping._owed) == len(TENSORS)  # type: ignore[union-attr]
+            assert p.is_contiguous() == ("kernel" not in changed)
+            ends.append([p.detach().clone() for p in team.models[1].values()])
+    for end in ends[1:]:
+        assert all(torch.equal(p, q) for p, q in zip(end, ends[0], strict=True))
 
 
 def test_weights_that_share_memory_are_torch_s() -> None:

@@ -32,9 +32,10 @@ from ..kept import Kept
 from ..reducer import Next, Reducer
 from ..shards import local
 from . import family, second_moment as moments
+from .adam import AdamStepping
 from .held_moment import HeldMoment
 from .second_moment import ExactRounds, Slot, chosen
-from .stepping import AdamStepping, may_step
+from .stepping import may_step
 from .surges import Result, surges
 
 _log = logging.getLogger("horovod_compress")

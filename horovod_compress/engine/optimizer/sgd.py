@@ -6,8 +6,7 @@ Torch's own formula is a pass for each, and so is to take the ratio of norms out
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from ... import ops
 from ..reducer import Reducer
-from ..shards import local
 from .family import ready
 from .second_moment import Group, names_of, places
 from .stepping import Batch, Stepping, may_step, plain
@@ -24,21 +22,16 @@ from .stepping import Batch, Stepping, may_step, plain
 _BUFFER = "momentum_buffer"
 
 
-@dataclass(kw_only=True)
 class _SgdBatch(Batch):
-    """Those of one group.
+    """Those of one group, with the momentum of all of them, or of none."""
 
-    Attributes:
-        buffers: the momentum of all of them, or of none.
-    """
+    any_order = True
 
-    buffers: list[Tensor] = field(default_factory=list)
-
-    def move(self, weights: list[Tensor], grads: list[Tensor]) -> None:
+    def move(self, weights: Sequence[Tensor], kept: Sequence[Tensor] | None, grads: Sequence[Tensor]) -> None:
         group = self.group
         ops.sgd_step_all(
             weights,
-            self.buffers or None,
+            kept,
             grads,
             lr=float(group["lr"]),
             momentum=float(group["momentum"]),
@@ -87,9 +80,8 @@ class SgdStepping(Stepping):
         for (group, parameter, name), state in self._fit:
             by = ratios.get(name, 1.0)
             batch = self._put(parameter, (id(group), by), partial(_SgdBatch, group=group, by=by))
-            assert isinstance(batch, _SgdBatch)
             if group["momentum"]:
-                batch.buffers.append(local(state[_BUFFER]))
+                batch.kept.append(state[_BUFFER])
         self.step(step)
 
 

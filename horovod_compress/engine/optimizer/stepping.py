@@ -2,18 +2,13 @@
 
 The hook before an optimizer's step moves the weights of the parameters that it can, with their moments, and hides their
 gradients from the step that follows, which then moves the others: so its own hooks, schedulers and profiler see what
-they always see. A hook behind the step shows the gradients again. SGD's are in :mod:`.sgd`.
-
-Of Adam, the kernel divides by what is held. Its own second moment is not needed meanwhile, and so left alone. It is
-made where somebody may ask for it: before ``state_dict()``, and before torch moves a parameter again.
+they always see. A hook behind the step shows the gradients again. Adam's part is in :mod:`.adam`, SGD's in :mod:`.sgd`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -21,13 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import ops
 from ...errors import ConfigError
 from ...ops.checksums import on_its_device
-from ...ops.threads import on_one_thread
 from ..shards import local
 from .family import is_exactly, ready, synchronizes, uncompiled
-from .second_moment import ADAM, BOUND, Group, Moment, Slot, wide
+from .second_moment import Group, Slot
 
 _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -49,21 +42,65 @@ class Batch:
 
     Attributes:
         by: what gradients count times.
+        kept: of the optimizer's state, what the kernel reads and writes; empty for nothing.
     """
 
     group: Group
     by: float
     parameters: list[nn.Parameter] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
+
+    #: Whether elements may come in any order, if it is the same one for weights, what is kept, and gradients.
+    any_order = False
 
     @property
     def signed(self) -> float:
         """What gradients count times on the way down."""
         return -self.by if self.group["maximize"] else self.by
 
-    def move(self, weights: list[Tensor], grads: list[Tensor]) -> None:
+    @torch.no_grad()
+    def step(self) -> None:
         """Do the step with what this rank has of the parameters and of their gradients."""
+        columns = [[*map(local, each)] for each in (self.parameters, self.kept, self.grads) if each]
+        written = len(columns) - 1
+        rows, copies = contiguous(columns, written, any_order=self.any_order)
+        with on_its_device(columns[0][0]):
+            self.move(rows[0], rows[1] if self.kept else None, rows[-1])
+            for tensor, copy in copies:
+                tensor.copy_(copy)
+        for weight in columns[0]:
+            torch.autograd.graph.increment_version(weight)
+
+    def move(self, weights: Sequence[Tensor], kept: Sequence[Tensor] | None, grads: Sequence[Tensor]) -> None:
+        """Call the kernel with contiguous tensors."""
         raise NotImplementedError
+
+
+def contiguous(
+    columns: list[list[Tensor]], written: int, *, any_order: bool
+) -> tuple[list[list[Tensor]], list[tuple[Tensor, Tensor]]]:
+    """Return tensors as kernels take them, and copies with the tensors that they have to be written back to.
+
+    How tensors lie may be another matter on each rank, and must not choose the formula: its roundings would set ranks
+    apart.
+
+    Args:
+        columns: of as many tensors each; those at the same place have one shape.
+        written: so many columns are written to.
+        any_order: tensors of the ``channels_last`` format, and other permuted ones, need no copy.
+    """
+    if all(all(map(Tensor.is_contiguous, column)) for column in columns):
+        return columns, []
+    rows, copies = [], []
+    for given in zip(*columns, strict=True):
+        weights = given[0]
+        order = sorted(range(weights.dim()), key=weights.stride, reverse=True) if any_order else range(weights.dim())
+        laid = [tensor.permute(tuple(order)) for tensor in given]
+        row = [tensor.contiguous() for tensor in laid]  # itself, where it is
+        copies += [each for each in zip(laid[:written], row[:written], strict=True) if each[0] is not each[1]]
+        rows.append(row)
+    return [*map(list, zip(*rows, strict=True))], copies
 
 
 #: A tensor, which nothing keeps alive for that, and what changes when its values do.
@@ -82,8 +119,8 @@ class Stepping:
         self._hidden_in = -1
         self._fit: list[tuple[Slot, Mapping[str, Any]]] = []  # what was chosen, with the optimizer's state
         self._batches: dict[tuple[object, ...], Batch] = {}
-        self._hidden: list[tuple[nn.Parameter, Tensor, float]] = []
-        self._used: list[tuple[nn.Parameter, _Version, float]] = []  # gradients that were shown again
+        self._hidden: list[tuple[nn.Parameter, Tensor]] = []
+        self._used: list[tuple[nn.Parameter, _Version, float]] = []  # gradients as a kernel was given them
         self._spans: tuple[list[tuple[int, int]], bool] = [], True
         self._handles = [optimizer.register_step_post_hook(uncompiled(lambda *given: self.show()))]
         optimizer._optimizer_step_post_hooks.move_to_end(self._handles[0].id, last=False)  # others look at gradients
@@ -126,8 +163,7 @@ class Stepping:
             state = self._optimizer.state.get(parameter, {})  # a look-up by [] would make one
             if self.fits(group, parameter, state):
                 self._fit.append((slot, state))
-                weights = local(parameter)
-                spans.append((weights.data_ptr(), weights.nbytes))
+                spans.append(_span(local(parameter)))
         if not self._are_apart(spans):
             self._fit = []
         fit = frozenset(name for (_, _, name), _ in self._fit)
@@ -149,7 +185,7 @@ class Stepping:
         """
         grad = parameter.grad
         assert grad is not None
-        key = *key, grad.dtype, grad.device
+        key = *key, grad.dtype, grad.get_device()
         batch = self._batches.get(key) or self._batches.setdefault(key, make())
         batch.parameters.append(parameter)
         batch.grads.append(grad)
@@ -161,27 +197,29 @@ class Stepping:
         Args:
             number: of the step whose results these are.
         """
-        batches, self._batches, self._fit = self._batches, {}, []
+        batches, self._batches, self._fit = [*self._batches.values()], {}, []
         self._hidden_in = number
-        for batch in batches.values():
-            weights = [*map(local, batch.parameters)]
-            with on_its_device(weights[0]):
-                batch.move(weights, [*map(local, batch.grads)])
-            for weight in weights:
-                torch.autograd.graph.increment_version(weight)
-            for parameter, grad in zip(batch.parameters, batch.grads, strict=True):
-                self._hidden.append((parameter, grad, batch.by))
-                parameter.grad = None
+        for batch in batches:  # also those that are not reached, where a kernel raises
+            each = zip(batch.parameters, batch.grads, strict=True)
+            self._used += [(parameter, _version_of(grad), batch.by) for parameter, grad in each]
+        try:
+            for batch in batches:
+                batch.step()
+                self._hidden += zip(batch.parameters, batch.grads, strict=True)
+                for parameter in batch.parameters:
+                    parameter.grad = None
+        except BaseException:
+            self.show()
+            raise
 
     # ---- behind a step, and where it is torch's turn ----
 
     def show(self) -> None:
         """Show the gradients again that were hidden."""
         hidden, self._hidden = self._hidden, []
-        for parameter, grad, by in hidden:
+        for parameter, grad in hidden:
             if parameter.grad is None:
                 parameter.grad = grad
-                self._used.append((parameter, _version_of(grad), by))
 
     def pay(self, names: Collection[str] | None = None) -> None:
         """Let the optimizer's state of these parameters be what torch's step goes on from; by default of all."""
@@ -201,8 +239,8 @@ class Stepping:
         self._used = []
 
     def end(self) -> None:
-        """Leave the optimizer as torch alone would have it."""
-        self.pay()
+        """Leave the optimizer and its gradients as torch alone would have them."""
+        self.hand_over()
         for handle in self._handles:
             handle.remove()
 
@@ -211,148 +249,40 @@ def _version_of(grad: Tensor) -> _Version:
     return weakref.ref(mine := local(grad)), mine._version
 
 
+def _span(weights: Tensor) -> tuple[int, int]:
+    """Return where a tensor lies, and how many bytes from its first element to behind its last one."""
+    if weights.is_contiguous() or not weights.numel():
+        return weights.data_ptr(), weights.nbytes
+    last = sum((size - 1) * stride for size, stride in zip(weights.shape, weights.stride(), strict=True))
+    return weights.data_ptr(), (last + 1) * weights.element_size()
+
+
 def plain(group: Group, parameter: nn.Parameter, kept: Tensor | None) -> bool:
     """Return whether the tensors of a parameter are of a kind that kernels move.
+
+    How they lie does not count, see :func:`contiguous`.
 
     Args:
         kept: of its state.
     """
-    if parameter.grad is None:
+    if parameter.grad is None or group.get("capturable") or group.get("differentiable"):
         return False
-    weights, *others = map(local, (parameter, parameter.grad) if kept is None else (parameter, parameter.grad, kept))
+    weights, grad = local(parameter), local(parameter.grad)
     return (
         type(weights) in (nn.Parameter, Tensor)
         and weights.dtype in _TYPES
-        and weights.device.type in ("cpu", "cuda")
-        and weights.is_contiguous()
-        and all(
-            type(other) is Tensor
-            and other.layout is torch.strided
-            and other.dtype is weights.dtype
-            and other.device == weights.device
-            and other.shape == weights.shape
-            and other.is_contiguous()
-            for other in others
-        )
-        and not (group.get("capturable") or group.get("differentiable"))
+        and (weights.is_cpu or weights.is_cuda)
+        and _like(weights, grad)
+        and (kept is None or _like(weights, local(kept)))
     )
 
 
-# ---- Adam ----------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Owed:
-    """A second moment that the optimizer lacks, of a parameter that was moved.
-
-    Attributes:
-        state: where it is to be; after a load, the optimizer has another.
-        now: the number of the last step; where the optimizer has another, somebody else has set its state.
-        exact: that step divided by V as it is.
-    """
-
-    group: Group
-    parameter: nn.Parameter
-    state: dict[str, Any]
-    held: Moment
-    now: float
-    exact: bool
-
-    def pay(self) -> None:
-        """Leave what torch's own step would have left, but for what the last gradient adds."""
-        now, (beta1, beta2) = self.now, ADAM.betas(self.group)
-        if ADAM.steps(self.group, self.state) != now:
-            return
-        least = (wide(self.state[ADAM.first]) / ((1 - beta1**now) * BOUND)).square_()
-        wanted = self.held.moment if self.exact else self.held.squares()
-        local(self.state[ADAM.second]).copy_(torch.maximum(wanted, least).mul_(1 - beta2**now))
-
-
-@dataclass(kw_only=True)
-class _AdamBatch(Batch):
-    """Those whose steps have one number, too.
-
-    Attributes:
-        now: that number, from 1 on.
-        exact: divide by V as it is.
-        decoupled: how the class has its weight decay.
-    """
-
-    now: float
-    exact: bool
-    decoupled: bool
-    firsts: list[Tensor] = field(default_factory=list)
-    held: list[Moment] = field(default_factory=list)
-    counts: list[Tensor] = field(default_factory=list)
-
-    def move(self, weights: list[Tensor], grads: list[Tensor]) -> None:
-        group = self.group
-        ops.adam_step_all(
-            weights,
-            self.firsts,
-            grads,
-            [held.moment for held in self.held],
-            None if self.exact else [held.floor for held in self.held],
-            betas=ADAM.betas(group),
-            step=self.now,
-            bound=BOUND,
-            lr=float(group["lr"]),
-            eps=float(group["eps"]),
-            by=self.signed,
-            weight_decay=float(group["weight_decay"]),
-            decoupled=bool(group.get("decoupled_weight_decay", self.decoupled)),  # groups have it from torch 2.7 on
-        )
-        torch._foreach_add_(self.counts, 1)
-
-
-class AdamStepping(Stepping):
-    """Moves the weights of Adam or AdamW."""
-
-    def __init__(self, optimizer: Any, places: Callable[[], Iterator[Slot]]) -> None:
-        super().__init__(optimizer, places)
-        self._owed: dict[str, _Owed] = {}
-        self._process = os.getpid()
-        if isinstance(other := getattr(vars(optimizer).get("__getstate__"), "__self__", None), Stepping):
-            other.end()  # that of another compression, which was not closed
-        self._handles.append(optimizer.register_state_dict_pre_hook(uncompiled(lambda *given: self.pay())))
-        optimizer.__getstate__ = self._pickled
-
-    def _pickled(self) -> Any:
-        """Return what is pickled or copied of the optimizer."""
-        self.pay()
-        return type(self._optimizer).__getstate__(self._optimizer)
-
-    def fits(self, group: Group, parameter: nn.Parameter, state: Mapping[str, Any]) -> bool:
-        first = state.get(ADAM.first)
-        return isinstance(first, Tensor) and plain(group, parameter, first) and not group.get("amsgrad")
-
-    def add(self, slot: Slot, held: Moment, now: float, *, exact: bool, by: float) -> None:
-        """Let :meth:`step` move a parameter, one of those that were chosen; see :class:`_AdamBatch`."""
-        group, parameter, name = slot
-        state, decoupled = self._optimizer.state[parameter], isinstance(self._optimizer, torch.optim.AdamW)
-        batch = self._put(
-            parameter,
-            (id(group), now, exact, by),
-            lambda: _AdamBatch(group=group, by=by, now=now, exact=exact, decoupled=decoupled),
-        )
-        assert isinstance(batch, _AdamBatch)
-        batch.firsts.append(local(state[ADAM.first]))
-        batch.held.append(held)
-        batch.counts.append(state["step"])
-        self._owed[name] = _Owed(group, parameter, state, held, now, exact)
-
-    @torch.no_grad()
-    def pay(self, names: Collection[str] | None = None) -> None:
-        """Make the optimizer's own second moments of these parameters, where it lacks them; by default of all."""
-        super().pay(names)
-        forked = os.getpid() != self._process  # of several threads, all but this one are missing there
-        with on_one_thread() if forked else contextlib.nullcontext():
-            for name in list(self._owed) if names is None else names:
-                owed = self._owed.pop(name, None)
-                if owed is not None and self._optimizer.state.get(owed.parameter) is owed.state:
-                    owed.pay()
-
-    def end(self) -> None:
-        super().end()
-        if vars(self._optimizer).get("__getstate__") == self._pickled:
-            del self._optimizer.__getstate__
+def _like(weights: Tensor, other: Tensor) -> bool:
+    return (
+        type(other) is Tensor
+        and other.dtype is weights.dtype
+        and other.layout is torch.strided
+        and other.get_device() == weights.get_device()
+        and other.shape == weights.shape
+        and not other.is_neg()
+    )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import horovod_compress.torch as hvc
-from horovod_compress.engine.optimizer.stepping import _Owed
+from horovod_compress.engine.optimizer.adam import _Owed
 from tests.support.rank import check
 from tests.support.states import unsealed
 from tests.support.training import digest, farthest, gathered, loss_of, net, train
