@@ -31,6 +31,8 @@ HOST_PROBLEM = (
     "the name of this host does not resolve, which makes Horovod's Gloo crash with a segmentation fault: add the name "
     "to /etc/hosts"
 )
+#: What a setting of the environment that cannot be had is reported as.
+REFUSED = "ConfigError: "
 CUDA_TORCH, CUDA_TENSORS = "a PyTorch for CUDA 13", "CUDA tensors"
 
 
@@ -65,10 +67,19 @@ class Report:
     def problems(self) -> list[str]:
         """What keeps a job from running here."""
         between_processes = [item for item in self.transports if item.name != "local"]
-        needs = {
-            "no kernels: reinstall horovod-compress with a C++ compiler": any(item.available for item in self.kernels),
-            "no transport between processes": any(item.available for item in between_processes),
-            "no methods": any(item.available for item in self.methods),
+        refused = [item.detail.removeprefix(REFUSED) for item in self.kernels if item.detail.startswith(REFUSED)]
+        ours = (
+            {refused[0]: False}
+            if refused
+            else {  # nothing of ours imports then
+                "no kernels: reinstall horovod-compress with a C++ compiler": any(
+                    item.available for item in self.kernels
+                ),
+                "no transport between processes": any(item.available for item in between_processes),
+                "no methods": any(item.available for item in self.methods),
+            }
+        )
+        needs = ours | {
             "no Horovod for PyTorch: `make setup` builds one": _complete(self.horovod),
             "no PyTorch: pip install torch": _complete(self.torch),
             HOST_PROBLEM: _complete(self.host),

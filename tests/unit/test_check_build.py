@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import types
 
@@ -64,6 +66,21 @@ def test_what_keeps_a_job_from_running_is_a_problem(changes, problem):
     (only,) = report.problems()
     assert only.startswith(problem)
     assert f"Problem: {only}" in report.as_text().replace("\n         ", " ")
+
+
+def test_an_instruction_set_that_is_refused_is_the_one_problem():
+    """Nothing else of the package imports then, and to build it again would not help."""
+    command = "from horovod_compress.cli.check_build import collect; print(collect({}).as_json())"
+    ran = subprocess.run(
+        [sys.executable, "-c", command],
+        env={**os.environ, "HVC_ISA": "avx9"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    problems = json.loads(ran.stdout)["problems"]
+    assert [problem for problem in problems if "HVC_ISA='avx9', but this processor runs" in problem] == problems[:1]
+    assert not any(problem.startswith(("no kernels", "no transport", "no methods")) for problem in problems)
 
 
 @pytest.mark.parametrize(("report", "status"), [(COMPLETE, 0), (without(methods=[]), 1)])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
+from ...codecs.base import FULL_PRECISION_EVERY
 from ...errors import ConfigError, StateError
 from ...ops.checksums import on_its_device
 from ..saved.checksums import is_number
@@ -99,7 +100,7 @@ def usual(full_precision_every: int, few: bool) -> ExactRounds:
         full_precision_every: the method's own; 0 if it has none.
         few: the method needs few, see ``Law.few_exact``.
     """
-    if few and not 0 < full_precision_every < REBUILD_EVERY:  # who asks for more rounds gets them
+    if few and not 0 < full_precision_every < FULL_PRECISION_EVERY:  # who asks for more rounds gets them
         return ExactRounds(FEW_WARMUP_STEPS, max(FEW_REBUILD_EVERY, full_precision_every), growth=GROWTH)
     return ExactRounds(FEW_WARMUP_STEPS if few else WARMUP_STEPS, full_precision_every or REBUILD_EVERY)
 
