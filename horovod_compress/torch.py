@@ -39,8 +39,9 @@ else:
     from .codecs.by_step import method
 
 try:
-    from .fronts.horovod.compression import Compression, trace
+    from .fronts.horovod.compression import Compression
     from .fronts.horovod.elastic import configure as elastic, register as _register
+    from .fronts.horovod.timeline import trace
     from .fronts.updates import distributed_update_optimizer as DistributedUpdateOptimizer
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "horovod":

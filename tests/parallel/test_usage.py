@@ -17,14 +17,24 @@ COMPARED = [
     "unused on some ranks",
     "clipping",
     "sparse",
-    *slow("num_groups", "predivide", "two optimizers", "sparse_as_dense", "other hook order", "frozen"),
+    "left out, then cleared",
+    "left out, then by hand",
+    *slow(
+        "left out, then cleared in place",
+        "num_groups",
+        "predivide",
+        "two optimizers",
+        "sparse_as_dense",
+        "other hook order",
+        "frozen",
+    ),
 ]
 
 
 #: For `make test-all`: each has a sibling with the same way through the code.
 LATER = (
     "num_groups", "predivide", "two optimizers", "sparse_as_dense", "other hook order", "frozen", "float64",
-    "repeated none", "as if dense, to and fro", "flip, to and fro",
+    "left out, then cleared in place", "repeated none", "as if dense, to and fro", "flip, to and fro",
 )  # fmt: skip
 value = checks_of("usage.py", LATER, WORLD, timeout=240, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 
@@ -42,6 +52,21 @@ def test_works_as_with_horovod_alone(name: str) -> None:
 def test_dtypes(name: str, limit: float) -> None:
     for mine in value(name):
         assert mine["same paths"] and mine["same ranks"] and mine["none"] <= limit
+
+
+def test_a_closure_may_exchange_within_the_first_step() -> None:
+    for paths in value("closure"):
+        assert len(set(paths)) == 1
+    assert value("closure")[0] == value("closure")[1]
+
+
+def test_nothing_is_said_where_nothing_is_wrong() -> None:
+    assert value("no warnings") == [[]] * WORLD
+
+
+def test_more_parameters_than_the_optimizer_has_are_refused_at_once() -> None:
+    for text in value("more parameters"):
+        assert "the compression was given" in text and "that the optimizer does not have" in text
 
 
 @pytest.mark.parametrize("method", [*slow("none"), "marsit"])

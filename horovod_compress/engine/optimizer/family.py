@@ -290,8 +290,9 @@ def squares_in(optimizer: Any) -> str | None:
     """
     groups = optimizer.param_groups
     as_adam = any("eps" in g and isinstance(g.get("betas"), Iterable) and len(tuple(g["betas"])) > 1 for g in groups)
-    for state in optimizer.state.values():
-        if not isinstance(state, Mapping):
+    for parameter, state in optimizer.state.items():
+        grad = getattr(parameter, "grad", None)
+        if not isinstance(state, Mapping) or (grad is not None and grad.is_sparse):  # which is never compressed
             continue
         tensors = [str(name) for name, value in state.items() if isinstance(value, Tensor) and value.numel() > 1]
         named = [name for name in map(str, state) if _SQUARES.search(name)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +15,22 @@ from ...engine.optimizer.second_moment import names_of
 from ...engine.optimizer.taker import refuse_lists
 from ...engine.reducer import Hooks
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError
-from ...observe.trace import MAX_EVENTS, Trace
 from .. import factories
-from ..compression import BaseCompression, begin_trace
+from ..compression import BaseCompression
 from ..factories import RanksOption, add_factories, of_an_object
 from ..session import Session, in_backward, weakly
 from ..update_options import TAKEN
 from . import gradients
-from .gradients import Finder, Tokens, leave_before_loading, leave_frozen, refuse_foreign, take_operation
+from .gradients import (
+    Finder,
+    Handed,
+    Tokens,
+    leave_before_loading,
+    leave_frozen,
+    refuse_fewer,
+    refuse_foreign,
+    take_operation,
+)
 from .job import HorovodJob
 from .private import (
     await_tokens,
@@ -83,7 +90,7 @@ class Compression(BaseCompression, Factories):
 
     def _begin(self, session: Session) -> None:
         reducer = session.reducer
-        self._tokens = Tokens(reducer.rank, reducer.world, len(reducer.plan.names()))
+        self._tokens, self._handed = Tokens(reducer.rank, reducer.world, len(reducer.plan.names())), Handed()
         self._renumber(session)
 
     def _renumber(self, session: Session) -> None:
@@ -197,6 +204,7 @@ class Compression(BaseCompression, Factories):
             self._check_same_ranks(each)
         if not session:
             return given
+        refuse_fewer(optimizers, session)
         options = (second_moment, warmup_steps, rebuild_every), {"match_norm": match_norm, "step": step}
         self._meet(session, optimizers, *options[0], **options[1])
         if not horovod.__version__.startswith(_PRIVATE_API):
@@ -209,7 +217,12 @@ class Compression(BaseCompression, Factories):
         return given
 
     def _why_unused(self, tells: bool) -> str | None:
-        alone = self._session is not None and self._session.reducer.world == 1  # Horovod hands nothing over then
+        session, optimizer = self._session, calling_optimizer(self)
+        if optimizer is not None:  # about to make its first step: Horovod has yet to hand over what this lacks
+            if session and session.exchanges == "gradients":
+                self._know(session, optimizer)  # in time for a closure that makes the gradients within this step
+            return None
+        alone = session is not None and session.reducer.world == 1  # Horovod hands nothing over then
         return None if alone else super()._why_unused(tells)
 
     # ---- the optimizer ----
@@ -218,12 +231,16 @@ class Compression(BaseCompression, Factories):
         session = self._here()
         optimizer = None if self._attached else calling_optimizer(self)
         if optimizer is not None:
-            self._check_same_ranks(optimizer)
-            if not any(optimizer is other for other in self._watched):
-                explain(optimizer, self._why_ended)
-            if not session.steps.met:
-                self._meet(session, [optimizer], "auto")
+            self._know(session, optimizer)
         return bool(self._attached)
+
+    def _know(self, session: Session, optimizer: Any) -> None:
+        """Look at an optimizer without ``attach()``, before its first gradient."""
+        self._check_same_ranks(optimizer)
+        if not any(optimizer is other for other in self._watched):
+            explain(optimizer, self._why_ended)
+        if not session.steps.met:
+            self._meet(session, [optimizer], "auto")
 
     def _meet(self, session: Session, optimizers: Sequence[Any], *options: Any, **named: Any) -> None:
         """Look at the optimizers that take the results."""
@@ -268,10 +285,13 @@ class Compression(BaseCompression, Factories):
 
         ``step()`` after ``synchronize()`` without ``skip_synchronize()`` hands every result over
         once more. All ranks hold the same results then, so they are their own mean; reducing them
-        again would corrupt the residuals. Horovod marks the optimizer in between.
+        again would corrupt the residuals. Horovod marks the optimizer in between, but also where the program has left
+        the step out: its gradients are others then, or cleared.
         """
         waits = session.under_way and len(self._attached) < 2  # of several, others' results may not be fetched yet
         if in_backward() or waits or optimizer is None or not optimizer._synchronized or has_begun(optimizer):
+            return False
+        if not self._handed.still_in(optimizer._requires_update):
             return False
         if not self._warned:
             self._warned = True
@@ -292,7 +312,9 @@ class Compression(BaseCompression, Factories):
     def _result(self, session: Session, index: int, step: int, result_scale: float | None = None) -> Tensor:
         try:
             self._settle(session, step)
-            return session.result(index, step, result_scale)
+            result = session.result(index, step, result_scale)
+            self._handed.note(session.steps.parameters[index])
+            return result
         except HorovodCompressError as error:
             for optimizer in self._attached or filter(None, [calling_optimizer(self)]):
                 if isinstance(error, NonFiniteError):  # on all ranks alike, and training may go on
@@ -360,34 +382,6 @@ class Compression(BaseCompression, Factories):
             session.under_way = 0  # nobody fetches the other results of this step
             forget_step(optimizer)
         return found
-
-
-def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, events: int = MAX_EVENTS) -> Trace:
-    """Record a timeline of all compressions of this process, also of those created later.
-
-        with hvc.trace("trace.json", steps=20):
-            train()
-
-    Each rank writes its own file: ``trace.rank3.json``, or with its number in place of ``{rank}`` if the path
-    contains that. chrome://tracing and https://ui.perfetto.dev open it; docs/timeline.md explains the rows. The file is
-    written when the step after the last one begins, when the trace is closed, or at the end of the process, and appears
-    complete or not at all. If writing fails, that is logged, and training continues. ``HVC_TRACE=path`` in the
-    environment does the same without changing the program, with ``HVC_TRACE_STEPS`` as "20" or "100:110".
-
-    Args:
-        path: of the file.
-        steps: number of steps, from the next one on, or a range of step numbers as ``stats()["steps"]`` counts them;
-            None for all, until ``close()``.
-        events: largest number of events per compression; its recording then ends with a warning. An event takes about
-            140 bytes in memory and in the file.
-
-    Raises:
-        ConfigError: the file cannot be written, ``steps`` is wrong, Horovod is not initialized, or another trace is
-            being recorded.
-    """
-    if not hvd.is_initialized():
-        raise ConfigError("hvc.trace() needs the number of this rank: call hvd.init() first")
-    return begin_trace(path, hvd.rank(), steps, events)
 
 
 add_factories(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from ...engine.optimizer.family import uncompiled
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError
 from ..reports import Unexchanged
-from ..session import gradient_of
+from ..session import Session, gradient_of
 from .private import await_tokens, calling_optimizer, owner_of_token, submit_rest, with_settling
 
 NO_ADASUM = "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
@@ -69,6 +70,26 @@ class Finder:
             f"the compression all parameters of the optimizer, created while they need a gradient, and use it with "
             f"that optimizer only"
         )
+
+
+class Handed:
+    """The gradients in which results were handed back, until the program replaces or clears them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[Tensor]] = {}
+
+    def note(self, parameter: nn.Parameter) -> None:
+        """Take note of a parameter's gradient, in which Horovod writes the result."""
+        if parameter.grad is not None:
+            self._known[id(parameter)] = weakref.ref(parameter.grad)
+
+    def still_in(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Return whether some parameter has one still; zeros may be of a program that clears gradients in place."""
+        for parameter in parameters:
+            grad, known = parameter.grad, self._known.get(id(parameter))
+            if known and grad is not None and known() is grad and (grad.is_sparse or bool(grad.any())):
+                return True
+        return False
 
 
 def take_gradients(optimizer: Any, compression: Any) -> None:
@@ -205,6 +226,22 @@ def refuse_foreign(optimizers: Sequence[Any], compression: object) -> None:
     if len(passes := {optimizer.backward_passes_per_step for optimizer in optimizers}) > 1:
         raise ConfigError(
             f"attach() takes optimizers with one backward_passes_per_step=, as they share one, got {sorted(passes)}"
+        )
+
+
+def refuse_fewer(optimizers: Sequence[Any], session: Session) -> None:
+    """Refuse optimizers that leave out parameters of the compression, whose gradients nobody would hand over.
+
+    Raises:
+        ConfigError: names some of them.
+    """
+    theirs = {id(parameter) for optimizer in optimizers for parameter in optimizer._requires_update}
+    names = zip(session.reducer.plan.names(), session.steps.parameters, strict=True)
+    missing = [name for name, parameter in names if parameter.requires_grad and id(parameter) not in theirs]
+    if missing:
+        raise ConfigError(
+            f"rank {session.job.number}: the compression was given {len(missing)} parameter(s) that the optimizer does "
+            f"not have: {', '.join(missing[:5])}; give the compression exactly the parameters of its optimizers"
         )
 
 

@@ -157,6 +157,122 @@ def clipped(method: str | None, attach: bool) -> list[Tensor]:
 check("clipping", lambda: compare(clipped))
 
 
+def left_out(how: str) -> Play:
+    """Return a training that leaves the second step out, behind its exchange, and goes on in an odd way."""
+
+    def play(method: str | None, attach: bool) -> list[Tensor]:
+        model = net()
+        optimizer, compression = optimizer_for(model, method, attach, **options_of(method))
+        for step in range(5):
+            model.zero_grad(set_to_none=how != "cleared in place")
+            if how == "by hand" and step == 2:
+                for parameter, grad in zip(
+                    model.parameters(), torch.autograd.grad(loss_of(model, step), [*model.parameters()]), strict=True
+                ):
+                    parameter.grad = grad
+            elif step != 2 or not RANK:  # with the others, rank 0 alone has a gradient
+                loss_of(model, step).backward()
+            if step == 1:
+                optimizer.synchronize()
+            else:
+                optimizer.step()
+        if compression:
+            assert compression.stats()["steps"] == 5
+            compression.close()
+        return weights(model)
+
+    return play
+
+
+for odd in ("cleared", "cleared in place", "by hand"):
+    check(f"left out, then {odd}", lambda: compare(left_out(odd)))
+
+
+def in_a_closure(method: str | None, attach: bool) -> list[Tensor]:
+    """The gradients come, and are exchanged, within each step: also within the first one."""
+    model = net()
+    optimizer, compression = optimizer_for(model, method, attach, **options_of(method))
+    for step in range(4):
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, step)
+            loss.backward()
+            optimizer.synchronize()
+            return loss
+
+        with optimizer.skip_synchronize():
+            optimizer.step(closure)
+    if compression:
+        compression.close()
+    return weights(model)
+
+
+check("closure", lambda: [digest(in_a_closure("topk", attach)) for attach in (False, True)])
+
+
+def warnings_of(train_once: Callable[[bool], object]) -> list[str]:
+    """Return what this package warns of in a training of one step, on both paths."""
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("horovod_compress").addHandler(handler)
+    try:
+        for attach in (False, True):
+            train_once(attach)
+    finally:
+        logging.getLogger("horovod_compress").removeHandler(handler)
+    return found
+
+
+def one_pass_of_two(attach: bool) -> None:
+    """The first step comes before Horovod hands anything over: it waits for another pass."""
+    model = net()
+    optimizer, compression = optimizer_for(model, "marsit", attach, backward_passes_per_step=2)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    assert compression and compression.stats()["steps"] == 1
+    compression.close()
+
+
+def sparse_only(attach: bool) -> None:
+    model = nn.Embedding(8, 4, sparse=True)
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=20.0)
+    inner = torch.optim.SparseAdam(model.parameters())
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), compression=compression)
+    if attach:
+        compression.attach(optimizer)
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.tensor([step, RANK])).square().sum().backward()
+        optimizer.step()
+    compression.close()
+
+
+check("no warnings", lambda: warnings_of(one_pass_of_two) + warnings_of(sparse_only))
+
+
+def with_more_than_the_optimizer_has() -> str:
+    model = net()
+    named = list(model.named_parameters())
+    compression = hvc.Compression.none(named, timeout=20.0)
+    few = hvd.DistributedOptimizer(
+        torch.optim.SGD(model[-1].parameters(), 0.1),  # type: ignore[index]
+        named_parameters=named,
+        compression=compression,
+    )
+    try:
+        compression.attach(few)
+    except hvc.ConfigError as error:
+        return str(error)
+    finally:
+        compression.close()
+    return "accepted"
+
+
+check("more parameters", with_more_than_the_optimizer_has)
+
+
 def proportional(before: list[Tensor], after: list[Tensor]) -> bool:
     """Return whether gradients have changed by nothing but the factor that is taken out before a step."""
     was, now = (torch.cat([grad.flatten() for grad in grads]).double() for grads in (before, after))
