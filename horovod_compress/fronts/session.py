@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ..codecs.work import together
 from ..engine.agreement import differences
 from ..engine.agreement.differences import Way
 from ..engine.job import Gathering, Job
@@ -64,6 +65,7 @@ class Session:
         self.compared, self.unused, self.attached = False, True, False
         self.exchanges = "gradients"
         self.updating: Any = None
+        _sessions.add(self)
 
     def is_over(self) -> bool:
         """Return whether nothing will be exchanged any more: closed, failed, or of ranks that are no longer there."""
@@ -74,6 +76,15 @@ class Session:
         except ConfigError:
             return True
         return False
+
+    def left_out(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield what the model or its optimizers have and no compression of this process exchanges, by name."""
+        yield from self.others
+        mine, named = self.steps.index, {id(parameter) for _, parameter in self.others}
+        for optimizer in self.steps.optimizers:
+            for name, parameter in outside(optimizer.param_groups, lambda p: id(p) in mine, {}):
+                if id(parameter) not in named and not any(id(parameter) in one.steps.index for one in _sessions):
+                    yield name, parameter
 
     # ---- the other ranks ----
 
@@ -201,6 +212,25 @@ class Session:
         return result
 
 
+#: Those of this process, also of compressions that were closed.
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def outside(
+    groups: Iterable[dict[str, Any]], exchanged: Callable[[nn.Parameter], bool], names: Mapping[int, str]
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield what an optimizer has and ranks do not exchange, with names for people.
+
+    Args:
+        names: of some parameters, by identity.
+    """
+    for number, group in enumerate(groups):
+        for place, parameter in enumerate(group["params"]):
+            if not exchanged(parameter):
+                where = f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}"
+                yield names.get(id(parameter)) or where, parameter
+
+
 def gradient_of(parameter: nn.Parameter, sparse: bool = False) -> Tensor:
     """Return a parameter's gradient; zeros where no backward pass has brought one, as all ranks hand over the same.
 
@@ -214,6 +244,18 @@ def gradient_of(parameter: nn.Parameter, sparse: bool = False) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return local(parameter.grad)
+
+
+def drop_zeros(frozen: Iterable[nn.Parameter]) -> None:
+    """Let no frozen parameter have a gradient of zeros, with which momentum and weight decay would move it.
+
+    Programs leave them there that clear gradients in place.
+    """
+    dense = [p for p in frozen if p.grad is not None and not p.grad.is_sparse]
+    filled = together([local(p.grad).any() for p in dense if p.grad is not None])  # one wait on a GPU
+    for parameter, is_filled in zip(dense, filled, strict=True):
+        if not is_filled:
+            parameter.grad = None
 
 
 def in_backward() -> bool:

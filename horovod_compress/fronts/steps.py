@@ -19,6 +19,7 @@ from ..engine.masks import Masks, check_masks
 from ..engine.methods import Methods
 from ..engine.optimizer import held, momentum
 from ..engine.optimizer.family import prepare_last
+from ..engine.optimizer.held_moment import give_back
 from ..engine.optimizer.momentum import LastRates, Rates
 from ..engine.optimizer.second_moment import check_state as check_moments
 from ..engine.optimizer.taker import SavedRates, Takers
@@ -26,7 +27,7 @@ from ..engine.reducer import Next, Reducer
 from ..engine.saved import checkpoint
 from ..engine.shards import local
 from ..engine.tuning import Share, Tuner
-from ..errors import ConfigError
+from ..errors import ConfigError, StateError
 from ..schedule.by_name import is_adaptive
 from .scale import Scale
 
@@ -41,6 +42,7 @@ class _Loaded:
 
     moments: Mapping[str, Any] = field(default_factory=dict)
     due: bool = False  # an exact round
+    left: Mapping[str, Sequence[int]] = field(default_factory=dict)  # exchanges that it has not used
     rates: dict[str, SavedRates] = field(default_factory=dict)  # that what is kept stands for
 
 
@@ -94,6 +96,11 @@ class Steps:
         return bool(self._takers)
 
     @property
+    def optimizers(self) -> list[Any]:
+        """Those that are known."""
+        return self._takers.optimizers
+
+    @property
     def held(self) -> held.HeldSecondMoment | None:
         """The second moment that is shared; of several optimizers, the first one's."""
         return next(iter(self._takers.held), None)
@@ -128,7 +135,7 @@ class Steps:
         self._takers.load_rates(self._loaded.rates)
         if reducer.options.warmup_steps is None:
             self._begin_exact()
-        self._takers.load_moments(self._loaded.moments, self._loaded.due)
+        self._take_moments()
         if self.held and self.tuner:
             self.tuner.wait_for(self.held.warmup)
 
@@ -188,8 +195,12 @@ class Steps:
     def settle_moments(self) -> None:
         """Where a second moment was loaded that nobody holds, let what waits be in the units of gradients again."""
         if unheld := self._takers.unheld(self._loaded.moments):
-            held.give_back(unheld, self._reducer.kept)
-        self._loaded.moments, self._loaded.due = {}, False
+            give_back(unheld, self._reducer.kept)
+        self._loaded.moments, self._loaded.due, self._loaded.left = {}, False, {}
+
+    def _take_moments(self) -> None:
+        """Let optimizers that are known take what was loaded."""
+        self._takers.load_moments(self._loaded.moments, self._loaded.due, self._loaded.left)
 
     def is_exact(self, step: int) -> bool:
         """Return whether a step of gradients is exact by the options; a schedule may leave more uncompressed."""
@@ -263,11 +274,13 @@ class Steps:
         moment = {"second_moment": moments} if moments else {}
         is_due = any(one.due for one in self._takers.held) if self.held else self._loaded.due
         due = {"due": True} if is_due else {}
+        left = self._takers.left() if self.held else self._loaded.left
+        unused = {"unused": left} if left else {}
         rates = {**self._loaded.rates, **self._takers.rates()}
         rates = {name: followed for name, followed in rates.items() if followed}
         norms = {"norms": found} if (found := self._norms.state()) else {}
         masks = self._masks.state() if self._masks else {}
-        return tuned | self.scale.state() | moment | due | rates | norms | masks
+        return tuned | self.scale.state() | moment | due | unused | rates | norms | masks
 
     def check(self, state: Mapping[str, Any], residuals: str) -> None:
         """Refuse a state that could not be loaded; nothing is changed.
@@ -279,6 +292,7 @@ class Steps:
         checkpoint.check(self._reducer, self._methods, state, residuals, go_on)
         shapes = {name: local(parameter).shape for name, parameter in self.named}
         check_moments(state.get("second_moment", {}), shapes, needs=("steps", "since", "eps", "divides"))
+        _check_unused(state.get("unused", {}))
         check_masks(state, dict(self.named))
         if residuals == "restore":
             self._takers.find_rates({name: state.get(name, ()) for name in (*Rates.saved, *LastRates.saved)})
@@ -299,11 +313,24 @@ class Steps:
         self._norms.resume(state.get("norms", {}) if residuals == "restore" else {})
         for taker in self._takers:
             taker.resume()
-        self._loaded = _Loaded(state.get("second_moment", {}), bool(state.get("due")))
-        self._takers.load_moments(self._loaded.moments, self._loaded.due)
+        self._loaded = _Loaded(state.get("second_moment", {}), bool(state.get("due")), state.get("unused", {}))
+        self._take_moments()
         if begun:
             self.settle_moments()
         for name in (*Rates.saved, *LastRates.saved) if residuals == "restore" else ():
             self._loaded.rates[name] = state.get(name, ())
         self._takers.load_rates(self._loaded.rates)
         self.scale.load(0.0 if residuals == "reset" else float(state.get("scale", 0.0)))
+
+
+def _check_unused(saved: object) -> None:
+    """Refuse what is not a count and two flags for each name.
+
+    Raises:
+        StateError: it is none.
+    """
+    numbers = list(saved.values()) if isinstance(saved, Mapping) else [None]
+    if not all(isinstance(each, (list, tuple)) and [*map(type, each)] == [int, int, int] for each in numbers):
+        raise StateError(
+            f"the state's unused exchanges should be three whole numbers for each name, got {saved!r:.100}"
+        )

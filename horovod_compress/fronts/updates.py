@@ -12,6 +12,7 @@ the bytes once more. With an outer optimizer, that one steps on the base, with t
 from __future__ import annotations
 
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
@@ -31,6 +32,7 @@ from .session import Session, meetings
 from .update_options import UpdateOptions, agree, in_plan_order, settings_of
 
 STATE_KEY = "horovod_compress"
+_OF_TORCH = "torch.distributed.checkpoint.state_dict"  # takes what torch's own optimizers have, and drops the rest
 
 
 def distributed_update_optimizer(
@@ -296,7 +298,16 @@ class UpdateMode:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer and of the exchange; each rank saves its own."""
+        """Return the state of the optimizer and of the exchange; each rank saves its own.
+
+        Raises:
+            ConfigError: somebody asks for it who leaves the exchange out.
+        """
+        if sys._getframe(1).f_globals.get("__name__") == _OF_TORCH:
+            raise ConfigError(
+                "torch.distributed.checkpoint leaves out what an optimizer in update mode has to save of its exchange: "
+                "save optimizer.state_dict() itself, on each rank"
+            )
         state = self._state()
         self._updates.saved = True
         return state
@@ -312,8 +323,8 @@ class UpdateMode:
         """
         if STATE_KEY not in state_dict:
             raise ConfigError(
-                "this state was not saved by a DistributedUpdateOptimizer; load it into the plain optimizer before "
-                "you wrap it"
+                "this state was not saved by a DistributedUpdateOptimizer, or not all of it: load that of a plain "
+                "optimizer into it before you wrap it, and save optimizer.state_dict() itself"
             )
         rest = {name: part for name, part in state_dict.items() if name != STATE_KEY}
         self._updates.check(state_dict[STATE_KEY])

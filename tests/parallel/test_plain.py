@@ -61,5 +61,13 @@ def test_whoever_goes_on_after_an_interrupted_wait_is_told(reports: list[dict[st
     assert all(text in found for report in reports for found in report["cut off"]), reports[0]["cut off"]
 
 
+def test_what_an_optimizer_trains_and_nobody_exchanges_is_told_of_once(reports: list[dict[str, Any]]) -> None:
+    """A layer that was added, or all that the compression was not given; not what another compression exchanges."""
+    (added, more, two), *others = (report["strangers"] for report in reports)
+    assert len(added) == len(more) == 1 and not two and not any(map(any, others))
+    assert "parameter 0 of group 1, of shape (1, 3)" in added[0] and "never reduced" in added[0]
+    assert "parameter 2 of group 0, of shape (1, 3)" in more[0]
+
+
 def test_a_frozen_parameter_loses_what_one_rank_has_accumulated(reports: list[dict[str, Any]]) -> None:
-    assert all(report["frozen"] == [True, True, True] for report in reports)
+    assert all(report["frozen"] == [True] * 5 for report in reports)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from horovod_compress.engine.optimizer.adam import AdamStepping
 from horovod_compress.engine.optimizer.second_moment import BOUND
-from horovod_compress.errors import ConfigError
+from horovod_compress.errors import ConfigError, StateError
+from horovod_compress.fronts.steps import _check_unused
 from tests.golden.play import TENSORS, grads
 from tests.golden.trained import HELD, Ranks, adamw
 from tests.support.nets import digest
@@ -299,6 +300,71 @@ def test_a_state_that_somebody_has_reset_is_not_overwritten() -> None:
             team.step(given(number))
         for optimizer in team.optimizers:
             assert all(bool(value.isfinite().all()) for state in optimizer.state.values() for value in state.values())
+
+
+def test_a_state_of_inference_mode_is_made_all_the_same() -> None:
+    """As of a program whose steps run in it."""
+    with ranks("auto") as team:
+        for number in range(4):
+            team.step(given(number))
+        optimizer = team.optimizers[0]
+        with torch.inference_mode():
+            for kept in optimizer.state.values():
+                kept["exp_avg_sq"] = torch.zeros_like(kept["exp_avg_sq"])
+        found = [kept["exp_avg_sq"] for kept in optimizer.state_dict()["state"].values()]
+        assert all(bool(kept.any()) and kept.is_inference() for kept in found if kept.numel())
+
+
+def test_an_eps_of_nothing_is_refused() -> None:
+    """0 / 0, where a result is exactly 0."""
+    with (
+        pytest.raises(ConfigError, match="AdamW with eps=0 would divide 0 by 0"),
+        ranks("auto", kind(torch.optim.AdamW, eps=0.0)),
+    ):
+        pass
+    with ranks("auto", kind(torch.optim.AdamW, eps=0.0), second_moment="own"):
+        pass  # as the message says
+
+
+@pytest.mark.parametrize("left", [3, 4, 5])
+def test_a_job_resumes_with_the_same_bits_behind_a_step_that_was_left_out(left: int) -> None:
+    """The exchange behind it is for the same step, and of its kind: exact rounds lie elsewhere from there on."""
+    few = {"warmup_steps": 2, "rebuild_every": 3}
+
+    def go_on(team: Ranks, numbers: range) -> list[bool]:
+        kinds = []
+        for number in numbers:
+            if number == left:
+                for steps in team.steps:
+                    steps.begin()
+                team.fleet.step(given(number))
+            else:
+                team.step(given(number))
+            kinds.append(bool(team.steps[0].held and team.steps[0].held.exact))
+        return kinds
+
+    with ranks("auto", **few) as team:
+        go_on(team, range(left + 1))
+        own, states = team.save(), [copy.deepcopy(optimizer.state_dict()) for optimizer in team.optimizers]
+        weights = [[p.detach().clone() for p in model.values()] for model in team.models]
+        kinds = go_on(team, range(left + 1, 10))
+        ends = [p.detach().clone() for p in team.models[0].values()]
+    with ranks("auto", **few) as again:
+        again.load(own)
+        for optimizer, state, model, before in zip(again.optimizers, states, again.models, weights, strict=True):
+            optimizer.load_state_dict(state)
+            with torch.no_grad():
+                for p, q in zip(model.values(), before, strict=True):
+                    p.copy_(q)
+        assert go_on(again, range(left + 1, 10)) == kinds
+        assert all(torch.equal(p, q) for p, q in zip(again.models[0].values(), ends, strict=True))
+
+
+@pytest.mark.parametrize("broken", [{"x": [1, 2]}, {"x": ["1", 0, 0]}, [1, 0, 0], 5])
+def test_broken_counts_of_unused_exchanges_are_refused(broken: object) -> None:
+    _check_unused({"x": [2, 0, 1]})
+    with pytest.raises(StateError, match="three whole numbers"):
+        _check_unused(broken)
 
 
 def test_a_later_compression_takes_over_from_one_that_was_not_closed() -> None:

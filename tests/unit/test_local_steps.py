@@ -714,6 +714,28 @@ def test_what_the_end_of_the_training_would_lose_is_told(options: dict[str, Any]
     assert told == lost == differ
 
 
+@pytest.mark.parametrize("options", [{"overlap": 1}, {"mixing": 0.5}, {}])
+def test_weights_that_differ_by_design_are_not_told_of(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rebuild exchanges gradients where each rank has weights of its own."""
+    options = {"communication_delay": 2, "warmup_steps": 2, "rebuild_every": 2, "second_moment": "shared"} | options
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for step in range(10):
+            pull(rank, named)
+            if astray and rank and step == 5:
+                with torch.no_grad():
+                    named["used"].add_(1.0)
+                    optimizer._updates._exchange.base[0].add_(1.0)
+            optimizer.step()
+        optimizer.flush()
+
+    for astray in (False, True):  # the second one is the control
+        train(adamw, run, "marsit", {"verify_every": 1}, 2, **options)
+        assert ("weights differ" in caplog.text) == astray
+
+
 def test_what_is_saved_is_not_lost() -> None:
     def run(rank: int, optimizer: Any, named: Named) -> None:
         pull(rank, named)

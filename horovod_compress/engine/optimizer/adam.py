@@ -47,7 +47,9 @@ class _Owed:
             return
         least = (wide(self.state[ADAM.first]) / ((1 - beta1**now) * BOUND)).square_()
         wanted = self.held.moment if self.exact else self.held.squares()
-        local(self.state[ADAM.second]).copy_(torch.maximum(wanted, least).mul_(1 - beta2**now))
+        second = local(self.state[ADAM.second])
+        with torch.inference_mode(second.is_inference()):  # of a program that makes its steps so
+            second.copy_(torch.maximum(wanted, least).mul_(1 - beta2**now))
 
 
 @dataclass(kw_only=True)

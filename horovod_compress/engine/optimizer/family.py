@@ -262,6 +262,19 @@ def may_share(optimizer: Any, second_moment: str, *, updates: bool = False) -> b
     return fits and (second_moment == "shared" or (second_moment == "auto" and _is_stock(optimizer, kind)))
 
 
+def refuse_no_eps(optimizer: Any) -> None:
+    """Refuse an optimizer that would divide by nothing.
+
+    Raises:
+        ConfigError: says why.
+    """
+    if not all(group["eps"] for group in optimizer.param_groups):
+        raise ConfigError(
+            f"{type(optimizer).__name__} with eps=0 would divide 0 by 0 where a compressed gradient is 0: give it an "
+            'eps, such as 1e-8; second_moment="own" accepts it for methods that never send zeros'
+        )
+
+
 def _is_stock(optimizer: Any, listed: Any) -> bool:
     """Return whether the step is that of the table: another one may have another use for the state that is written."""
     steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind) and not _is_horovod_s(kind)]

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.checksums import hash_of
-from ..kept import Kept
 from ..reducer import Next, Reducer
 from ..shards import local
 from . import family, second_moment as moments
@@ -76,6 +75,7 @@ def hold(
         if second_moment == "auto" and reducer.world > 1:
             family.look_for_squares(optimizer, tells=reducer.rank == 0)
         return None
+    family.refuse_no_eps(optimizer)
     few = all(each.law.few_exact for each in buckets.divided())
     rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every, reducer.options.total_steps)
     if late := buckets.exact_until():
@@ -88,12 +88,6 @@ def hold(
                 *(type(optimizer).__name__, words),
             )
     return HeldSecondMoment(optimizer, reducer, dict(named), rounds, steps)
-
-
-def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:
-    """Carry what waits over to the units of gradients, where a second moment was loaded that nobody holds."""
-    factors = {name: HeldMoment(**saved).divisor for name, saved in state.items()}
-    kept.convert({name: factor for name, factor in factors.items() if factor is not None})
 
 
 class HeldSecondMoment:
@@ -182,10 +176,23 @@ class HeldSecondMoment:
     def state_dict(self) -> dict[str, dict[str, Any]]:
         return {name: held.state() for name, held in self._held.items()}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]], due: bool = False) -> None:
-        """Restore what :meth:`state_dict` returned, beside what waits in the units that go with it."""
-        self.due = due
-        self._prepared = self.reducer.step - 1
+    def left(self) -> dict[str, list[int]]:
+        """Return how many exchanges the optimizer has left unused, whether all were exact, and the last; by a name."""
+        unused = self.reducer.step - 1 - self._prepared
+        first = min((name for _, _, name in self._parameters()), default="")
+        return {first: [unused, int(self._all_exact), int(self.exact)]} if unused > 0 else {}
+
+    def load_state_dict(
+        self,
+        state: Mapping[str, Mapping[str, Any]],
+        due: bool = False,
+        left: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
+        """Restore what :meth:`state_dict` and :meth:`left` returned, beside what waits in the units that go with it."""
+        self.due, none = due, (0, 0, 0)
+        unused, *flags = next((left[name] for _, _, name in self._parameters() if name in left), none)
+        self._all_exact, self.exact = map(bool, flags)
+        self._prepared = self.reducer.step - 1 - unused
         if self.stepping:
             self.stepping.pay()  # what is held now may be of another time
         where = {name: parameter.device for _, parameter, name in self._parameters()}

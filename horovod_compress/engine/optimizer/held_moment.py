@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ..kept import Kept
 from . import second_moment as moments
 from .second_moment import Moment
 
@@ -70,3 +72,9 @@ class HeldMoment(Moment):
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
         size = ops.take_roots(moments.mean_power(divisor, 2)).to(divisor.dtype)
         self.divisor = divisor.div_(size.clamp_(min=torch.finfo(divisor.dtype).tiny)).clamp_(min=LEAST)
+
+
+def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:
+    """Carry what waits over to the units of gradients, where a second moment was loaded that nobody holds."""
+    factors = {name: HeldMoment(**saved).divisor for name, saved in state.items()}
+    kept.convert({name: factor for name, factor in factors.items() if factor is not None})

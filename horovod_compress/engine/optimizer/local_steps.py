@@ -121,7 +121,7 @@ class Schedule:
                 self._compare(self._exchange.weights())
                 self._show(warming=True)
                 with self._unbroken():
-                    finite = self._exchange.gradients()
+                    finite = self._exchange.gradients(self._exchange.weights())
                 if finite:
                     local()
                 elif not scaled:
@@ -261,7 +261,7 @@ class Schedule:
     def _rebuild(self, wanted: bool) -> None:
         if self._moment and self.due and wanted:
             self.due = False
-            if self._exchange.gradients():
+            if self._exchange.gradients(self._exchange.base):
                 self._moment.rebuild(self.steps + 1)  # with the one that is being done
 
     def _is_due(self, exchange: int) -> bool:

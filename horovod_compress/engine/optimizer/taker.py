@@ -240,10 +240,16 @@ class Takers:
                 found.append((rates, mine))
         return found
 
-    def load_moments(self, moments: Mapping[str, Mapping[str, Any]], due: bool) -> None:
-        """Let these second moments be held, as far as they are shared."""
+    def load_moments(
+        self, moments: Mapping[str, Mapping[str, Any]], due: bool, left: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Let these second moments be held, as far as they are shared; see :meth:`.held.HeldSecondMoment.left`."""
         for mine in self.held:
-            mine.load_state_dict(moments, due)
+            mine.load_state_dict(moments, due, left)
+
+    def left(self) -> dict[str, list[int]]:
+        """Return what :meth:`load_moments` takes of exchanges that optimizers have not used."""
+        return {name: numbers for mine in self.held for name, numbers in mine.left().items()}
 
     def unheld(self, moments: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
         """Return those of these second moments that no optimizer holds, as it is of another kind than when saved."""

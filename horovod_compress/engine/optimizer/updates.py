@@ -294,14 +294,17 @@ class UpdateExchange:
 
     # ---- gradients ----
 
-    def gradients(self) -> bool:
+    def gradients(self, weights: Sequence[Tensor]) -> bool:
         """Replace every rank's gradient by their mean, uncompressed; return whether all are finite.
 
         A parameter for which no rank has a gradient has none afterwards either.
+
+        Args:
+            weights: that all ranks have now, for a comparison; their own may differ from them.
         """
         self._buckets.choose(Next("plain"))
         self.reducer.freeze(frozen := self.leave_frozen())
-        self._verification.take_weights(self.reducer.next_step(), self.weights())
+        self._verification.take_weights(self.reducer.next_step(), weights)
         step, means = -1, []
         for index, parameter in enumerate(self.parameters):
             means.append(_marked(parameter))

@@ -97,7 +97,7 @@ class Compression(TorchCompression, Factories):
         return replace(super()._hooks(job), ranks_in_words=column.in_words, records=f"shard{column.row.rank}")
 
     def _begin(self, session: Session) -> None:
-        self._unexchanged = Unexchanged(lambda: session.others, "the compression", "it")
+        self._unexchanged = Unexchanged(session.left_out, "the compression", "it")
 
     def __repr__(self) -> str:
         return super().__repr__() if self._session else f"<{type(self).__name__} {self.method}: not registered yet>"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -20,7 +20,7 @@ from ...engine.optimizer.family import uncompiled
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError
 from ..reports import Unexchanged
-from ..session import Session, gradient_of
+from ..session import Session, gradient_of, outside
 from .private import await_tokens, calling_optimizer, owner_of_token, submit_rest, with_settling
 
 NO_ADASUM = "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
@@ -255,7 +255,8 @@ def watch_steps(optimizer: Any, reducer: Callable[[], Reducer], names: Mapping[i
         names: of parameters, by identity.
     """
     words = "optimizer and compression", "model, optimizer and compression"  # a model keeps the hooks of Horovod's
-    unexchanged = Unexchanged(lambda: _others(optimizer.param_groups, optimizer._requires_update, names), *words)
+    exchanged = optimizer._requires_update
+    unexchanged = Unexchanged(lambda: outside(optimizer.param_groups, exchanged.__contains__, names), *words)
 
     def look(watched: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
         if (ranks := reducer()).world == 1:
@@ -312,14 +313,3 @@ def refuse_closure(optimizer: Any, given: tuple[Any, ...], options: dict[str, An
             "step(closure) would run its backward pass after the gradients were reduced, and ranks would drift apart; "
             "call the closure before step(), or use DistributedUpdateOptimizer, whose local steps accept one"
         )
-
-
-def _others(
-    groups: Iterable[dict[str, Any]], exchanged: Container[Any], names: Mapping[int, str]
-) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield what an optimizer has and ranks do not exchange, with names for people."""
-    for number, group in enumerate(groups):
-        for place, parameter in enumerate(group["params"]):
-            if parameter not in exchanged:
-                where = f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}"
-                yield names.get(id(parameter)) or where, parameter

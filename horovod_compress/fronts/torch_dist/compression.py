@@ -70,7 +70,7 @@ class Compression(TorchCompression, Factories):
         self._wrapped = Wrapped(session, self._begin_step, self._look, self._job.group)
         self._closing.add(self._wrapped.fetching.close)
         planned = "the compression, or DistributedDataParallel,"
-        self._unexchanged = Unexchanged(lambda: session.others, planned, "both")
+        self._unexchanged = Unexchanged(session.left_out, planned, "both")
 
     # ---- the model and the optimizer ----
 

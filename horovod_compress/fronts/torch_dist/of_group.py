@@ -44,7 +44,7 @@ class TorchCompression(BaseCompression):
     def _look(self) -> None:
         """Look for gradients that are not exchanged, when all of a pass are there."""
         session = self._here()
-        if session.others and not session.job.rank and session.job.size > 1:
+        if not session.job.rank and session.job.size > 1:
             self._unexchanged.look()
 
     # ---- the optimizer ----

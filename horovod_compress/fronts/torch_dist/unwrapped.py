@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...engine.shards import local
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, NonFiniteError
-from ..session import Session, before_each_step, gradient_of, in_backward, weakly
+from ..session import Session, before_each_step, drop_zeros, gradient_of, in_backward, weakly
 from . import checks
 from .backward import at_the_end, raising
 
@@ -186,6 +186,7 @@ class Unwrapped:
                 begun.skipped.add(index)
                 reducer.skip(index)
         self._local.clear()
+        drop_zeros(self._session.steps.frozen)
 
     def _stop(self, interrupted: Pass) -> None:
         """Fail, with the other ranks: they would wait for the rest of the pass before."""

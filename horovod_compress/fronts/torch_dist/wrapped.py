@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import HorovodCompressError
-from ..session import Session
+from ..session import Session, drop_zeros
 from . import checks
 from .backward import Backward, Fetching, Unused, at_the_end, looks_for_unused
 
@@ -108,5 +108,6 @@ class Wrapped:
                 self._left_out.begin()
                 backward.afterwards = partial(self._left_out.settle, backward.brought)
             self._begin_step()
+            drop_zeros(self._session.steps.frozen)
         backward.brought |= brought
         return backward

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 
 import horovod_compress.torch as hvc
 from horovod_compress.schedule.plan import Plan
+from tests.support.logs import told
 from tests.support.rank import check
 from tests.support.states import unsealed
 from tests.support.training import digest, farthest, gathered, loss_of, net, optimizer_for, train, weights
@@ -38,20 +37,6 @@ def refused(attempt: Callable[[], Any]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "accepted"
-
-
-@contextmanager
-def told() -> Iterator[list[str]]:
-    """Collect the package's warnings."""
-    texts: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())
-    log = logging.getLogger("horovod_compress")
-    log.addHandler(handler)
-    try:
-        yield texts
-    finally:
-        log.removeHandler(handler)
 
 
 def filled_by_hand(method: str | None, attach: bool) -> list[Tensor]:

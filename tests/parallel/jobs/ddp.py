@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod_compress.ddp as hvc
+from tests.support.logs import told
 from tests.support.rank import rank, report
 
 dist.init_process_group("gloo")
@@ -242,30 +242,26 @@ class _Bucket:
 
 def climbing() -> list[str]:
     """Return what is said of weights that are each rank's own for a pass, as SAM's are, and are then set back."""
-    texts: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("horovod_compress").addHandler(handler)
-    model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
-    called, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.05)
-    compression = hvc.Compression.marsit(model.named_parameters(), verify_every=1, timeout=20.0)
-    compression.register(called, optimizer)
-    for step in range(STEPS):
-        with called.no_sync():
+    with told() as texts:
+        model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+        called, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.05)
+        compression = hvc.Compression.marsit(model.named_parameters(), verify_every=1, timeout=20.0)
+        compression.register(called, optimizer)
+        for step in range(STEPS):
+            with called.no_sync():
+                called(data(step)).square().mean().backward()
+            with torch.no_grad():
+                before = [parameter.clone() for parameter in model.parameters()]
+                for parameter in model.parameters():
+                    parameter.add_(0.1 * parameter.grad)
+            optimizer.zero_grad()
             called(data(step)).square().mean().backward()
-        with torch.no_grad():
-            before = [parameter.clone() for parameter in model.parameters()]
-            for parameter in model.parameters():
-                parameter.add_(0.1 * parameter.grad)
-        optimizer.zero_grad()
-        called(data(step)).square().mean().backward()
-        with torch.no_grad():
-            for parameter, value in zip(model.parameters(), before, strict=True):
-                parameter.copy_(value)
-        optimizer.step()
-        optimizer.zero_grad()
-    compression.close()
-    logging.getLogger("horovod_compress").removeHandler(handler)
+            with torch.no_grad():
+                for parameter, value in zip(model.parameters(), before, strict=True):
+                    parameter.copy_(value)
+            optimizer.step()
+            optimizer.zero_grad()
+        compression.close()
     return [text for text in texts if "weights differ" in text]
 
 

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from tests.support.front import DDP, hvc, start, trained
+from tests.support.logs import told
 from tests.support.nets import batch, digest
 from tests.support.rank import check, rank
 
 start()
 torch.set_num_threads(1)
 LR = 0.01
-
-
-@contextmanager
-def told() -> Iterator[list[str]]:
-    """Collect the package's warnings."""
-    texts: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("horovod_compress")
-    log.addHandler(handler)
-    try:
-        yield texts
-    finally:
-        log.removeHandler(handler)
 
 
 def net() -> nn.Sequential:

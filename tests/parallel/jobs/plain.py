@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import horovod_compress.ddp as hvc
+from tests.support.logs import told
 from tests.support.nets import digest
 from tests.support.rank import rank, report
 
@@ -252,11 +253,55 @@ def frozen() -> list[Any]:
     model[0].weight.requires_grad_(False)
     model(torch.ones(1, 2)).sum().backward()
     compression.close()
-    return [*found, bool((model[0].weight.grad == exchanged).all())]
+    return [*found, bool((model[0].weight.grad == exchanged).all()), *map(frozen_beside_zeros, (False, True))]
+
+
+def frozen_beside_zeros(wrapped: bool) -> bool:
+    """Return whether a frozen parameter rests where a program clears gradients in place, and momentum would move it."""
+    model, compression = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    called = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True) if wrapped else model
+    compression.register(called, optimizer)
+    weights = []
+    for step in range(6):
+        optimizer.zero_grad(set_to_none=False)
+        called(torch.full((1, 2), 1.0 + ODD)).sum().backward()
+        optimizer.step()
+        model[0].weight.requires_grad_(step < 2)
+        weights.append(model[0].weight.detach().clone())
+    compression.close()
+    assert not torch.equal(weights[1], weights[2])
+    return torch.equal(weights[2], weights[-1])
+
+
+def strangers() -> list[list[str]]:
+    """Return what is said of parameters of an optimizer that no compression exchanges, and of two that do."""
+    return [strangers_told(way) for way in ("added", "more", "two")]
+
+
+def strangers_told(way: str) -> list[str]:
+    first, second = nn.Linear(2, 3), nn.Linear(3, 1)
+    given = [first, second] if way == "two" else [first]
+    moved = [first] if way == "added" else [first, second]
+    with told() as texts:
+        optimizer = torch.optim.SGD([p for model in moved for p in model.parameters()], lr=0.1)
+        compressions = [hvc.Compression.none(model.named_parameters(), timeout=20.0) for model in given]
+        for compression, model in zip(compressions, given, strict=True):
+            compression.register(model, optimizer)
+        for step in range(3):
+            if way == "added" and step == 1:
+                optimizer.add_param_group({"params": second.parameters()})
+            optimizer.zero_grad()
+            second(first(torch.full((1, 2), 1.0 + ODD))).sum().backward()
+            optimizer.step()
+        for compression in compressions:
+            compression.close()
+    return texts
 
 
 report(
     {
+        "strangers": strangers(),
         "stepped": [stepped(before, emptied) for before in (False, True) for emptied in (False, True)],
         "cut off": cut_off(),
         "frozen": frozen(),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import horovod_compress.torch as hvc
 from horovod_compress.codecs.dense import FullPrecision
 from tests.support.jobs import ROOT
+from tests.support.logs import told
 from tests.support.rank import check
 from tests.support.training import (
     digest,
@@ -213,16 +214,10 @@ check("closure", lambda: [digest(in_a_closure("topk", attach)) for attach in (Fa
 
 def warnings_of(train_once: Callable[[bool], object]) -> list[str]:
     """Return what this package warns of in a training of one step, on both paths."""
-    found: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("horovod_compress").addHandler(handler)
-    try:
+    with told() as texts:
         for attach in (False, True):
             train_once(attach)
-    finally:
-        logging.getLogger("horovod_compress").removeHandler(handler)
-    return found
+    return texts
 
 
 def one_pass_of_two(attach: bool) -> None:
