@@ -218,12 +218,14 @@ class Compression(BaseCompression, Factories):
 
     def _why_unused(self, tells: bool) -> str | None:
         session, optimizer = self._session, calling_optimizer(self)
-        if optimizer is not None:  # about to make its first step: Horovod has yet to hand over what this lacks
-            if session and session.exchanges == "gradients":
-                self._know(session, optimizer)  # in time for a closure that makes the gradients within this step
+        if session is None or session.reducer.world == 1:  # Horovod hands nothing over then
             return None
-        alone = session is not None and session.reducer.world == 1  # Horovod hands nothing over then
-        return None if alone else super()._why_unused(tells)
+        if optimizer is None:
+            return super()._why_unused(tells)
+        # It is about to make its first step, and Horovod has yet to hand over what is missing.
+        if session.exchanges == "gradients" and not session.is_over():
+            self._know(session, optimizer)  # in time for a closure that makes the gradients within this step
+        return None
 
     # ---- the optimizer ----
 

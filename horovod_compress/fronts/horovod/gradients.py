@@ -77,6 +77,7 @@ class Handed:
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[Tensor]] = {}
+        self._filled: tuple[int, int] = 0, 0  # a gradient that is not all zeros, by identity and version
 
     def note(self, parameter: nn.Parameter) -> None:
         """Take note of a parameter's gradient, in which Horovod writes the result."""
@@ -87,7 +88,10 @@ class Handed:
         """Return whether some parameter has one still; zeros may be of a program that clears gradients in place."""
         for parameter in parameters:
             grad, known = parameter.grad, self._known.get(id(parameter))
-            if known and grad is not None and known() is grad and (grad.is_sparse or bool(grad.any())):
+            if known is None or grad is None or known() is not grad:
+                continue
+            if (now := (id(grad), grad._version)) == self._filled or grad.is_sparse or bool(grad.any()):
+                self._filled = now
                 return True
         return False
 
