@@ -139,12 +139,17 @@ class Unexchanged:
 
     Args:
         others: returns the parameters that are not exchanged, by name.
-        planned: what was created while they were frozen.
-        again: what to create again so that they are exchanged.
+        words: what was created while they were frozen, and what to create again so that they are exchanged.
     """
 
-    def __init__(self, others: Callable[[], Iterable[tuple[str, nn.Parameter]]], planned: str, again: str) -> None:
-        self._others, self._words = others, (planned, again)
+    _text = (
+        "%s: has a gradient that is never reduced, because it was frozen or missing when %s were created; each rank "
+        "trains it on its own data, so it will differ between ranks, as without compression. Set requires_grad before "
+        "you create them, and freeze it later; or, to train it from here on, create %s again"
+    )
+
+    def __init__(self, others: Callable[[], Iterable[tuple[str, nn.Parameter]]], *words: str) -> None:
+        self._others, self._words = others, words
         self._told = False
 
     def look(self) -> None:
@@ -156,9 +161,13 @@ class Unexchanged:
             return
         self._told = True
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        _log.warning(
-            "%s%s: has a gradient that is never reduced, because it was frozen or missing when %s were created; each "
-            "rank trains it on its own data, so it will differ between ranks, as without compression. Set "
-            "requires_grad before you create them, and freeze it later; or, to train it from here on, create %s again",
-            *(", ".join(found[:_NAMED]), more, *self._words),
-        )
+        _log.warning(self._text, ", ".join(found[:_NAMED]) + more, *self._words)
+
+
+class Strangers(Unexchanged):
+    """The same of parameters that only an optimizer is known to have: something else may reduce their gradients."""
+
+    _text = (
+        "%s: the optimizer has it, and no compression of this program exchanges its gradient, as it is of no "
+        "registered model or was added later; unless something else reduces it, each rank trains it on its own data"
+    )

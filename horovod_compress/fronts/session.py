@@ -23,7 +23,7 @@ from ..engine.job import Gathering, Job
 from ..engine.methods import Methods
 from ..engine.optimizer.family import uncompiled
 from ..engine.reducer import Reducer
-from ..engine.shards import local
+from ..engine.shards import is_divided, local
 from ..errors import ConfigError, ExchangeError, HorovodCompressError
 from .steps import Named, Steps
 
@@ -77,13 +77,13 @@ class Session:
             return True
         return False
 
-    def left_out(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield what the model or its optimizers have and no compression of this process exchanges, by name."""
-        yield from self.others
-        mine, named = self.steps.index, {id(parameter) for _, parameter in self.others}
+    def strangers(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield what optimizers have, with a gradient, and no compression of this process knows, by name."""
+        mine, others = self.steps.index, {id(parameter) for _, parameter in self.others}
         for optimizer in self.steps.optimizers:
-            for name, parameter in outside(optimizer.param_groups, lambda p: id(p) in mine, {}):
-                if id(parameter) not in named and not any(id(parameter) in one.steps.index for one in _sessions):
+            groups = optimizer.param_groups
+            for name, parameter in outside(groups, lambda p: id(p) in mine or p.grad is None or id(p) in others, {}):
+                if not any(id(parameter) in one.steps.index for one in _sessions):
                     yield name, parameter
 
     # ---- the other ranks ----
@@ -222,6 +222,7 @@ def outside(
     """Yield what an optimizer has and ranks do not exchange, with names for people.
 
     Args:
+        exchanged: returns whether they do, or need not.
         names: of some parameters, by identity.
     """
     for number, group in enumerate(groups):
@@ -251,8 +252,9 @@ def drop_zeros(frozen: Iterable[nn.Parameter]) -> None:
 
     Programs leave them there that clear gradients in place.
     """
-    dense = [p for p in frozen if p.grad is not None and not p.grad.is_sparse]
-    filled = together([local(p.grad).any() for p in dense if p.grad is not None])  # one wait on a GPU
+    # Of what ranks have parts of, each would decide by its own.
+    dense = [p for p in frozen if p.grad is not None and not p.grad.is_sparse and not is_divided(p)]
+    filled = together([p.grad.any() for p in dense if p.grad is not None])  # one wait on a GPU
     for parameter, is_filled in zip(dense, filled, strict=True):
         if not is_filled:
             parameter.grad = None

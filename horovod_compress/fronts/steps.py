@@ -19,7 +19,7 @@ from ..engine.masks import Masks, check_masks
 from ..engine.methods import Methods
 from ..engine.optimizer import held, momentum
 from ..engine.optimizer.family import prepare_last
-from ..engine.optimizer.held_moment import give_back
+from ..engine.optimizer.held_moment import Left, give_back
 from ..engine.optimizer.momentum import LastRates, Rates
 from ..engine.optimizer.second_moment import check_state as check_moments
 from ..engine.optimizer.taker import SavedRates, Takers
@@ -42,7 +42,7 @@ class _Loaded:
 
     moments: Mapping[str, Any] = field(default_factory=dict)
     due: bool = False  # an exact round
-    left: Mapping[str, Sequence[int]] = field(default_factory=dict)  # exchanges that it has not used
+    left: Mapping[str, Left] = field(default_factory=dict)  # exchanges that it has not used
     rates: dict[str, SavedRates] = field(default_factory=dict)  # that what is kept stands for
 
 
@@ -323,14 +323,17 @@ class Steps:
         self.scale.load(0.0 if residuals == "reset" else float(state.get("scale", 0.0)))
 
 
+_OF_UNUSED = {"count": int, "all_exact": bool, "last_exact": bool}
+
+
 def _check_unused(saved: object) -> None:
-    """Refuse what is not a count and two flags for each name.
+    """Refuse what is not what :meth:`.held.HeldSecondMoment.left` returns.
 
     Raises:
         StateError: it is none.
     """
-    numbers = list(saved.values()) if isinstance(saved, Mapping) else [None]
-    if not all(isinstance(each, (list, tuple)) and [*map(type, each)] == [int, int, int] for each in numbers):
-        raise StateError(
-            f"the state's unused exchanges should be three whole numbers for each name, got {saved!r:.100}"
-        )
+    each = list(saved.values()) if isinstance(saved, Mapping) else [None]
+    for one in each:
+        given = one if isinstance(one, Mapping) else {}
+        if {name: type(value) for name, value in given.items()} != _OF_UNUSED or given["count"] < 1:
+            raise StateError(f"unused exchanges in a state should be a count and two flags by name, got {saved!r:.100}")

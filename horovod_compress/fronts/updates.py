@@ -16,6 +16,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from .session import Session, meetings
 from .update_options import UpdateOptions, agree, in_plan_order, settings_of
 
 STATE_KEY = "horovod_compress"
-_OF_TORCH = "torch.distributed.checkpoint.state_dict"  # takes what torch's own optimizers have, and drops the rest
+_OF_TORCH, _FRAMES = "torch.distributed.checkpoint.state_dict", 10
 
 
 def distributed_update_optimizer(
@@ -211,6 +212,7 @@ class UpdateMode:
         """
         both = [name for name in ("grad_scale", "found_inf") if name in self.__dict__]
         scaler: dict[str, Any] = {name: self.__dict__.pop(name) for name in both}
+        _refuse_partial_save()
         self._check_caller()
         loss = None
         if closure is not None:
@@ -303,11 +305,7 @@ class UpdateMode:
         Raises:
             ConfigError: somebody asks for it who leaves the exchange out.
         """
-        if sys._getframe(1).f_globals.get("__name__") == _OF_TORCH:
-            raise ConfigError(
-                "torch.distributed.checkpoint leaves out what an optimizer in update mode has to save of its exchange: "
-                "save optimizer.state_dict() itself, on each rank"
-            )
+        _refuse_partial_save()
         state = self._state()
         self._updates.saved = True
         return state
@@ -334,3 +332,21 @@ class UpdateMode:
         groups[:] = self.param_groups
         self.param_groups = groups
         self._updates.load_state_dict(state_dict[STATE_KEY])
+
+
+def _refuse_partial_save() -> None:
+    """Refuse to be called by a part of torch that saves what torch's own optimizers have, and drops the rest.
+
+    It also makes a step, for an optimizer without state.
+
+    Raises:
+        ConfigError: says what to save.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame is not None and frame.f_globals.get("__name__") == _OF_TORCH:
+            raise ConfigError(
+                "torch.distributed.checkpoint leaves out what an optimizer in update mode has to save of its exchange: "
+                "save optimizer.state_dict() itself, on each rank"
+            )
+        frame = frame.f_back if frame else None

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from tests.support.jobs import checks_of
+from tests.support.jobs import checks_of, run_ranks
 from tests.support.marks import slow
 
 WORLD = 3
@@ -62,6 +62,23 @@ def test_a_closure_may_exchange_within_the_first_step() -> None:
 
 def test_nothing_is_said_where_nothing_is_wrong() -> None:
     assert value("no warnings") == [[]] * WORLD
+
+
+def test_with_one_rank_it_is_torch_alone() -> None:
+    (found,) = run_ranks(1, "one_rank.py").reports
+    assert len(set(found["weights"].values())) == 1 and not found["told"]
+
+
+def test_replaced_gradients_are_exchanged_and_that_is_said_once() -> None:
+    for each in value("replaced"):
+        for text, _ in each:
+            assert "with other gradients than the results of that: these are exchanged" in text
+    assert len({weights for each in value("replaced") for _, weights in each}) == 1
+
+
+def test_states_may_be_broadcast_before_several_optimizers_are_attached() -> None:
+    for each in value("broadcast first"):
+        assert len(set(each)) == 1
 
 
 def test_more_parameters_than_the_optimizer_has_are_refused_at_once() -> None:

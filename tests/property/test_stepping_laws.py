@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horovod_compress import ops
 from horovod_compress.engine.optimizer.adam import AdamStepping
 from horovod_compress.engine.optimizer.second_moment import BOUND
 from horovod_compress.errors import ConfigError, StateError
@@ -360,11 +361,36 @@ def test_a_job_resumes_with_the_same_bits_behind_a_step_that_was_left_out(left: 
         assert all(torch.equal(p, q) for p, q in zip(again.models[0].values(), ends, strict=True))
 
 
-@pytest.mark.parametrize("broken", [{"x": [1, 2]}, {"x": ["1", 0, 0]}, [1, 0, 0], 5])
+LEFT = {"count": 2, "all_exact": False, "last_exact": True}
+
+
+@pytest.mark.parametrize(
+    "broken", [{"x": [2, 0, 1]}, {"x": LEFT | {"count": 0}}, {"x": LEFT | {"last_exact": 1}}, [LEFT], 5]
+)
 def test_broken_counts_of_unused_exchanges_are_refused(broken: object) -> None:
-    _check_unused({"x": [2, 0, 1]})
-    with pytest.raises(StateError, match="three whole numbers"):
+    _check_unused({"x": LEFT})
+    with pytest.raises(StateError, match="a count and two flags"):
         _check_unused(broken)
+
+
+def test_a_kernel_that_raises_leaves_what_was_owed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is that of a training without the step that has failed."""
+
+    def no_memory(*given: Any, **options: Any) -> None:
+        raise MemoryError
+
+    found = []
+    for fails in (False, True):
+        with ranks("auto") as team, monkeypatch.context() as patched:
+            for number in range(4):
+                team.step(given(number))
+            if fails:
+                patched.setattr(ops, "adam_step_all", no_memory)
+                with pytest.raises(MemoryError):
+                    team.step([{name: grad / 16 for name, grad in mine.items()} for mine in given(4)])  # no surge
+            states = team.optimizers[0].state_dict()["state"].values()
+            found.append([state["exp_avg_sq"].clone() for state in states])
+    assert all(torch.equal(mine, its) for mine, its in zip(*found, strict=True))
 
 
 def test_a_later_compression_takes_over_from_one_that_was_not_closed() -> None:

@@ -79,7 +79,7 @@ def test_an_instruction_set_that_is_refused_is_the_one_problem():
         check=True,
     )
     problems = json.loads(ran.stdout)["problems"]
-    assert [problem for problem in problems if "HVC_ISA='avx9', but this processor runs" in problem] == problems[:1]
+    assert problems[0].startswith("HVC_ISA='avx9', but this processor runs")
     assert not any(problem.startswith(("no kernels", "no transport", "no methods")) for problem in problems)
 
 

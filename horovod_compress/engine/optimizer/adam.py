@@ -60,6 +60,7 @@ class _AdamBatch(Batch):
         now: that number, from 1 on.
         exact: divide by V as it is.
         decoupled: how the class has its weight decay.
+        owed: by name, what the optimizer lacks once they are moved, and where that is noted then.
     """
 
     now: float
@@ -67,6 +68,8 @@ class _AdamBatch(Batch):
     decoupled: bool
     held: list[Moment] = field(default_factory=list)
     counts: list[Tensor] = field(default_factory=list)
+    owed: dict[str, _Owed] = field(default_factory=dict)
+    ledger: dict[str, _Owed]
 
     def move(self, weights: Sequence[Tensor], kept: Sequence[Tensor] | None, grads: Sequence[Tensor]) -> None:
         assert kept is not None
@@ -87,6 +90,7 @@ class _AdamBatch(Batch):
             decoupled=bool(group.get("decoupled_weight_decay", self.decoupled)),  # groups have it from torch 2.7 on
         )
         torch._foreach_add_(self.counts, 1)
+        self.ledger |= self.owed  # not before: where a kernel raises, that of the step before still counts
 
 
 class AdamStepping(Stepping):
@@ -117,13 +121,13 @@ class AdamStepping(Stepping):
         batch = self._put(
             parameter,
             (id(group), now, exact, by),
-            lambda: _AdamBatch(group=group, by=by, now=now, exact=exact, decoupled=decoupled),
+            lambda: _AdamBatch(group=group, by=by, now=now, exact=exact, decoupled=decoupled, ledger=self._owed),
         )
         assert isinstance(batch, _AdamBatch)
         batch.kept.append(state[ADAM.first])
         batch.held.append(held)
         batch.counts.append(state["step"])
-        self._owed[name] = _Owed(group, parameter, state, held, now, exact)
+        batch.owed[name] = _Owed(group, parameter, state, held, now, exact)
 
     @torch.no_grad()
     def pay(self, names: Collection[str] | None = None) -> None:

@@ -262,13 +262,13 @@ def may_share(optimizer: Any, second_moment: str, *, updates: bool = False) -> b
     return fits and (second_moment == "shared" or (second_moment == "auto" and _is_stock(optimizer, kind)))
 
 
-def refuse_no_eps(optimizer: Any) -> None:
-    """Refuse an optimizer that would divide by nothing.
+def refuse_no_eps(optimizer: Any, world: int) -> None:
+    """Refuse an optimizer that would divide by nothing; with one rank, nothing is compressed.
 
     Raises:
         ConfigError: says why.
     """
-    if not all(group["eps"] for group in optimizer.param_groups):
+    if world > 1 and not all(group["eps"] for group in optimizer.param_groups):
         raise ConfigError(
             f"{type(optimizer).__name__} with eps=0 would divide 0 by 0 where a compressed gradient is 0: give it an "
             'eps, such as 1e-8; second_moment="own" accepts it for methods that never send zeros'

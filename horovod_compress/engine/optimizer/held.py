@@ -32,7 +32,7 @@ from ..reducer import Next, Reducer
 from ..shards import local
 from . import family, second_moment as moments
 from .adam import AdamStepping
-from .held_moment import HeldMoment
+from .held_moment import HeldMoment, Left
 from .second_moment import ExactRounds, Slot, chosen
 from .stepping import may_step
 from .surges import Result, surges
@@ -75,7 +75,7 @@ def hold(
         if second_moment == "auto" and reducer.world > 1:
             family.look_for_squares(optimizer, tells=reducer.rank == 0)
         return None
-    family.refuse_no_eps(optimizer)
+    family.refuse_no_eps(optimizer, reducer.world)
     few = all(each.law.few_exact for each in buckets.divided())
     rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every, reducer.options.total_steps)
     if late := buckets.exact_until():
@@ -176,23 +176,23 @@ class HeldSecondMoment:
     def state_dict(self) -> dict[str, dict[str, Any]]:
         return {name: held.state() for name, held in self._held.items()}
 
-    def left(self) -> dict[str, list[int]]:
-        """Return how many exchanges the optimizer has left unused, whether all were exact, and the last; by a name."""
-        unused = self.reducer.step - 1 - self._prepared
+    def left(self) -> dict[str, Left]:
+        """Return the exchanges that the optimizer has left unused, by the first name of a parameter; empty if none."""
+        count = self.reducer.step - 1 - self._prepared
         first = min((name for _, _, name in self._parameters()), default="")
-        return {first: [unused, int(self._all_exact), int(self.exact)]} if unused > 0 else {}
+        return {first: {"count": count, "all_exact": self._all_exact, "last_exact": self.exact}} if count > 0 else {}
 
     def load_state_dict(
         self,
         state: Mapping[str, Mapping[str, Any]],
         due: bool = False,
-        left: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        left: Mapping[str, Left] = MappingProxyType({}),
     ) -> None:
         """Restore what :meth:`state_dict` and :meth:`left` returned, beside what waits in the units that go with it."""
-        self.due, none = due, (0, 0, 0)
-        unused, *flags = next((left[name] for _, _, name in self._parameters() if name in left), none)
-        self._all_exact, self.exact = map(bool, flags)
-        self._prepared = self.reducer.step - 1 - unused
+        self.due = due
+        mine = next((left[name] for _, _, name in self._parameters() if name in left), {})
+        self._all_exact, self.exact = mine.get("all_exact", False), mine.get("last_exact", False)
+        self._prepared = self.reducer.step - 1 - mine.get("count", 0)
         if self.stepping:
             self.stepping.pay()  # what is held now may be of another time
         where = {name: parameter.device for _, parameter, name in self._parameters()}

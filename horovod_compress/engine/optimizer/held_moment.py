@@ -14,6 +14,8 @@ from ..kept import Kept
 from . import second_moment as moments
 from .second_moment import Moment
 
+#: How many exchanges an optimizer has left unused, whether all of them were exact, and whether the last one was.
+Left = Mapping[str, Any]
 #: What codecs divide by is at least this part of the root mean square of the tensor.
 LEAST = 1e-6
 

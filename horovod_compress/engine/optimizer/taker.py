@@ -20,6 +20,7 @@ from ..methods import Methods
 from ..reducer import Reducer
 from . import held, momentum, sgd
 from .family import form_of, is_exactly, may_share, options_of, prepare_last, uncompiled, unprepared
+from .held_moment import Left
 from .matching import Matching
 from .momentum import Rates
 from .second_moment import names_of, places
@@ -240,14 +241,12 @@ class Takers:
                 found.append((rates, mine))
         return found
 
-    def load_moments(
-        self, moments: Mapping[str, Mapping[str, Any]], due: bool, left: Mapping[str, Sequence[int]]
-    ) -> None:
+    def load_moments(self, moments: Mapping[str, Mapping[str, Any]], due: bool, left: Mapping[str, Left]) -> None:
         """Let these second moments be held, as far as they are shared; see :meth:`.held.HeldSecondMoment.left`."""
         for mine in self.held:
             mine.load_state_dict(moments, due, left)
 
-    def left(self) -> dict[str, list[int]]:
+    def left(self) -> dict[str, Left]:
         """Return what :meth:`load_moments` takes of exchanges that optimizers have not used."""
         return {name: numbers for mine in self.held for name, numbers in mine.left().items()}
 

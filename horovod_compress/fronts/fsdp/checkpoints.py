@@ -31,7 +31,19 @@ _ABOUT, _RANKS, _MOMENT = "about", "ranks", "second_moment"
 #: Kinds of what is kept: what any method may have, and what waits for elements that rounds leave out.
 _RESIDUAL, _WAITING = "residual", "waiting"
 #: What is equal on all ranks, and goes with what waits.
-_COMMON = ("method", "config", "seed", "step", "exchanged", "rates", "rates_seen", "last_rates", "scale", "due")
+_COMMON = (
+    "method",
+    "config",
+    "seed",
+    "step",
+    "exchanged",
+    "rates",
+    "rates_seen",
+    "last_rates",
+    "scale",
+    "due",
+    "unused",
+)
 #: The numbers of a second moment that is held, beside the tensor and whether codecs divide by it, which buckets say.
 _NUMBERS = ("steps", "since", "eps")
 #: That which has to be as it was.

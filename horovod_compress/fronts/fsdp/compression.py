@@ -20,7 +20,7 @@ from ...engine.reducer import Hooks
 from ...errors import ConfigError, HorovodCompressError, MismatchError
 from ..compression import BaseCompression
 from ..factories import RanksOption, add_factories, of_an_object
-from ..reports import Unexchanged
+from ..reports import Strangers, Unexchanged
 from ..session import Session, look_for_steps, weakly
 from ..startup import Wrap, before_handshake, check_alone
 from ..torch_dist.checks import not_exchanged, refuse_no_optimizer
@@ -97,7 +97,8 @@ class Compression(TorchCompression, Factories):
         return replace(super()._hooks(job), ranks_in_words=column.in_words, records=f"shard{column.row.rank}")
 
     def _begin(self, session: Session) -> None:
-        self._unexchanged = Unexchanged(session.left_out, "the compression", "it")
+        self._unexchanged = Unexchanged(lambda: session.others, "the compression", "it")
+        self._strangers = Strangers(session.strangers)
 
     def __repr__(self) -> str:
         return super().__repr__() if self._session else f"<{type(self).__name__} {self.method}: not registered yet>"

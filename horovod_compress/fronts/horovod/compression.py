@@ -18,7 +18,7 @@ from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFinit
 from .. import factories
 from ..compression import BaseCompression
 from ..factories import RanksOption, add_factories, of_an_object
-from ..session import Session, in_backward, weakly
+from ..session import Session, before_each_step, in_backward, weakly
 from ..update_options import TAKEN
 from . import gradients
 from .gradients import (
@@ -78,7 +78,7 @@ class Compression(BaseCompression, Factories):
         "a copy of an optimizer of Horovod's has no compression: create compression and optimizer for the copied model"
     )
     _ranks_in_words = "process set"
-    _warned = _logged = False
+    _logged = False
     _attached: Sequence[Any] = ()  # the optimizers that attach() was given
     _attached_with: tuple[Sequence[Any], dict[str, Any]]  # and its options
     _resets: Any = None  # what follows the resets of an elastic job, where its state has this compression
@@ -92,6 +92,7 @@ class Compression(BaseCompression, Factories):
         reducer = session.reducer
         self._tokens, self._handed = Tokens(reducer.rank, reducer.world, len(reducer.plan.names())), Handed()
         self._renumber(session)
+        self._closing.add(before_each_step(weakly(self._know_at_step)))
 
     def _renumber(self, session: Session) -> None:
         self._settled = -1
@@ -188,7 +189,7 @@ class Compression(BaseCompression, Factories):
 
         Raises:
             ConfigError: an optimizer was created with another compression, process set or operation, or has parameters
-                of another one, or gradients were exchanged before.
+                of another one, or all of them lack some of the compression's, or gradients were exchanged before.
         """
         refuse_lists(optimizers := (optimizer, *others))
         session, given = self._session, optimizers if others else optimizer
@@ -217,15 +218,9 @@ class Compression(BaseCompression, Factories):
         return given
 
     def _why_unused(self, tells: bool) -> str | None:
-        session, optimizer = self._session, calling_optimizer(self)
-        if session is None or session.reducer.world == 1:  # Horovod hands nothing over then
-            return None
-        if optimizer is None:
-            return super()._why_unused(tells)
-        # It is about to make its first step, and Horovod has yet to hand over what is missing.
-        if session.exchanges == "gradients" and not session.is_over():
-            self._know(session, optimizer)  # in time for a closure that makes the gradients within this step
-        return None
+        # Before its first step, Horovod's optimizer has yet to hand over what is missing; with one rank, it never does.
+        alone = self._session is not None and self._session.reducer.world == 1
+        return None if alone or calling_optimizer(self) is not None else super()._why_unused(tells)
 
     # ---- the optimizer ----
 
@@ -235,6 +230,15 @@ class Compression(BaseCompression, Factories):
         if optimizer is not None:
             self._know(session, optimizer)
         return bool(self._attached)
+
+    def _know_at_step(self, optimizer: Any) -> None:
+        """Know an optimizer in time for a closure that makes the gradients within its first step."""
+        session = self._session
+        if session is None or session.steps.met or getattr(optimizer, "_compression", None) is not self:
+            return
+        exchanges = session.exchanges == "gradients" and session.reducer.world > 1 and not session.is_over()
+        if exchanges and not in_broadcast_optimizer_state():
+            self._know(session, optimizer)
 
     def _know(self, session: Session, optimizer: Any) -> None:
         """Look at an optimizer without ``attach()``, before its first gradient."""
@@ -293,15 +297,7 @@ class Compression(BaseCompression, Factories):
         waits = session.under_way and len(self._attached) < 2  # of several, others' results may not be fetched yet
         if in_backward() or waits or optimizer is None or not optimizer._synchronized or has_begun(optimizer):
             return False
-        if not self._handed.still_in(optimizer._requires_update):
-            return False
-        if not self._warned:
-            self._warned = True
-            _log.warning(
-                "optimizer.step() was called after optimizer.synchronize() without optimizer.skip_synchronize(): the "
-                "gradients are left unchanged"
-            )
-        return True
+        return self._handed.repeat(optimizer._requires_update)
 
     def _settle(self, session: Session, step: int) -> None:
         """Before the first result of a step, hand over the rest of it."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -23,6 +24,7 @@ from ..reports import Unexchanged
 from ..session import Session, gradient_of, outside
 from .private import await_tokens, calling_optimizer, owner_of_token, submit_rest, with_settling
 
+_log = logging.getLogger("horovod_compress")
 NO_ADASUM = "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
 
 
@@ -78,14 +80,27 @@ class Handed:
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[Tensor]] = {}
         self._filled: tuple[int, int] = 0, 0  # a gradient that is not all zeros, by identity and version
+        self._told: set[str] = set()
 
     def note(self, parameter: nn.Parameter) -> None:
         """Take note of a parameter's gradient, in which Horovod writes the result."""
         if parameter.grad is not None:
             self._known[id(parameter)] = weakref.ref(parameter.grad)
 
-    def still_in(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Return whether some parameter has one still; zeros may be of a program that clears gradients in place."""
+    def repeat(self, parameters: Collection[nn.Parameter]) -> bool:
+        """Return whether gradients that are handed over behind ``synchronize()`` are its results, and say so once."""
+        if self._still_in(parameters):
+            self._tell("the gradients are left unchanged")
+            return True
+        if any(p.grad is not None and (p.grad.is_sparse or bool(p.grad.any())) for p in parameters):
+            self._tell(
+                "and with other gradients than the results of that: these are exchanged. If they were made of the "
+                "results, they are exchanged twice: write skip_synchronize()"
+            )
+        return False
+
+    def _still_in(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Return whether some parameter has a result still; zeros may be of a program that clears them in place."""
         for parameter in parameters:
             grad, known = parameter.grad, self._known.get(id(parameter))
             if known is None or grad is None or known() is not grad:
@@ -94,6 +109,14 @@ class Handed:
                 self._filled = now
                 return True
         return False
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            _log.warning(
+                "optimizer.step() was called after optimizer.synchronize() without optimizer.skip_synchronize()%s%s",
+                *(": " if what.startswith("the") else ", ", what),
+            )
 
 
 def take_gradients(optimizer: Any, compression: Any) -> None:
@@ -239,6 +262,8 @@ def refuse_fewer(optimizers: Sequence[Any], session: Session) -> None:
     Raises:
         ConfigError: names some of them.
     """
+    if session.reducer.world == 1:  # Horovod reduces nothing then
+        return
     theirs = {id(parameter) for optimizer in optimizers for parameter in optimizer._requires_update}
     names = zip(session.reducer.plan.names(), session.steps.parameters, strict=True)
     missing = [name for name, parameter in names if parameter.requires_grad and id(parameter) not in theirs]

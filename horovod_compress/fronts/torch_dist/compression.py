@@ -19,7 +19,7 @@ from ...errors import ConfigError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..compression import begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
-from ..reports import Unexchanged
+from ..reports import Strangers, Unexchanged
 from ..session import Session, in_backward
 from ..update_options import TAKEN
 from . import checks
@@ -70,7 +70,8 @@ class Compression(TorchCompression, Factories):
         self._wrapped = Wrapped(session, self._begin_step, self._look, self._job.group)
         self._closing.add(self._wrapped.fetching.close)
         planned = "the compression, or DistributedDataParallel,"
-        self._unexchanged = Unexchanged(session.left_out, planned, "both")
+        self._unexchanged = Unexchanged(lambda: session.others, planned, "both")
+        self._strangers = Strangers(session.strangers)
 
     # ---- the model and the optimizer ----
 

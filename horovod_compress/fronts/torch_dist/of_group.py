@@ -13,7 +13,7 @@ from ...engine.optimizer.taker import refuse_lists
 from ...engine.reducer import Hooks
 from ...errors import ConfigError
 from ..compression import BaseCompression
-from ..reports import Unexchanged
+from ..reports import Strangers, Unexchanged
 from ..session import Session, weakly
 from ..update_options import TAKEN
 from . import checks
@@ -29,6 +29,7 @@ class TorchCompression(BaseCompression):
     _job: TorchJob
     _unwrapped: Callable[[], Unwrapped | None] = staticmethod(lambda: None)  # the module keeps it
     _unexchanged: Unexchanged
+    _strangers: Strangers
     _told = _registered = False
 
     def _hooks(self, job: Job) -> Hooks:
@@ -46,6 +47,7 @@ class TorchCompression(BaseCompression):
         session = self._here()
         if not session.job.rank and session.job.size > 1:
             self._unexchanged.look()
+            self._strangers.look()
 
     # ---- the optimizer ----
 

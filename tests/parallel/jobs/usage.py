@@ -265,6 +265,50 @@ def with_more_than_the_optimizer_has() -> str:
     return "accepted"
 
 
+def replaced(attach: bool) -> list[str]:
+    """Behind synchronize(), a program replaces gradients: results or not, they are exchanged."""
+    model = net()
+    optimizer, compression = optimizer_for(model, "topk", attach)
+    with told() as texts:
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.synchronize()
+            for parameter in model.parameters():
+                parameter.grad = parameter.grad.clamp(-0.1, 0.1)  # type: ignore[union-attr]
+            optimizer.step()
+    assert compression and compression.stats()["steps"] == 6
+    compression.close()
+    return [*(text for text in texts if "synchronize()" in text), digest(weights(model))]
+
+
+check("replaced", lambda: [replaced(attach) for attach in (False, True)])
+
+
+def broadcast_first() -> list[str]:
+    """Horovod makes a step of zeros to build the state of one optimizer, before both are attached."""
+    model = net()
+    named = list(model.named_parameters())
+    compression = hvc.Compression.marsit(named, timeout=20.0)
+    halves = [
+        hvd.DistributedOptimizer(torch.optim.AdamW([p for _, p in part], 0.01), part, compression=compression)
+        for part in (named[:2], named[2:])
+    ]
+    for half in halves:
+        hvd.broadcast_optimizer_state(half, root_rank=0)
+    compression.attach(*halves)
+    for step in range(2):
+        for half in halves:
+            half.zero_grad()
+        loss_of(model, step).backward()
+        for half in halves:
+            half.step()
+    assert compression.stats()["steps"] == 2
+    compression.close()
+    return gathered(digest(weights(model)))
+
+
+check("broadcast first", broadcast_first)
 check("more parameters", with_more_than_the_optimizer_has)
 
 
