@@ -41,7 +41,7 @@ else:
 try:
     from .fronts.horovod.compression import Compression
     from .fronts.horovod.elastic import configure as elastic, register as _register
-    from .fronts.horovod.timeline import trace
+    from .fronts.horovod.tracing import trace
     from .fronts.updates import distributed_update_optimizer as DistributedUpdateOptimizer
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "horovod":

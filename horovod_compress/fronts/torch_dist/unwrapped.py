@@ -317,9 +317,8 @@ class Unwrapped:
             return
         if left.interrupted():
             self._stop(left)
-        names = [
-            self._session.reducer.plan.names()[index] for index in left.missing(len(self._session.steps.parameters))
-        ]
+        plan = self._session.reducer.plan.names()
+        names = [plan[index] for index in left.missing(len(plan))]
         raise ConfigError(
             f"rank {self._session.job.number}: the last backward pass has ended in a reentrant checkpoint, where "
             f"{len(names)} parameter(s) have got no gradient, {', '.join(names[:_NAMED])}, or others have got two; "
