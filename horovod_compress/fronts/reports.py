@@ -168,6 +168,6 @@ class Strangers(Unexchanged):
     """The same of parameters that only an optimizer is known to have: something else may reduce their gradients."""
 
     _text = (
-        "%s: the optimizer has it, and no compression of this program exchanges its gradient, as it is of no "
-        "registered model or was added later; unless something else reduces it, each rank trains it on its own data"
+        "%s: the optimizer has it, and no compression of this program exchanges its gradient, as it was given to none, "
+        "or added later; unless something else reduces it, each rank trains it on its own data"
     )

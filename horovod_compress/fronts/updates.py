@@ -34,6 +34,7 @@ from .update_options import UpdateOptions, agree, in_plan_order, settings_of
 
 STATE_KEY = "horovod_compress"
 _OF_TORCH, _FRAMES = "torch.distributed.checkpoint.state_dict", 10
+_OF_OPTIMIZERS = {"_get_optim_state_dict", "_init_optim_state"}
 
 
 def distributed_update_optimizer(
@@ -212,7 +213,8 @@ class UpdateMode:
         """
         both = [name for name in ("grad_scale", "found_inf") if name in self.__dict__]
         scaler: dict[str, Any] = {name: self.__dict__.pop(name) for name in both}
-        _refuse_partial_save()
+        if _called_by_torch():
+            return None  # what follows is refused
         self._check_caller()
         loss = None
         if closure is not None:
@@ -305,7 +307,11 @@ class UpdateMode:
         Raises:
             ConfigError: somebody asks for it who leaves the exchange out.
         """
-        _refuse_partial_save()
+        if _called_by_torch():
+            raise ConfigError(
+                "torch.distributed.checkpoint leaves out what an optimizer in update mode has to save of its exchange: "
+                "save optimizer.state_dict() itself, on each rank"
+            )
         state = self._state()
         self._updates.saved = True
         return state
@@ -334,19 +340,14 @@ class UpdateMode:
         self._updates.load_state_dict(state_dict[STATE_KEY])
 
 
-def _refuse_partial_save() -> None:
-    """Refuse to be called by a part of torch that saves what torch's own optimizers have, and drops the rest.
+def _called_by_torch() -> bool:
+    """Return whether a part of torch calls that saves what torch's own optimizers have, and drops the rest.
 
-    It also makes a step, for an optimizer without state.
-
-    Raises:
-        ConfigError: says what to save.
+    It also makes a step, for an optimizer without state, with rates of 0 that it restores behind it.
     """
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_FRAMES):
-        if frame is not None and frame.f_globals.get("__name__") == _OF_TORCH:
-            raise ConfigError(
-                "torch.distributed.checkpoint leaves out what an optimizer in update mode has to save of its exchange: "
-                "save optimizer.state_dict() itself, on each rank"
-            )
+        if frame is not None and frame.f_code.co_name in _OF_OPTIMIZERS:
+            return bool(frame.f_globals.get("__name__") == _OF_TORCH)
         frame = frame.f_back if frame else None
+    return False

@@ -72,7 +72,7 @@ def test_with_one_rank_it_is_torch_alone() -> None:
 def test_replaced_gradients_are_exchanged_and_that_is_said_once() -> None:
     for each in value("replaced"):
         for text, _ in each:
-            assert "with other gradients than the results of that: these are exchanged" in text
+            assert "and they are not its results: these are exchanged" in text
     assert len({weights for each in value("replaced") for _, weights in each}) == 1
 
 

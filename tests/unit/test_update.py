@@ -425,3 +425,21 @@ def test_a_rank_outside_the_process_set_trains_by_itself() -> None:
     assert compression._for_updates(None) is None
     assert distributed_update_optimizer(optimizer, [], compression) is optimizer
     compression.close()
+
+
+def test_what_torch_saves_of_an_optimizer_is_refused_as_it_leaves_the_exchange_out() -> None:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    def run(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        module = nn.Module()
+        for name, parameter in named.items():
+            module.register_parameter(name, parameter)
+        for step in range(2):
+            with pytest.raises(ConfigError, match="checkpoint leaves out"):
+                get_optimizer_state_dict(module, optimizer)
+            assert optimizer.param_groups[0]["lr"] == 0.01 and optimizer._updates.steps == step
+            for parameter in named.values():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+
+    train(adamw, run, world=2)

@@ -114,6 +114,7 @@ class Compression(BaseCompression, Factories):
     def _attach_again(self) -> None:
         """Let the optimizers that attach() was given take the results of these ranks, too."""
         session, (options, named) = self._here(), self._attached_with
+        refuse_fewer(self._attached, session)
         self._meet(session, self._attached, *options, **named)
         take_operation(session.reducer, self._attached[0].op)
         session.attached = True
@@ -233,9 +234,9 @@ class Compression(BaseCompression, Factories):
 
     def _know_at_step(self, optimizer: Any) -> None:
         """Know an optimizer in time for a closure that makes the gradients within its first step."""
-        session = self._session
-        if session is None or session.steps.met or getattr(optimizer, "_compression", None) is not self:
+        if self._session is None or getattr(optimizer, "_compression", None) is not self or self._session.steps.met:
             return
+        session = self._session
         exchanges = session.exchanges == "gradients" and session.reducer.world > 1 and not session.is_over()
         if exchanges and not in_broadcast_optimizer_state():
             self._know(session, optimizer)

@@ -74,6 +74,16 @@ class Finder:
         )
 
 
+_RESULTS = (
+    "optimizer.step() was called after optimizer.synchronize() without optimizer.skip_synchronize(): the gradients are "
+    "left unchanged"
+)
+_OTHERS = (
+    "gradients were handed over after optimizer.synchronize() without a backward pass, and they are not its results: "
+    "these are exchanged. If they were made of the results, they are exchanged twice: write skip_synchronize()"
+)
+
+
 class Handed:
     """The gradients in which results were handed back, until the program replaces or clears them."""
 
@@ -84,19 +94,17 @@ class Handed:
 
     def note(self, parameter: nn.Parameter) -> None:
         """Take note of a parameter's gradient, in which Horovod writes the result."""
+        self._filled = 0, 0  # another one may have the same identity
         if parameter.grad is not None:
             self._known[id(parameter)] = weakref.ref(parameter.grad)
 
     def repeat(self, parameters: Collection[nn.Parameter]) -> bool:
         """Return whether gradients that are handed over behind ``synchronize()`` are its results, and say so once."""
         if self._still_in(parameters):
-            self._tell("the gradients are left unchanged")
+            self._tell(_RESULTS)
             return True
-        if any(p.grad is not None and (p.grad.is_sparse or bool(p.grad.any())) for p in parameters):
-            self._tell(
-                "and with other gradients than the results of that: these are exchanged. If they were made of the "
-                "results, they are exchanged twice: write skip_synchronize()"
-            )
+        if _OTHERS not in self._told and any(p.grad is not None and bool(p.grad.any()) for p in parameters):
+            self._tell(_OTHERS)
         return False
 
     def _still_in(self, parameters: Iterable[nn.Parameter]) -> bool:
@@ -105,7 +113,8 @@ class Handed:
             grad, known = parameter.grad, self._known.get(id(parameter))
             if known is None or grad is None or known() is not grad:
                 continue
-            if (now := (id(grad), grad._version)) == self._filled or grad.is_sparse or bool(grad.any()):
+            now = id(grad), 0 if grad.is_inference() else grad._version
+            if (now == self._filled and now[1]) or bool(grad.any()):
                 self._filled = now
                 return True
         return False
@@ -113,10 +122,7 @@ class Handed:
     def _tell(self, what: str) -> None:
         if what not in self._told:
             self._told.add(what)
-            _log.warning(
-                "optimizer.step() was called after optimizer.synchronize() without optimizer.skip_synchronize()%s%s",
-                *(": " if what.startswith("the") else ", ", what),
-            )
+            _log.warning("%s", what)
 
 
 def take_gradients(optimizer: Any, compression: Any) -> None:
