@@ -238,7 +238,8 @@ class Compression(BaseCompression, Factories):
             return
         session = self._session
         exchanges = session.exchanges == "gradients" and session.reducer.world > 1 and not session.is_over()
-        if exchanges and not in_broadcast_optimizer_state():
+        same = getattr(optimizer, "process_set", None) is self._job.process_set  # else it may exchange nothing here
+        if exchanges and same and not in_broadcast_optimizer_state():
             self._know(session, optimizer)
 
     def _know(self, session: Session, optimizer: Any) -> None:
