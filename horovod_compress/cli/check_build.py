@@ -68,17 +68,13 @@ class Report:
         """What keeps a job from running here."""
         between_processes = [item for item in self.transports if item.name != "local"]
         refused = [item.detail.removeprefix(REFUSED) for item in self.kernels if item.detail.startswith(REFUSED)]
-        ours = (
-            {refused[0]: False}
-            if refused
-            else {  # nothing of ours imports then
-                "no kernels: reinstall horovod-compress with a C++ compiler": any(
-                    item.available for item in self.kernels
-                ),
-                "no transport between processes": any(item.available for item in between_processes),
-                "no methods": any(item.available for item in self.methods),
-            }
-        )
+        ours = {
+            "no kernels: reinstall horovod-compress with a C++ compiler": any(item.available for item in self.kernels),
+            "no transport between processes": any(item.available for item in between_processes),
+            "no methods": any(item.available for item in self.methods),
+        }
+        if refused:  # nothing of ours imports then
+            ours = {refused[0]: False}
         needs = ours | {
             "no Horovod for PyTorch: `make setup` builds one": _complete(self.horovod),
             "no PyTorch: pip install torch": _complete(self.torch),

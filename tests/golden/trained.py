@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -106,6 +108,29 @@ class Ranks:
         for steps, state in zip(self.steps, states, strict=True):
             steps.check(state, "restore")
             steps.load(state, "restore", begun=False)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a job saves: the states of compression and optimizer, and the weights, of every rank."""
+
+    own: list[dict[str, Any]]
+    optimizers: list[dict[str, Any]]
+    weights: list[list[Tensor]]
+
+    @classmethod
+    def of(cls, team: Ranks) -> Checkpoint:
+        states = [copy.deepcopy(optimizer.state_dict()) for optimizer in team.optimizers]
+        return cls(team.save(), states, [[p.detach().clone() for p in model.values()] for model in team.models])
+
+    def resume(self, team: Ranks) -> None:
+        team.load(self.own)
+        each = zip(team.optimizers, self.optimizers, team.models, self.weights, strict=True)
+        for optimizer, state, model, before in each:
+            optimizer.load_state_dict(state)
+            with torch.no_grad():
+                for p, q in zip(model.values(), before, strict=True):
+                    p.copy_(q)
 
 
 def _several(made: Any) -> list[Any]:

@@ -12,7 +12,7 @@ import torch
 from horovod_compress import ops
 from horovod_compress.errors import ConfigError
 from tests.golden.play import TENSORS
-from tests.golden.trained import Ranks
+from tests.golden.trained import Checkpoint, Ranks
 from tests.property.test_stepping_laws import LAYOUTS, given, kind, lay
 
 LR = 0.01
@@ -146,8 +146,7 @@ def test_a_job_goes_on_with_torch_alone_or_with_what_torch_has_saved() -> None:
     with ranks("auto") as team:
         for number in range(4):
             team.step(given(number))
-        states = [copy.deepcopy(optimizer.state_dict()) for optimizer in team.optimizers]
-        weights, own = [weights_of(team, rank) for rank in range(2)], team.save()
+        saved = Checkpoint.of(team)
         for number in range(4, 7):
             team.step(given(number))
         ends = weights_of(team)
@@ -165,12 +164,7 @@ def test_a_job_goes_on_with_torch_alone_or_with_what_torch_has_saved() -> None:
         for p, q in zip(alone.param_groups[0]["params"], optimizer.param_groups[0]["params"], strict=True):
             assert torch.equal(p, q)
     with ranks("auto") as again:
-        again.load(own)
-        for optimizer, state, model, before in zip(again.optimizers, states, again.models, weights, strict=True):
-            optimizer.load_state_dict(state)
-            with torch.no_grad():
-                for p, q in zip(model.values(), before, strict=True):
-                    p.copy_(q)
+        saved.resume(again)
         for number in range(4, 7):
             again.step(given(number))
             assert moved(again) == len(TENSORS)

@@ -18,7 +18,7 @@ from horovod_compress.engine.optimizer.second_moment import BOUND
 from horovod_compress.errors import ConfigError, StateError
 from horovod_compress.fronts.steps import _check_unused
 from tests.golden.play import TENSORS, grads
-from tests.golden.trained import HELD, Ranks, adamw
+from tests.golden.trained import HELD, Checkpoint, Ranks, adamw
 from tests.support.nets import digest
 
 LR = 0.01
@@ -201,19 +201,12 @@ def test_a_state_of_torch_s_is_taken_in_the_middle() -> None:
     with ranks("auto") as team:
         for number in range(5):
             team.step(given(number))
-        states = [copy.deepcopy(optimizer.state_dict()) for optimizer in team.optimizers]
-        weights = [[p.detach().clone() for p in model.values()] for model in team.models]
-        own = team.save()
+        saved = Checkpoint.of(team)
         for number in range(5, 9):
             team.step(given(number))
         ends = [p.detach().clone() for p in team.models[0].values()]
     with ranks("auto") as again:
-        again.load(own)
-        for optimizer, state, model, before in zip(again.optimizers, states, again.models, weights, strict=True):
-            optimizer.load_state_dict(state)
-            with torch.no_grad():
-                for p, q in zip(model.values(), before, strict=True):
-                    p.copy_(q)
+        saved.resume(again)
         for number in range(5, 9):
             again.step(given(number))
         assert moved(again)
@@ -346,17 +339,11 @@ def test_a_job_resumes_with_the_same_bits_behind_a_step_that_was_left_out(left: 
 
     with ranks("auto", **few) as team:
         go_on(team, range(left + 1))
-        own, states = team.save(), [copy.deepcopy(optimizer.state_dict()) for optimizer in team.optimizers]
-        weights = [[p.detach().clone() for p in model.values()] for model in team.models]
+        saved = Checkpoint.of(team)
         kinds = go_on(team, range(left + 1, 10))
         ends = [p.detach().clone() for p in team.models[0].values()]
     with ranks("auto", **few) as again:
-        again.load(own)
-        for optimizer, state, model, before in zip(again.optimizers, states, again.models, weights, strict=True):
-            optimizer.load_state_dict(state)
-            with torch.no_grad():
-                for p, q in zip(model.values(), before, strict=True):
-                    p.copy_(q)
+        saved.resume(again)
         assert go_on(again, range(left + 1, 10)) == kinds
         assert all(torch.equal(p, q) for p, q in zip(again.models[0].values(), ends, strict=True))
 
