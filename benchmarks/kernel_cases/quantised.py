@@ -28,11 +28,15 @@ def dithering(a: Arrays) -> Iterable[Case]:
     yield kernel_case("norm_sketch", g * n, "norm_sketch", a.grad, a.counters, KEY.at(purpose=NORM), counters=256)
     given, blocks = (a.grad, a.norm, n), (a.grad, a.norms, BLOCK)
     yield kernel_case("uniform_encode 8 bits", (g + 1) * n, "uniform_encode", *blocks, a.bytes, KEY, bits=8, levels=31)
-    yield kernel_case("uniform_encode 4 bits", g * n + n // 2, "uniform_encode", *blocks, a.packed, KEY, bits=4, levels=1)
+    yield kernel_case(
+        "uniform_encode 4 bits", g * n + n // 2, "uniform_encode", *blocks, a.packed, KEY, bits=4, levels=1
+    )
     yield kernel_case("uniform_add 8 bits", 3 * n, "uniform_add", a.bytes, a.more_bytes, bits=8)
     yield kernel_case("uniform_add 4 bits", 3 * n // 2, "uniform_add", a.packed, a.more_packed, bits=4)
     six = torch.zeros(ops.code_layout(6, n)[1], dtype=torch.uint8)
-    yield kernel_case("uniform_encode 6 bits", g * n + 3 * n // 4, "uniform_encode", *blocks, six, KEY, bits=6, levels=31)
+    yield kernel_case(
+        "uniform_encode 6 bits", g * n + 3 * n // 4, "uniform_encode", *blocks, six, KEY, bits=6, levels=31
+    )
     yield kernel_case("uniform_fold of 4", 4 * n, "uniform_fold", [six] * 4, a.bytes.clone(), n, bits=6, sum_bits=8)
     decoded = (a.more_bytes, *blocks[1:], a.out)
     yield kernel_case("uniform_decode 8 bits", (g + 1) * n, "uniform_decode", *decoded, bits=8, scale=0.01)
@@ -45,7 +49,9 @@ def dithering(a: Arrays) -> Iterable[Case]:
     yield kernel_case("exponential_merge 8 bits", 3 * n, "exponential_merge", a.bytes, a.more_bytes, KEY, bits=8)
     yield kernel_case("exponential_merge 4 bits", 3 * n // 2, "exponential_merge", a.packed, a.more_packed, KEY, bits=4)
     rule = {"bits": 8, "headroom": 3, "scale": 0.3}
-    yield kernel_case("exponential_decode 8 bits", (g + 1) * n, "exponential_decode", a.more_bytes, *given[1:], a.out, **rule)
+    yield kernel_case(
+        "exponential_decode 8 bits", (g + 1) * n, "exponential_decode", a.more_bytes, *given[1:], a.out, **rule
+    )
 
 
 def quantising(a: Arrays) -> Iterable[Case]:
@@ -85,7 +91,9 @@ def loco(a: Arrays, blocks: int, ranks: int) -> Iterable[Case]:
     single.qsgd_encode(a.grad / 9, kept, KEY, bits=8, block=QSGD_BLOCK, norm=0)
     made, left, more = records.clone(), kept.clone(), rule | {"kept_bits": 8, "beta": 0.8}
     size, both = records.numel(), 2 * kept.numel()
-    yield kernel_case("loco_encode", a.grad_bytes * a.count + size + both, "loco_encode", a.grad, kept, records, left, **more)
+    yield kernel_case(
+        "loco_encode", a.grad_bytes * a.count + size + both, "loco_encode", a.grad, kept, records, left, **more
+    )
     single.qsgd_encode(a.grad, made, KEY, **rule)
     folded = ([made] * ranks, kept, records.clone(), left.clone())
     yield kernel_case(f"loco_fold of {ranks}", (ranks + 1) * size + both, "loco_fold", *folded, **more)

@@ -33,7 +33,9 @@ def one_bit(a: Arrays) -> Iterable[Case]:
     yield from two_values(a)
     yield Case("local step (offer + decode)", (3 * g + 12) * n + 2 * bit_bytes, lambda: local_step(a))
     shorter = (a.work, a.short_left)
-    yield kernel_case("sign_offer of bfloat16", (g + 2) * n + bit_bytes, "sign_offer", *shorter, a.bits, a.sums, n, key=KEY)
+    yield kernel_case(
+        "sign_offer of bfloat16", (g + 2) * n + bit_bytes, "sign_offer", *shorter, a.bits, a.sums, n, key=KEY
+    )
     given = {"feedback": "own", "key": KEY, "rounding": KEY}
     yield kernel_case("sign_decode to bfloat16", (2 * g + 4) * n + bit_bytes, "sign_decode", *rows, *shorter, **given)
     moved = (3 * g + 6) * n + 2 * bit_bytes
