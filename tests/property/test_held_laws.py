@@ -494,6 +494,27 @@ def test_an_exact_round_that_is_not_finite_moves_nothing(method: str) -> None:
         assert all(bool(weight.isfinite().all()) for weight in team.weights().values())
 
 
+@pytest.mark.parametrize("method", ["marsit", "topk", "onebit_adam"])
+@pytest.mark.parametrize("at", [0, 2, 9])
+def test_a_square_that_overflows_stops_one_element_as_in_adam(at: int, method: str) -> None:
+    """Its second moment is infinite from then on, and all others go on."""
+    with Team(method) as team:
+        team.run(range(at))
+        assert team.held[0] and team.held[0].is_exact(at)
+        grads = random_grads(3, TENSORS, seed=at)
+        grads[1]["weight"][2, 3] = 1e30
+        team.step(grads)
+        before = team.weights()["weight"]
+        results = team.run(range(at + 1, at + 12))
+        assert all(bool(result.isfinite().all()) for step in results for result in step[0].values())
+        weights = team.weights()
+        assert all(bool(weight.isfinite().all()) for weight in weights.values())
+        moved = weights["weight"] != before
+        assert not bool(moved[2, 3]) and int(moved.sum()) > moved.numel() // 2
+        assert bool(team.moment("weight").moment.isinf().any())
+        second_moment.check_state(team.held[0].state_dict(), {t.name: torch.Size(t.shape) for t in TENSORS}, ())
+
+
 def test_a_bucket_that_is_left_uncompressed_for_a_while() -> None:
     """What waits goes over to the units of gradients, and back."""
     with Team("topk", options={"density": 0.1}) as team:

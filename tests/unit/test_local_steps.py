@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -633,6 +634,64 @@ def test_what_is_not_finite_leaves_the_common_weights(overlap: int) -> None:
     named, _ = train(sgd, run, "none", {"schedule": "layerwise"}, 2, **options)
     assert refused == [[3 + overlap]] * 2
     assert all(torch.equal(named[0][name], named[1][name]) for name in LENGTHS)
+
+
+@pytest.mark.parametrize("outer", [None, NESTEROV, HEAVY])
+@pytest.mark.parametrize(
+    ("method", "own"), [("none", {}), ("marsit", {"full_precision_every": 0}), ("topk", {"density": 0.1})]
+)
+def test_flush_at_the_end_of_a_cycle_only_ends_the_exchange(method: str, own: dict[str, Any], outer: Any) -> None:
+    """A second exchange, of nothing, would be a step of the outer momentum, and send what waits in residuals."""
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for exchanges in (1, 2):
+            for _ in range(3):
+                pull(rank, named)
+                optimizer.step()
+            optimizer.flush()
+            optimizer.flush()
+            assert optimizer._updates.exchanges == exchanges
+
+    ends = []
+    for overlap in (0, 2):
+        options = {"communication_delay": 3, "overlap": overlap, "outer_optimizer": outer}
+        named, _ = train(sgd, run, method, own, WORLD, **options)
+        ends.append(named[0])
+        assert all(torch.equal(named[0][name], theirs[name]) for theirs in named for name in LENGTHS)
+    assert all(torch.equal(*both) for both in zip(ends[0].values(), ends[1].values(), strict=True))
+
+
+def test_one_rank_goes_on_from_a_larger_job_without_exchanges() -> None:
+    """What it had kept of a cycle, or of an exchange under way, ends; nothing is compressed from then on."""
+    states: list[dict[str, Any]] = []
+
+    def before(rank: int, optimizer: Any, named: Named) -> None:
+        for step in range(8):
+            pull(rank, named)
+            optimizer.step()
+            if rank == 0 and step in (4, 6):  # within a cycle; an exchange is under way
+                states.append(copy.deepcopy(optimizer.state_dict()))
+
+    options = {"communication_delay": 3, "overlap": 2, "outer_optimizer": NESTEROV}
+    train(heavy, before, "topk", {"density": 0.1}, 2, **options)
+    assert [bool(state["horovod_compress"].get("pending")) for state in states] == [False, True]
+
+    def alone(rank: int, optimizer: Any, named: Named) -> None:
+        for state, steps in itertools.product([*states, states[0]], (0, 3)):
+            optimizer.load_state_dict(copy.deepcopy(state))
+            updates = optimizer._updates
+            exchanges = updates.exchanges
+            for _ in range(steps):
+                pull(rank, named)
+                optimizer.step()
+            ended = [weights.detach().clone() for weights in named.values()]
+            optimizer.flush()
+            if steps:  # else what was under way lands now
+                assert all(torch.equal(*both) for both in zip(ended, named.values(), strict=True))
+            assert updates.pending is None and updates.exchanges == exchanges and updates.unfinished() is None
+            assert not optimizer.state_dict()["horovod_compress"]["base"]
+
+    train(heavy, alone, "topk", {"density": 0.1}, 1, **options)
 
 
 def test_flush_makes_all_weights_equal_whatever_is_under_way() -> None:

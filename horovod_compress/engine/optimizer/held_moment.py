@@ -73,7 +73,9 @@ class HeldMoment(Moment):
         divisor = ops.take_roots(self.squares()).add_(self.eps).view(-1)
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
         size = ops.take_roots(moments.mean_power(divisor, 2)).to(divisor.dtype)
-        self.divisor = divisor.div_(size.clamp_(min=torch.finfo(divisor.dtype).tiny)).clamp_(min=LEAST)
+        # None is larger than the root of their number, but where the second moment has overflowed.
+        most = max(1.0, 2 * divisor.numel() ** 0.5)
+        self.divisor = divisor.div_(size.clamp_(min=torch.finfo(divisor.dtype).tiny)).clamp_(min=LEAST, max=most)
 
 
 def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:

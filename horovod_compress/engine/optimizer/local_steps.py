@@ -7,7 +7,7 @@ Douillard et al. 2025, sections 2.2 and 2.3), and one exchange is under way at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +115,7 @@ class Schedule:
         self.saved = False
         try:
             if self._exchange.reducer.world == 1:
+                self._end_alone()
                 if not skip:
                     local()
             elif self.steps < self.settings.warmup:
@@ -172,9 +173,15 @@ class Schedule:
 
     def flush(self) -> None:
         """Exchange what local steps have done since the last exchange; all ranks have the same weights then."""
+        if self._exchange.reducer.world == 1:
+            self._end_alone()
+            return
         refused = None
         if self.pending:
+            taken = set(self.pending.indices)
             refused = self._land(rebuild=False)
+            if self.settings.mixing == 1.0:
+                self._close(fragment for fragment in self.fragments if taken.issuperset(fragment.indices))
         strayed = [fragment for fragment in self.fragments if fragment.strayed]
         if strayed:
             others = (fragment for fragment in self.fragments if not fragment.strayed)
@@ -182,6 +189,28 @@ class Schedule:
             # Gradients may be cleared by now, or those of other data: nothing is rebuilt from them.
             self.since = 0
             self._exchange_now(strayed, rebuild=False)
+        if refused:
+            raise refused
+
+    def _close(self, fragments: Iterable[Fragment]) -> None:
+        """Let weights be the common ones where no local step was made since updates were taken, which have landed.
+
+        To exchange the rest, which is nothing, would be a step of the outer optimizer's momentum.
+        """
+        for fragment in fragments:
+            if not fragment.since:
+                self._exchange.go_back(fragment.indices)
+                fragment.strayed = False
+
+    def _end_alone(self) -> None:
+        """Let this rank's weights be the common ones, where a larger job has left an exchange or a cycle under way."""
+        if not (self.pending or any(fragment.strayed for fragment in self.fragments)):
+            return
+        refused = self._land(rebuild=False) if self.pending else None
+        self.since = 0
+        for fragment in self.fragments:
+            fragment.since, fragment.strayed = 0, False
+        self._exchange.resume((), ())
         if refused:
             raise refused
 

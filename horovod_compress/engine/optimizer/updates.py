@@ -173,7 +173,7 @@ class UpdateExchange:
                     self._subtract(index)
                 pending.step = reducer.offer(index, self._updates[index])
         except BaseException:
-            self._return()
+            self.go_back(range(len(self.base)))
             raise
         return pending
 
@@ -215,7 +215,7 @@ class UpdateExchange:
             found = {index: self._fetch(index, pending.step, self._updates[index]) for index in pending.indices}
             self.reducer.settle(pending.step)  # buckets that were left out are awaited by nobody else
         except BaseException:
-            self._return()
+            self.go_back(range(len(self.base)))
             raise
         pending.bad = [index for index, finite in found.items() if not finite]
         pending.step = None
@@ -278,11 +278,11 @@ class UpdateExchange:
             weights.lerp_(base, mixing)
 
     @torch.no_grad()  # whoever saves or loads a state may wait for results, too
-    def _return(self) -> None:
-        """Let all weights be the common ones."""
-        for index, base in enumerate(self.base):
-            self._weights(index).copy_(base)
-        self._mixed.clear()
+    def go_back(self, indices: Iterable[int]) -> None:
+        """Let weights be the common ones."""
+        for index in indices:
+            self._weights(index).copy_(self.base[index])
+        self._mixed -= set(indices)
 
     def _fetch(self, index: int, step: int, tensor: Tensor) -> bool:
         """Wait for one result, in place; return whether it is finite, as it is on all ranks or none."""
