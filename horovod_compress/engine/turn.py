@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import ops
 from ..codecs.work import Counts, Part
 from ..errors import HorovodCompressError, NonFiniteError
 from ..exchange.device import Deadline, Event
@@ -223,14 +222,15 @@ class Turn:
     def _submit_zeroed(self, position: int) -> Counts:
         """Hand a gradient over, again with zeros where its values were found to be spoilt."""
         round_, flat, key, set_zero = self.round, self.round.work.grad(position), self._coding, self.nonfinite.set_zero
-        if round_.codec.counts_late and ops.count_nonfinite(flat):
-            set_zero(position, flat, ~flat.isfinite())
+        large = min(_HUGE, torch.finfo(flat.dtype).max)
+        if round_.codec.counts_late and bool((spoilt := ~(flat.abs() < large)).any()):  # NaN is not less either
+            set_zero(position, flat, spoilt)
         counts = self._submit_now([position])
         if counts[0]:  # in this order: on a GPU the count is a tensor, and to ask it waits
             set_zero(position, flat, ~flat.isfinite())
             counts = round_.submit([position], key)
         if counts[0]:  # finite, but too large for this method
-            set_zero(position, flat, flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max))
+            set_zero(position, flat, flat.abs() >= large)
             counts = round_.submit([position], key)
         return counts
 

@@ -158,3 +158,13 @@ def _numbers(exchange: UpdateExchange) -> dict[str, int]:
 def _like(exchange: UpdateExchange, index: int, saved: Tensor) -> Tensor:
     """Return a copy where the parameter is."""
     return saved.to(exchange.base[index].device, copy=True)
+
+
+def rebuilt(state: Mapping[str, Any], warmup: int, every: int, delay: int) -> int:
+    """Return after how many local steps the second moment moved last, which earlier versions did not save.
+
+    Args:
+        warmup, every, delay: see :class:`.local_steps.Settings`; every so many exchanges it is rebuilt.
+    """
+    steps, exchanges = int(state["steps"]), state["exchanges"] % every + every * state.get("due", False)
+    return max(warmup, steps - int(state["since"]) - exchanges * delay) if steps >= warmup else -1

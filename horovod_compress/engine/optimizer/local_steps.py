@@ -175,7 +175,6 @@ class Schedule:
         """Exchange what local steps have done since the last exchange; all ranks have the same weights then."""
         if self._exchange.reducer.world == 1:
             self._end_alone()
-            return
         refused = None
         if self.pending:
             taken = set(self.pending.indices)
@@ -193,10 +192,7 @@ class Schedule:
             raise refused
 
     def _close(self, fragments: Iterable[Fragment]) -> None:
-        """Let weights be the common ones where no local step was made since updates were taken, which have landed.
-
-        To exchange the rest, which is nothing, would be a step of the outer optimizer's momentum.
-        """
+        """Let weights be the common ones where no local step was made since; another exchange would move momentum."""
         for fragment in fragments:
             if not fragment.since:
                 self._exchange.go_back(fragment.indices)
@@ -394,16 +390,11 @@ class Schedule:
         if self._moment and "second_moment" in state:
             self._moment.load_state_dict(state["second_moment"])
         elif self._moment:
-            self._moment.load_earlier(self._rebuilt())
+            given = self.settings
+            self._moment.load_earlier(local_state.rebuilt(state, given.warmup, given.rebuild_every, given.delay))
         # Earlier versions exchanged frozen parameters.
         self._exchange.resume(state.get("resting", ()), state.get("mixed", ()))
         # None are saved right after an exchange: they are the weights.
         for base, saved in zip(self._exchange.base, state["base"], strict=False):
             base.copy_(saved)
         self.pending = local_state.load(state, self.fragments, self._exchange)
-
-    def _rebuilt(self) -> int:
-        """Return after how many local steps the second moment moved last, which earlier versions did not save."""
-        warmup, every = self.settings.warmup, self.settings.rebuild_every
-        exchanges = self.exchanges % every + every * self.due
-        return max(warmup, self.steps - self.since - exchanges * self.settings.delay) if self.steps >= warmup else -1
