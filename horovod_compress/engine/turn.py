@@ -222,15 +222,15 @@ class Turn:
     def _submit_zeroed(self, position: int) -> Counts:
         """Hand a gradient over, again with zeros where its values were found to be spoilt."""
         round_, flat, key, set_zero = self.round, self.round.work.grad(position), self._coding, self.nonfinite.set_zero
-        large = min(_HUGE, torch.finfo(flat.dtype).max)
-        if round_.codec.counts_late and bool((spoilt := ~(flat.abs() < large)).any()):  # NaN is not less either
+        most = _HUGE if torch.finfo(flat.dtype).max > _HUGE else torch.inf
+        if round_.codec.counts_late and bool((spoilt := ~(flat.abs() < most)).any()):  # NaN is not less either
             set_zero(position, flat, spoilt)
         counts = self._submit_now([position])
         if counts[0]:  # in this order: on a GPU the count is a tensor, and to ask it waits
             set_zero(position, flat, ~flat.isfinite())
             counts = round_.submit([position], key)
         if counts[0]:  # finite, but too large for this method
-            set_zero(position, flat, flat.abs() >= large)
+            set_zero(position, flat, flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max))
             counts = round_.submit([position], key)
         return counts
 

@@ -115,9 +115,11 @@ class Schedule:
         self.saved = False
         try:
             if self._exchange.reducer.world == 1:
-                self._end_alone()
+                refused = self._end_alone()
                 if not skip:
                     local()
+                if refused:
+                    raise refused
             elif self.steps < self.settings.warmup:
                 self._compare(self._exchange.weights())
                 self._show(warming=True)
@@ -173,13 +175,11 @@ class Schedule:
 
     def flush(self) -> None:
         """Exchange what local steps have done since the last exchange; all ranks have the same weights then."""
-        if self._exchange.reducer.world == 1:
-            self._end_alone()
-        refused = None
+        refused = self._end_alone() if self._exchange.reducer.world == 1 else None
         if self.pending:
             taken = set(self.pending.indices)
             refused = self._land(rebuild=False)
-            if self.settings.mixing == 1.0:
+            if self.settings.mixing == 1.0:  # else weights keep a part of their own
                 self._close(fragment for fragment in self.fragments if taken.issuperset(fragment.indices))
         strayed = [fragment for fragment in self.fragments if fragment.strayed]
         if strayed:
@@ -198,17 +198,16 @@ class Schedule:
                 self._exchange.go_back(fragment.indices)
                 fragment.strayed = False
 
-    def _end_alone(self) -> None:
-        """Let this rank's weights be the common ones, where a larger job has left an exchange or a cycle under way."""
+    def _end_alone(self) -> NonFiniteError | None:
+        """Take this rank's weights for the common ones, where a larger job has left a cycle or an exchange open."""
         if not (self.pending or any(fragment.strayed for fragment in self.fragments)):
-            return
+            return None
         refused = self._land(rebuild=False) if self.pending else None
         self.since = 0
         for fragment in self.fragments:
             fragment.since, fragment.strayed = 0, False
         self._exchange.resume((), ())
-        if refused:
-            raise refused
+        return refused
 
     def _exchange_now(self, fragments: list[Fragment], *, outer: bool = True, rebuild: bool = True) -> None:
         """Exchange the updates of some fragments, and let weights be the common ones.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any, Literal
@@ -278,7 +278,7 @@ class UpdateExchange:
             weights.lerp_(base, mixing)
 
     @torch.no_grad()  # whoever saves or loads a state may wait for results, too
-    def go_back(self, indices: Iterable[int]) -> None:
+    def go_back(self, indices: Collection[int]) -> None:
         """Let weights be the common ones."""
         for index in indices:
             self._weights(index).copy_(self.base[index])
