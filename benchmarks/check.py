@@ -3,9 +3,9 @@
     make bench-check                              # against HEAD; where no file differs from it, against the one before
     make bench-check ARGS="--base v1.0 sign"      # against a tag; only cases whose name has "sign" in it
 
-The other commit is built in build/bench-check, once. Each version runs in a process of its own, and they take turns,
-old new new old: what the machine does meanwhile, it does to both. Each four turns give a ratio, of processor time. A
-case is slower if three quarters of its ratios are above 1.12, and once more in two new processes.
+The other commit is built in build/bench-check, once. Both versions are loaded into one process, where they take turns
+on the same arrays, old new new old: what the machine does meanwhile, it does to both. Each four turns give a ratio, of
+processor time. A case is slower if three quarters of its ratios are above 1.12, and once more in a second process.
 
 Kernels are measured with every instruction set from AVX2 on that the processor has.
 """
@@ -17,30 +17,28 @@ import json
 import math
 import os
 import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from benchmarks.results import ROOT, spread, table
 from horovod_compress import ops
 
 COUNT = 6_000_000  # elements: more than fit into a cache, and little enough for many rounds
 ROUNDS, LEAST_SECONDS = 16, 0.004
-SIDE = ROOT / "benchmarks" / "check_side.py"
-MOST_SECONDS = 300  # that a process may take to start, or to answer
+TENSORS, STEP = 161, "a step of marsit, two ranks"
 SLOWER = 0.12
 #: Where half of the ratios are further apart, 30 % could be missed.
 APART = 0.40
+OURS = ("horovod_compress", "benchmarks")
 
 Times = dict[str, list[float]]
 Measure = Callable[[Sequence[str]], Times]
-Seconds = Callable[[int], float]  # that so many runs take
 
 
 # ---- judging -----------------------------------------------------------------------------------
@@ -101,87 +99,144 @@ def conclude(verdicts: Sequence[Verdict]) -> int:
 # ---- measuring ---------------------------------------------------------------------------------
 
 
-class Side:
-    """A process with the kernels and the step of one version, see :mod:`.check_side`.
+class Version:
+    """The package and its benchmarks as another checkout has them, beside our own.
 
     Args:
-        root: of the checkout that it runs.
-        instruction_set: of its kernels.
-        count: elements of their arrays.
-
-    Raises:
-        ValueError: by what asks it: it has ended, or did not answer.
+        root: of the checkout.
     """
 
-    def __init__(self, root: Path, instruction_set: str, count: int = COUNT) -> None:
-        self._root = root
-        mine, other = socket.socketpair()
-        mine.settimeout(MOST_SECONDS)
-        with mine, other:
-            command = [sys.executable, str(SIDE), *map(str, (root, other.fileno(), count))]
-            environment = os.environ | {"HVC_ISA": instruction_set}
-            self._process = subprocess.Popen(command, cwd=root, env=environment, pass_fds=[other.fileno()])
-            self._lines = mine.makefile("rw")  # which keeps the socket open
+    def __init__(self, root: Path) -> None:
+        self._root, self._modules = root, dict[str, ModuleType]()
 
-    @cached_property
-    def names(self) -> list[str]:
-        """Return those of its cases, once it has made them."""
-        names: list[str] = self._answer()
-        return names
-
-    def seconds(self, name: str, times: int) -> float:
-        """Return the processor time that so many runs of a case take."""
-        took: float = self._answer([name, times])
-        return took
-
-    def _answer(self, asked: object = None) -> Any:
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let imports find this version."""
+        mine, path = _taken(), list(sys.path)
+        sys.modules.update(self._modules)
+        sys.path.insert(0, str(self._root))
         try:
-            if asked:
-                print(json.dumps(asked), file=self._lines, flush=True)
-            if answer := self._lines.readline():
-                return json.loads(answer)
-            said = "it ended"
-        except OSError as error:
-            said = str(error)
-        raise ValueError(f"no answer from the process that measures {self._root}: {said}")
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
-        with suppress(OSError):  # what it was asked last and never read
-            self._lines.close()
-
-    def __enter__(self) -> Side:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
+            yield
+        finally:
+            self._modules = _taken()
+            sys.modules.update(mine)
+            sys.path[:] = path
 
 
-def measure_both(root: Path, instruction_set: str, words: Sequence[str], names: Sequence[str]) -> Times:
+def _taken() -> dict[str, ModuleType]:
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in OURS}
+
+
+def measure_both(root: Path, words: Sequence[str], names: Sequence[str]) -> Times:
     """Return the ratios of both versions' times, in turns, on one thread.
 
     Args:
-        root: of the older version.
         words: of the names of cases that are asked for.
         names: of cases, or none for all.
     """
-    with Side(root, instruction_set) as old, Side(ROOT, instruction_set) as new:
-        both = [name for name in new.names if name in old.names]
-        asked = [name for name in both if not words or any(word in name for word in words)]
-        chosen = [name for name in asked if not names or name in names]
-        return {name: ratios_of(partial(old.seconds, name), partial(new.seconds, name)) for name in chosen}
+    import torch
+
+    from benchmarks import kernel_cases
+
+    torch.set_num_threads(1)
+    other, arrays = Version(root), kernel_cases.Arrays(COUNT)
+    with other.active():
+        old = cases_of(arrays)
+    new = cases_of(arrays)
+    chosen = [
+        name
+        for name in new
+        if name in old and (not names or name in names) and (not words or any(word in name for word in words))
+    ]
+    return {name: ratios_of(old[name], new[name], other.active) for name in chosen}
 
 
-def ratios_of(old: Seconds, new: Seconds) -> list[float]:
+def ratios_of(
+    old: Callable[[], object], new: Callable[[], object], as_old: Callable[[], AbstractContextManager[None]]
+) -> list[float]:
     """Return new times over old ones, each of four turns: the shorter ones of two, as nothing makes a run too short."""
-    times = math.ceil(LEAST_SECONDS / max(old(1), new(1), 1e-6))
+    sides = ((old, as_old), (new, nullcontext))
+    warm = max(_seconds(*side, 1) for side in sides)
+    times = math.ceil(LEAST_SECONDS / max(warm, 1e-6))
     found = []
     for _ in range(ROUNDS):
-        first, second, third, last = (seconds(times) for seconds in (old, new, new, old))
+        first, second, third, last = (_seconds(*sides[side], times) for side in (0, 1, 1, 0))
         found.append(min(second, third) / min(first, last))
     return found
+
+
+def _seconds(run: Callable[[], object], version: Callable[[], AbstractContextManager[None]], times: int) -> float:
+    with version():
+        began = time.process_time()  # of all threads: a step has several
+        for _ in range(times):
+            run()
+        return time.process_time() - began
+
+
+def cases_of(arrays: object) -> dict[str, Callable[[], object]]:
+    """Return what runs the kernels and the step of the version that imports find now, by name."""
+    from benchmarks import kernel_cases
+
+    try:
+        every = kernel_cases.cases(arrays, "")  # type: ignore[arg-type]
+    except AttributeError:  # of another time
+        every = kernel_cases.cases(kernel_cases.Arrays(COUNT), "")
+    return {STEP: step_of_two_ranks()} | {
+        case.name: case.run for case in every if not kernel_cases.by_others(case.name)
+    }
+
+
+def step_of_two_ranks() -> Callable[[], None]:
+    """Return what does a step of two ranks in this process, with the tensors of a network and no network."""
+    import torch
+
+    from horovod_compress.engine.methods import parse
+    from horovod_compress.engine.reducer import Reducer
+    from horovod_compress.exchange.choose import Choose
+    from horovod_compress.exchange.transports.local import Hub
+    from horovod_compress.schedule.by_name import make_plan
+    from horovod_compress.schedule.plan import TensorSpec
+
+    tensors = [TensorSpec(f"t{number}", (COUNT // TENSORS,), "float32") for number in range(TENSORS)]
+    methods, options = parse("marsit", {"schedule": "size:6MB", "full_precision_every": 0, "verify_every": 0})
+    plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
+    reducers = [
+        Reducer(plan, methods.codecs, transport, Choose(options.exchange, transport.adds), options)
+        for transport in Hub(2).transports()
+    ]
+    grads = [[torch.randn(COUNT // TENSORS) for _ in tensors] for _ in reducers]
+
+    def step() -> None:
+        for index in range(TENSORS):
+            for reducer, mine in zip(reducers, grads, strict=True):
+                number = reducer.offer(index, mine[index])
+        for reducer in reducers:
+            for index in range(TENSORS):
+                reducer.result(index, number)
+
+    return step
+
+
+def measure_with(instruction_set: str, root: Path, words: Sequence[str]) -> Measure:
+    """Return what does so in a process of its own, with an instruction set."""
+
+    def measure(names: Sequence[str]) -> Times:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.check",
+            *words,
+            "--beside",
+            str(root),
+            "--names",
+            json.dumps(names),
+        ]
+        environment = os.environ | {"HVC_ISA": instruction_set}
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        found: Times = json.loads(done.stdout)
+        return found
+
+    return measure
 
 
 def instruction_sets() -> list[str]:
@@ -235,23 +290,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("words", nargs="*", metavar="WORD", help="measure only cases with one of these in their name")
     parser.add_argument("--base", metavar="COMMIT", help="the commit to compare with")
+    parser.add_argument("--beside", type=Path, help=argparse.SUPPRESS)  # of a process that measures
+    parser.add_argument("--names", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args(argv)
+    if chosen.beside:
+        print(json.dumps(measure_both(chosen.beside, chosen.words, chosen.names)))
+        return 0
     try:
-        return conclude(check(base_of(chosen.base), chosen.words))
+        base = base_of(chosen.base)
     except (OSError, ValueError) as error:
         print(f"bench-check: {error}", file=sys.stderr)
         return 2
-
-
-def check(base: str, words: Sequence[str]) -> list[Verdict]:
-    """Compare with a commit, with every instruction set, and show what came of it."""
     print(f"this checkout against {git('log', '-1', '--format=%h %s', base)}", flush=True)
-    root, verdicts = built(base), list[Verdict]()
-    for instruction_set in instruction_sets():
-        judged = compare(partial(measure_both, root, instruction_set, words))
-        show(instruction_set, judged)
+    root, verdicts = built(base), []
+    for name in instruction_sets():
+        judged = compare(measure_with(name, root, chosen.words))
+        show(name, judged)
         verdicts += judged
-    return verdicts
+    return conclude(verdicts)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-import shutil
-from collections.abc import Sequence
-from functools import partial
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks import check
-from benchmarks.results import ROOT
 
 
 def measured(slow: float = 1.0, noise: float = 0.05, seed: int = 0) -> list[float]:
@@ -57,71 +56,39 @@ def test_the_status_says_what_came_of_it(ratios: list[float], status: int) -> No
 
 
 @pytest.mark.parametrize("slow", [1.0, 1.3])
-def test_a_machine_that_gets_slower_changes_no_ratio(slow: float) -> None:
+def test_a_machine_that_gets_slower_changes_no_ratio(monkeypatch: pytest.MonkeyPatch, slow: float) -> None:
     """Turns go old, new, new, old, and of each two the shorter one counts: neither drift nor a hiccup does."""
-    turns = [0]
+    now, turns = [0.0], [0]
 
-    def taking(seconds: float) -> check.Seconds:
-        def run(times: int) -> float:
+    def taking(seconds: float) -> Callable[[], None]:
+        def run() -> None:
             turns[0] += 1
             hiccup = 10.0 if turns[0] % 7 == 0 else 1.0
-            return times * hiccup * seconds * (1 + turns[0] / 50)
+            now[0] += hiccup * seconds * (1 + turns[0] / 50)
 
         return run
 
-    ratios = check.ratios_of(taking(0.01), taking(0.01 * slow))
+    monkeypatch.setattr(check.time, "process_time", lambda: now[0])
+    ratios = check.ratios_of(taking(0.01), taking(0.01 * slow), contextlib.nullcontext)
     assert abs(check.judge("x", ratios).median + 1 - slow) < 0.02
 
 
-# ---- two versions -------------------------------------------------------------------------------
+def test_two_versions_live_in_one_process(tmp_path: Path) -> None:
+    import horovod_compress
 
-#: At the end of what loads the kernels: that of the name runs three times.
-PLANTED = """
-
-def _plant(kernel):
-    def run(*given):
-        kernel(*given)
-        kernel(*given)
-        return kernel(*given)
-    return run
-
-CPU.sign_pack = _plant(CPU.sign_pack)
-"""
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Path:
-    """Return the root of another version, which is a copy of ours."""
-    for name in ("horovod_compress", "benchmarks"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
-
-
-def test_what_is_slower_in_the_compiled_module_of_one_version_is_found(other: Path) -> None:
-    """And nothing else of that module: with a module for both versions, each would have been compared with itself."""
-    with (other / "horovod_compress" / "ops" / "legality.py").open("a") as legality:
-        legality.write(PLANTED)
-    best = check.instruction_sets()[0]
-    with check.Side(ROOT, best, count=300_000) as old, check.Side(other, best, count=300_000) as new:
-        assert old.names == new.names
-        planted, same = (
-            check.judge(name, check.ratios_of(partial(old.seconds, name), partial(new.seconds, name)))
-            for name in ("sign_pack", "sign_decode own")
-        )
-    assert planted.slower and planted.low > 0.5, planted
-    assert abs(same.median) < 0.5, same
-
-
-def test_a_version_that_takes_the_kernels_of_another_is_refused(other: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    package = other / "horovod_compress"
-    for module in package.glob("_cpu.*.so"):
-        module.unlink()
-    with (package / "__init__.py").open("a") as init:
-        init.write(f"\n__path__.append({str(ROOT / 'horovod_compress')!r})\n")
-    refused = f"no answer from the process that measures {other}: it ended"
-    with check.Side(other, check.instruction_sets()[0]) as side, pytest.raises(ValueError, match=refused):
-        print(side.names)
-    assert f"expected the kernels of {other}" in capfd.readouterr().err
+    package = tmp_path / "horovod_compress"
+    package.mkdir()
+    (package / "__init__.py").write_text("def later():\n    from . import part\n    return part.VALUE\n")
+    (package / "part.py").write_text("VALUE = 'the other one'\n")
+    version, path = check.Version(tmp_path), list(sys.path)
+    with version.active():
+        import horovod_compress as other
+    assert sys.modules["horovod_compress"] is horovod_compress is not other and sys.path == path
+    with version.active():
+        assert other.later() == "the other one"  # type: ignore[attr-defined]
+    with version.active():
+        assert sys.modules["horovod_compress"] is other
+    assert sys.modules["horovod_compress"] is horovod_compress
 
 
 def test_the_other_commit_is_named_and_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
