@@ -13,6 +13,7 @@ Kernels are measured with every instruction set from AVX2 on that the processor 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -36,6 +37,7 @@ SLOWER = 0.12
 #: Where half of the ratios are further apart, 30 % could be missed.
 APART = 0.40
 OURS = ("horovod_compress", "benchmarks")
+KERNELS = "horovod_compress._cpu"
 
 Times = dict[str, list[float]]
 Measure = Callable[[Sequence[str]], Times]
@@ -103,11 +105,11 @@ class Version:
     """The package and its benchmarks as another checkout has them, beside our own.
 
     Args:
-        root: of the checkout.
+        root: of the checkout, with its kernels built.
     """
 
     def __init__(self, root: Path) -> None:
-        self._root, self._modules = root, dict[str, ModuleType]()
+        self._root, self._modules = root, {KERNELS: kernels_of(root)}
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -121,6 +123,19 @@ class Version:
             self._modules = _taken()
             sys.modules.update(mine)
             sys.path[:] = path
+
+
+def kernels_of(root: Path) -> ModuleType:
+    """Load the compiled kernels of a checkout beside our own.
+
+    They have a name of their own: asked for a module of a name that it has made before, pybind11 hands out that one.
+    """
+    (path,) = root.glob("horovod_compress/_cpu.*.so")
+    spec = importlib.util.spec_from_file_location(f"{root}.{KERNELS}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _taken() -> dict[str, ModuleType]:

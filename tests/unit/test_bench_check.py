@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import random
+import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import check
+from benchmarks import check, kernel_cases
+from benchmarks.results import ROOT
+from horovod_compress.ops import legality
 
 
 def measured(slow: float = 1.0, noise: float = 0.05, seed: int = 0) -> list[float]:
@@ -68,27 +74,66 @@ def test_a_machine_that_gets_slower_changes_no_ratio(monkeypatch: pytest.MonkeyP
 
         return run
 
-    monkeypatch.setattr(check.time, "process_time", lambda: now[0])
+    monkeypatch.setattr(time, "process_time", lambda: now[0])
     ratios = check.ratios_of(taking(0.01), taking(0.01 * slow), contextlib.nullcontext)
     assert abs(check.judge("x", ratios).median + 1 - slow) < 0.02
 
 
-def test_two_versions_live_in_one_process(tmp_path: Path) -> None:
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Return the root of another version, which is a copy of ours."""
+    for name in ("horovod_compress", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def test_two_versions_live_in_one_process(other: Path) -> None:
     import horovod_compress
 
-    package = tmp_path / "horovod_compress"
-    package.mkdir()
-    (package / "__init__.py").write_text("def later():\n    from . import part\n    return part.VALUE\n")
-    (package / "part.py").write_text("VALUE = 'the other one'\n")
-    version, path = check.Version(tmp_path), list(sys.path)
+    (other / "horovod_compress" / "part.py").write_text("VALUE = 'the other one'\n")
+    with (other / "horovod_compress" / "__init__.py").open("a") as init:
+        init.write("\n\ndef later():\n    from . import part\n    return part.VALUE\n")
+    version, path = check.Version(other), list(sys.path)
     with version.active():
-        import horovod_compress as other
-    assert sys.modules["horovod_compress"] is horovod_compress is not other and sys.path == path
+        theirs: Any = importlib.import_module("horovod_compress")
+    assert sys.modules["horovod_compress"] is horovod_compress is not theirs and sys.path == path
     with version.active():
-        assert other.later() == "the other one"  # type: ignore[attr-defined]
+        assert theirs.later() == "the other one"
     with version.active():
-        assert sys.modules["horovod_compress"] is other
+        assert sys.modules["horovod_compress"] is theirs
     assert sys.modules["horovod_compress"] is horovod_compress
+
+
+def kernels(arrays: kernel_cases.Arrays) -> dict[str, Callable[[], object]]:
+    """Return what runs some kernels of the version that imports find now, by name."""
+    from benchmarks.kernel_cases import cases
+
+    return {case.name: case.run for case in cases(arrays, "sign_")}
+
+
+def test_what_is_slower_in_the_compiled_module_of_one_version_is_found(other: Path) -> None:
+    """And nothing else: with one compiled module for both versions, it would be compared with itself."""
+    version, arrays = check.Version(other), kernel_cases.Arrays(300_000)
+    with version.active():
+        theirs = kernels(arrays)
+        from horovod_compress.ops import legality as compiled
+
+        pack = compiled.CPU.sign_pack
+        assert Path(str(compiled.CPU.__file__)).parent == other / "horovod_compress"
+        assert compiled.CPU is not legality.CPU and pack is not legality.CPU.sign_pack
+
+        def planted(*given: object) -> None:
+            for _ in range(3):
+                pack(*given)
+
+        compiled.CPU.sign_pack = planted  # type: ignore[attr-defined]
+    ours = kernels(arrays)
+    slower, same = (
+        check.judge(name, [1 / ratio for ratio in check.ratios_of(theirs[name], ours[name], version.active)])
+        for name in ("sign_pack", "sign_decode own")
+    )
+    assert slower.slower and slower.low > 0.5, slower
+    assert abs(same.median) < 0.5, same
 
 
 def test_the_other_commit_is_named_and_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
