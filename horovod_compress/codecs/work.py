@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -139,13 +139,16 @@ def slices(sizes: list[int]) -> list[slice]:
     return found
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Elements ``start`` to ``stop`` of the tensor at ``position`` of a bucket."""
 
     position: int
     start: int
     stop: int
+
+
+#: A chunk, of which a bucket has one for each rank, is decoded in at most about so many parts.
+_PARTS = 8
 
 
 @dataclass
@@ -236,14 +239,15 @@ class Work:
         return found
 
     def remembered(self, what: str, given: Sequence[Any], make: Callable[[], T]) -> T:
-        """Return what follows from positions or parts, once for those that are the same in every step: tuples are."""
-        if not isinstance(given, tuple):
-            return make()
-        held: dict[int, tuple[object, T]] = self.memo.setdefault(what, {})
-        found = held.get(id(given))
+        """Return what follows from positions or parts; they come in the same batches in most steps."""
+        held: dict[tuple[Any, ...], T] = self.memo.setdefault(what, {})
+        found = held.get(key := tuple(given))
         if found is None:
-            found = held[id(given)] = given, make()  # together: while it is here, nothing else has its number
-        return found[1]
+            # A backward pass may go another way in each step. What a usual one makes is at most a quarter of this.
+            if len(key) + sum(map(len, held)) > 4 * (len(self.bucket.tensors) + _PARTS * self.world):
+                held.clear()
+            found = held[key] = make()
+        return found
 
     def state_of(self, name: str, position: int) -> Tensor | None:
         """Return what is kept under a name for the elements of one tensor, or None."""

@@ -1,10 +1,10 @@
 """The offering, exchange and decoding threads: they let turns be filled, exchanged and finished.
 
-On the CPU the offering thread takes gradients in; on a device the training thread queues that. The offering thread
-takes whatever has come while it was busy, and hands it to the codec in one call; small gradients wait until there are
-enough of them. So large ones are taken in one by one, each as it comes, and hundreds of small ones with a few calls:
-each call gives up the interpreter's lock and has to get it back from the backward pass, which takes longer than the
-work on a small gradient.
+On the CPU the offering thread takes gradients in; on a device the training thread queues that. Small gradients wait
+until there are enough of them, and go to the codec in one call. So large ones are taken in one by one, each as it
+comes, and hundreds of small ones with a few calls: each call gives up the interpreter's lock and has to get it back
+from the backward pass, which takes longer than the work on a small gradient. Who goes together depends on the order of
+the backward pass alone, not on how fast a thread is: what follows from it is found once, and not in every step.
 
 The exchange thread alone sends and receives, in the order of the plan, so all ranks use their connections alike. It
 takes each bucket as soon as it is full, while backward still runs. The decoding thread is another one as the ring has
@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -63,9 +62,8 @@ class Offering:
 
     def __init__(self, context: Context, failure: Failure, norms: Norms) -> None:
         self._context, self._failure, self._norms = context, failure, norms
-        self._come: deque[Offered] = deque()
-        self._asked = False  # the thread has been asked to look for what has come, and has not begun
-        self._waiting = 0  # bytes that have come since
+        self._batch: list[Offered] = []  # what has come, and is to be taken in together
+        self._nbytes = 0  # of that
         self.worker = failure.worker("hvc-offer", "taking in gradients")
 
     def take(self, offered: Offered) -> None:
@@ -77,34 +75,29 @@ class Offering:
         if turn.state.device.is_accelerator:  # queued on the stream that the gradient comes from
             self._take_in([offered])
             return
-        self._come.append(offered)
-        self._waiting += offered.grad.nbytes
-        if self._waiting >= ENOUGH or turn.all_claimed:
-            self._ask()
+        self._batch.append(offered)
+        self._nbytes += offered.grad.nbytes
+        if self._nbytes >= ENOUGH or turn.all_claimed:
+            self._end_batch()
 
     def leave_out(self, turn: Turn, position: int) -> None:
         """Count a tensor in that was announced, and of which nothing comes: others need not wait for it."""
-        if turn.all_claimed and self._come:
-            self._ask()
+        if turn.all_claimed and self._batch:
+            self._end_batch()
         self.count_in(turn, [position], [0])
 
-    def _ask(self) -> None:
-        self._waiting = 0
-        if not self._asked:  # in this order: the thread looks after it has taken this back
-            self._asked = True
-            self.worker.put(self._take_what_has_come)
+    def _end_batch(self) -> None:
+        batch, self._batch, self._nbytes = self._batch, [], 0
+        self.worker.put(partial(self._take_batch_in, batch))
 
-    def _take_what_has_come(self) -> None:
-        """Take in what has come, on the thread for it."""
-        self._asked = False
-        while self._come and not self._failure.closing:
-            by_turn: dict[int, list[Offered]] = {}
-            for _ in range(len(self._come)):
-                offered = self._come.popleft()
-                by_turn.setdefault(id(offered.turn), []).append(offered)
-            for group in by_turn.values():
-                if not group[0].turn.over:  # it is of a step that never came about
-                    self._take_in_later(group)
+    def _take_batch_in(self, batch: Sequence[Offered]) -> None:
+        """Take in what has come together, on the thread for it."""
+        by_turn: dict[int, list[Offered]] = {}
+        for offered in batch:
+            by_turn.setdefault(id(offered.turn), []).append(offered)
+        for group in by_turn.values():
+            if not (self._failure.closing or group[0].turn.over):  # it is of a step that never came about
+                self._take_in_later(group)
 
     def _take_in_later(self, offered: Sequence[Offered]) -> None:
         """Take gradients of one turn in, where an error has no traceback that leads to them."""

@@ -33,8 +33,9 @@ from ..schedule.trial import Watch
 from . import kept
 from .agreement.differences import Sparse
 from .agreement.notes import CLOSED, Uneven, leave_word, why_closed
+from .bucket.fits import refuse_shared
 from .bucket.rounds import Next as Next  # what `buckets.choose` takes
-from .buckets import Buckets
+from .buckets import Buckets, BucketState
 from .comparison import Start, Verification
 from .context import Context, Devices, Hooks as Hooks
 from .exchanging import Exchanging, Offered, Offering
@@ -107,60 +108,47 @@ class Reducer:
             ConfigError: the gradient does not fit, or was offered before in this step.
             ExchangeError: an earlier exchange failed, or an earlier gradient could not be processed.
         """
-        self.buckets.check_fits(index, grad)
+        buckets, context = self.buckets, self.context
+        buckets.check_fits(index, grad)
         if grad.is_neg():  # as the imaginary part of a conjugate is: its memory holds the other sign
             grad.data = grad.resolve_neg()
-        if self.sparse.names and index not in self.buckets.frozen:
+        if self.sparse.names and index not in buckets.frozen:
             with self.failure.of_all("sparse gradients"):
                 self.sparse.refuse_dense(self.plan.names()[index])
-        self._refuse_shared(index, grad)
-        position, turn = self.buckets.where(index)[1], self._claim(index)
-        self.buckets.addresses[1][grad.data_ptr()] = index  # of what is claimed: what was refused may be freed now
-        if self.context.watch:
-            self.context.watch.offered(index)
-        if index in self.buckets.frozen:
+        state, position = buckets.where(index)
+        taken, at = buckets.addresses_in(state.finished + 1), grad.data_ptr()
+        if taken.get(at, index) != index and grad.numel():
+            names = self.plan.names()
+            refuse_shared(names[index], names[taken[at]], state.finished + 1, self.rank)
+        turn = self._claim(state, position)
+        taken[at], step = index, turn.key.step  # not of what was refused, which may be freed now
+        if context.watch:
+            context.watch.offered(index)
+        if index in buckets.frozen:
             with torch.no_grad():
                 turn.leave_out(position, grad)
             self._offering.leave_out(turn, position)
-            return turn.key.step
-        self.context.overlap.offered(turn.key.step)
+            return step
+        context.overlap.offered(step)
         self._offering.take(Offered(turn, position, grad))
-        return turn.key.step
-
-    def _refuse_shared(self, index: int, grad: Tensor) -> None:
-        """Refuse a gradient in the memory of another one of this step: each would take the other's result for its own.
-
-        Raises:
-            ConfigError: it is one.
-        """
-        step = self.buckets.where(index)[0].finished + 1
-        if step != self.buckets.addresses[0]:
-            self.buckets.addresses = step, {}
-        other = self.buckets.addresses[1].get(grad.data_ptr(), index)
-        if other != index and grad.numel():
-            names = self.plan.names()
-            raise ConfigError(
-                f"rank {self.rank}: the gradients of {names[index]} and {names[other]} are in the same memory, in step "
-                f"{step}; give each parameter a gradient of its own, such as grad.clone()"
-            )
+        return step
 
     def skip(self, index: int) -> None:
         """Count a tensor in that has no dense gradient in this step, on any rank."""
-        self._offering.leave_out(self._claim(index), self.buckets.where(index)[1])
+        state, position = self.buckets.where(index)
+        self._offering.leave_out(self._claim(state, position), position)
 
-    def _claim(self, index: int) -> Turn:
+    def _claim(self, state: BucketState, position: int) -> Turn:
         """Announce a gradient; return the turn of its bucket, which begins with the first one."""
-        self._hooks.check_usable()  # first: an elastic job would retry the failure of the run before without end
-        if self.failure.error:
-            self.failure.raise_if_failed()
-        if self.failure.closing:
-            raise ConfigError(f"rank {self.rank}: this compression was closed {self.failure.closed}")
-        (state, position), context = self.buckets.where(index), self.context
         number = state.bucket.index
-        with context.changed:
+        if self.failure.error or self.failure.closing:
+            self._refuse_more()
+        with self.context.changed:
             turn = self._turns.get(number)
             if turn is None or turn.over:
-                turn = self._turns[number] = Turn(state, context, self.result_scale, self.norms.factor(number))
+                self._hooks.check_usable()
+                factor = self.norms.factor(number)
+                turn = self._turns[number] = Turn(state, self.context, self.result_scale, factor)
             if turn.claim(position):
                 return turn
         raise ConfigError(
@@ -169,6 +157,11 @@ class Reducer:
             "distributed optimizers share this model or compression, for example because a notebook cell ran twice, "
             "create model, compression and optimizer again"
         )
+
+    def _refuse_more(self) -> None:
+        self._hooks.check_usable()  # first: an elastic job would retry the failure of the run before without end
+        self.failure.raise_if_failed()
+        raise ConfigError(f"rank {self.rank}: this compression was closed {self.failure.closed}")
 
     # ---- result ----
 
@@ -190,9 +183,8 @@ class Reducer:
             ConfigError: some tensor of the plan was not offered, so that nothing can come.
         """
         state, position = self.buckets.where(index)
-        where = (step, state.bucket) if state.finished < step else ()
-        with self.context.metrics.timed("wait", where=where):
-            if where or self.failure.error:
+        if state.finished < step or self.failure.error:
+            with self.context.metrics.timed("wait", where=(step, state.bucket)):
                 self._await(lambda: state.finished >= step, step)
         turn = self._turns[state.bucket.index]
         if turn.error:

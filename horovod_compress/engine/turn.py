@@ -161,9 +161,9 @@ class Turn:
         state, device = self.state, self.state.device
         device.wait_events(state.decoded)
         for position, grad in zip(positions, grads, strict=True):
-            flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
-            state.grads[position], self._originals[position] = flat, grad
-            device.keep((flat, grad))
+            whole = grad.contiguous()
+            state.grads[position], self._originals[position] = whole.view(-1) if state.part else whole, grad
+            device.keep((whole, grad))
             if state.pruned:
                 state.memory.grads[position] = state.pruned.take(position)
         counts = self._prepare(positions) if state.hosted is None else self._put(state.hosted, positions)
@@ -195,7 +195,7 @@ class Turn:
     def _prepare(self, positions: Sequence[int]) -> Counts:
         """Hand gradients, or the means of a host, to the codec, or let them wait for the last one."""
         memory, round_ = self.state.memory, self.round
-        for position in positions:
+        for position in positions if memory.withheld.any or (round_.divided and memory.divisors) else ():
             flat = round_.work.grad(position)
             if memory.withheld.any:
                 memory.withheld.take(position, flat, round_.wire)

@@ -198,8 +198,10 @@ class Session:
 
     def is_sparse(self, parameter: nn.Parameter) -> bool:
         """Return whether gradients of a parameter are known to be sparse, so that the ranks do not exchange them."""
-        names, index = self.reducer.sparse.names, self.steps.index.get(id(parameter))
-        return bool(names) and index is not None and self.reducer.plan.names()[index] in names
+        if not (names := self.reducer.sparse.names):
+            return False
+        index = self.steps.index.get(id(parameter))
+        return index is not None and self.reducer.plan.names()[index] in names
 
     def result(self, index: int, step: int, result_scale: float | None = None) -> Tensor:
         """Wait for one result and return it, see :meth:`~horovod_compress.engine.reducer.Reducer.result`."""

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from operator import attrgetter, is_
 from typing import Any, NoReturn
 
@@ -30,8 +31,9 @@ Counts = Tensor | list[int]
 class Checked:
     """What a call found of a batch, for the next one with the same arrays: its rows of numbers.
 
-    Gradients come anew in every step, so it is looked whether they lie where they lay, as they should be. All other
-    columns are tuples, of arrays that stay where they are: the same tuple has been checked.
+    Gradients come anew in every step, so it is looked whether they are as they should be; where they lie elsewhere,
+    rows get their addresses. All other columns are tuples, of arrays that stay where they are: the same tuple has been
+    checked.
     """
 
     def __init__(self) -> None:
@@ -39,33 +41,57 @@ class Checked:
         self._places: list[int] = []
         self._counts: list[int] = []
         self._rows: list[tuple[int, ...]] = []
+        self._others: list[tuple[int, int]] | None = None  # spans that no gradient may share
 
     def rows(
-        self, arrays: Sequence[Tensor], kind: torch.dtype, device: int, fixed: tuple[object, ...]
+        self,
+        arrays: Sequence[Tensor],
+        kind: torch.dtype,
+        device: int,
+        fixed: tuple[object, ...],
+        member: int,
+        others: Sequence[Column],
     ) -> list[tuple[int, ...]] | None:
-        """Return the rows of the last call, if they are those of this one too.
+        """Return the rows of the last call, if they are those of this one too, but for addresses of gradients.
 
         Args:
             arrays: the column that may be another one in each call.
             kind: their dtype.
             fixed: everything else that rows depend on.
+            member: the place of such an address in a row.
+            others: the columns that share no memory with it.
         """
-        if (
+        if not (
             len(fixed) == len(self._fixed)
             and all(map(is_, fixed, self._fixed))
-            and list(map(_ADDRESS, arrays)) == self._places
             and list(map(_COUNT, arrays)) == self._counts
             and all(map(_CONTIGUOUS, arrays))
             and set(map(_KIND, arrays)) == {kind}
             and set(map(_DEVICE, arrays)) == {device}
         ):
-            return self._rows
-        return None
+            return None
+        if (places := list(map(_ADDRESS, arrays))) != self._places:
+            if not self._are_apart(places, kind.itemsize, others):
+                return None
+            self._places, moved = places, zip(self._rows, places, strict=True)
+            self._rows = [(*row[:member], place, *row[member + 1 :]) for row, place in moved]
+        return self._rows
+
+    def _are_apart(self, places: Sequence[int], size: int, others: Sequence[Column]) -> bool:
+        """Return whether gradients, of elements of so many bytes, lie apart from all of these arrays."""
+        if not others:
+            return True
+        if self._others is None:
+            given = (array for column in others for array in column or () if array is not None and array.numel())
+            self._others = sorted((array.data_ptr(), array.data_ptr() + array.nbytes) for array in given)
+        mine = [(at, at + size * count) for at, count in zip(places, self._counts, strict=True) if count]
+        spans = sorted([*mine, *self._others])
+        return all(end <= at for (_, end), (at, _) in pairwise(spans))
 
     def keep(self, arrays: Sequence[Tensor], fixed: tuple[object, ...], rows: list[tuple[int, ...]]) -> None:
         """Keep the rows of a batch that was checked, if the rest of it is of tuples."""
         if not any(isinstance(column, list) for column in fixed):
-            self._fixed, self._rows = fixed, rows
+            self._fixed, self._rows, self._others = fixed, rows, None
             self._places, self._counts = list(map(_ADDRESS, arrays)), list(map(_COUNT, arrays))
 
 
@@ -142,9 +168,14 @@ def _remembering(row: Operation, columns: Sequence[str], checks: Sequence[str]) 
     text = " ".join([*checks, *(line for line in row.first if " = " in line)])
     decide = [option for option in row.options.split() if re.search(rf"\b{option}\b", text)]
     rest = [column for column in columns if column != f"{row.of}_"] + decide
+    arrays = [member for member in row.members if isinstance(member, Array)]
+    apart = {tuple(sorted((a.name, b))) for a in arrays for b in a.disjoint.split()}
+    others = "".join(f"{name}_, " for pair in sorted(apart) if row.of in pair for name in {*pair} - {row.of})
+    place = [getattr(member, "name", None) for member in row.members].index(row.of)
+    of_those = f"{row.of}_, {row.of}_kind, device, fixed, {place}, ({others})"
     return [
         f"    fixed = ({''.join(f'{name}, ' for name in rest)})",
-        f"    rows = checked_before and checked_before.rows({row.of}_, {row.of}_kind, device, fixed)",
+        f"    rows = checked_before and checked_before.rows({of_those})",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -217,17 +218,38 @@ class TestCheckedBefore:
             ops.sign_decode_all(grads=grads, **given, feedback="own", rounding=rounding, checked_before=checked)
         assert made == [1]
 
-    def test_other_memory_is_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        made, given, checked = self.looks(monkeypatch), self.given(), Checked()
-        kept = [self.grads(seed) for seed in (1, 2)]
+    def test_gradients_that_lie_elsewhere_change_no_more_than_their_addresses(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made, given, decoded, offered = self.looks(monkeypatch), self.given(), Checked(), Checked()
+        kept = [self.grads(seed) for seed in (1, 2, 1)]
         for grads in kept:
-            ops.sign_offer_all(grads, **given, checked_before=checked)
-            fresh = self.given()
-            ops.sign_offer_all(grads, **fresh)
-            assert all(map(torch.equal, given["bits"], fresh["bits"]))
+            before, fresh = [residual.clone() for residual in given["residuals"]], self.given()
+            ops.sign_offer_all(grads, **given, checked_before=offered)
+            for residual, value in zip(fresh["residuals"], before, strict=True):
+                residual.copy_(value)
+            theirs = [grad.clone() for grad in grads]
+            ops.sign_offer_all(theirs, **fresh)
+            ops.sign_decode_all(grads=grads, **given, feedback="own", checked_before=decoded)
+            ops.sign_decode_all(grads=theirs, **fresh, feedback="own")
+            for mine, other in (
+                *((given[name], fresh[name]) for name in ("bits", "steps", "residuals")),
+                (grads, theirs),
+            ):
+                assert all(map(torch.equal, mine, other))
         assert made == [1, 1]
-        ops.sign_offer_all(kept[1], **self.given() | {"steps": given["steps"]}, checked_before=checked)
+        ops.sign_offer_all(kept[1], **self.given() | {"steps": given["steps"]}, checked_before=offered)
         assert made == [1, 1, 1]
+
+    @pytest.mark.parametrize("into", ["its residual", "another residual", "elsewhere"])
+    def test_a_gradient_that_moved_into_other_memory_is_refused(self, into: str) -> None:
+        given, checked, grads = self.given(), Checked(), self.grads(1)
+        ops.sign_decode_all(grads=grads, **given, feedback="own", checked_before=checked)
+        memory = {"its residual": given["residuals"][2], "another residual": given["residuals"][3]}
+        grads[2] = memory.get(into, torch.zeros(70))[:70]
+        refused = into == "its residual"  # to see that tensors share nothing is for the caller
+        with pytest.raises(ValueError, match="overlap") if refused else contextlib.nullcontext():
+            ops.sign_decode_all(grads=grads, **given, feedback="own", checked_before=checked)
 
     @pytest.mark.parametrize("change", ["dtype", "fewer", "gaps"])
     def test_a_gradient_that_changed_where_it_lies_is_refused(self, change: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
@@ -30,3 +32,18 @@ def refuse(grad: Tensor, tensor: TensorSpec, where: torch.device, rank: int) -> 
             f"rank {rank}: the gradient of {tensor.name} has elements that share memory, as expand() makes them, "
             "and its result is written there: hand over grad.contiguous()"
         )
+
+
+def refuse_shared(name: str, other: str, step: int, rank: int) -> NoReturn:
+    """Refuse a gradient in the memory of another one of its step: each would take the other's result for its own.
+
+    Args:
+        name, other: whose gradients these are.
+
+    Raises:
+        ConfigError: names both.
+    """
+    raise ConfigError(
+        f"rank {rank}: the gradients of {name} and {other} are in the same memory, in step {step}; give each parameter "
+        "a gradient of its own, such as grad.clone()"
+    )

@@ -11,9 +11,11 @@ weight decay, is told so once: a few elements are compared in some steps.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -112,15 +114,21 @@ class Matching:
         self._taken = step
         if given.step != step or given.factor == 1.0:
             return {}
-        grads = {n: local(p.grad) for _, p, n in self._places() if n in given.names and p.grad is not None}
-        dense = {name: grad for name, grad in grads.items() if not grad.is_sparse}
         if self._norms.samples:
-            self._look(dense, self._norms.samples)
-        if mine := [grad for name, grad in dense.items() if name not in but]:
-            torch._foreach_mul_(mine, 1 / given.factor)
-        for name in grads.keys() - dense.keys():  # with sparse_as_dense, Horovod makes dense results sparse again
-            grads[name].mul_(1 / given.factor)
-        return {name: 1 / given.factor for name in dense if name in but}
+            found = self._grads(given.names)
+            self._look({name: grad for name, grad in found.items() if not grad.is_sparse}, self._norms.samples)
+        by, moved = 1 / given.factor, given.names.intersection(but)
+        others = [*self._grads(given.names - moved).values()] if len(moved) < len(given.names) else []
+        if dense := [grad for grad in others if not grad.is_sparse]:
+            torch._foreach_mul_(dense, by)
+        for grad in others if len(dense) < len(others) else ():
+            if grad.is_sparse:  # with sparse_as_dense, Horovod makes dense results sparse again
+                grad.mul_(by)
+        return dict.fromkeys(moved, by)
+
+    def _grads(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Return the gradients of some parameters, where they have one."""
+        return {n: local(grad) for _, p, n in self._places() if n in names and (grad := p.grad) is not None}
 
     def _look(self, grads: Mapping[str, Tensor], samples: Mapping[str, Tensor]) -> None:
         """Tell once of a program that has done anything but make gradients smaller, or multiply them."""
@@ -144,30 +152,31 @@ class Matching:
                 return
 
 
-def _on_host(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Return parts of gradients in float64 on the CPU; waits once for a GPU."""
+def _on_host(parts: Sequence[Tensor]) -> list[list[float]]:
+    """Return the values of parts of gradients; waits once for a GPU."""
     if len({part.device for part in parts}) > 1:
-        return [part.double().cpu() for part in parts]
-    return list(torch.cat([part.double() for part in parts]).cpu().split([*map(len, parts)])) if parts else []
+        return [part.double().tolist() for part in parts]
+    values = iter(torch.cat([part.double() for part in parts]).tolist()) if parts else iter(())
+    return [[*islice(values, len(part))] for part in parts]
 
 
-def _was_added_to(was: Tensor, now: Tensor, eps: float, unscaled: float) -> bool:
+def _was_added_to(was: Sequence[float], now: Sequence[float], eps: float, unscaled: float) -> bool:
     """Return whether values were changed by anything but clipping, of any kind, and a factor for all of them.
 
     Args:
-        eps: of their dtype, before they were made float64.
+        eps: of their dtype.
         unscaled: what a gradient scaler has multiplied them by.
     """
-    close = 16 * eps
-    if not bool(now.isfinite().all() & was.isfinite().all()):
+    close, pairs = 16 * eps, [*zip(was, now, strict=True)]
+    if not all(map(math.isfinite, (*was, *now))):
         return False
-    if bool(((was == 0) & (now != 0)).any()):
+    if any(before == 0 and after != 0 for before, after in pairs):
         return True
-    factors = (now / was)[was != 0]
-    if not factors.numel():
+    factors = sorted(after / before for before, after in pairs if before)
+    if not factors:
         return False
-    least, most = float(factors.min()), float(factors.max())
+    least, most, middle = factors[0], factors[-1], factors[(len(factors) - 1) // 2]
     if least < 0:
         return most > least * (1 - close)  # not even all of them negated
-    limit = unscaled if float(factors.median()) < 2 * unscaled < 1.0 else max(1.0, unscaled)
+    limit = unscaled if middle < 2 * unscaled < 1.0 else max(1.0, unscaled)
     return most - least > close * most and most > limit * (1 + close)

@@ -265,24 +265,21 @@ def plain(group: Group, parameter: nn.Parameter, kept: Tensor | None) -> bool:
     Args:
         kept: of its state.
     """
-    if parameter.grad is None or group.get("capturable") or group.get("differentiable"):
+    if (grad := parameter.grad) is None or group.get("capturable") or group.get("differentiable"):
         return False
-    weights, grad = local(parameter), local(parameter.grad)
+    weights, grad = local(parameter), local(grad)
+    kind, where, shape = weights.dtype, weights.get_device(), weights.shape
     return (
         type(weights) in (nn.Parameter, Tensor)
-        and weights.dtype in _TYPES
+        and kind in _TYPES
         and (weights.is_cpu or weights.is_cuda)
-        and _like(weights, grad)
-        and (kept is None or _like(weights, local(kept)))
-    )
-
-
-def _like(weights: Tensor, other: Tensor) -> bool:
-    return (
-        type(other) is Tensor
-        and other.dtype is weights.dtype
-        and other.layout is torch.strided
-        and other.get_device() == weights.get_device()
-        and other.shape == weights.shape
-        and not other.is_neg()
+        and all(
+            type(other) is Tensor
+            and other.dtype is kind
+            and other.layout is torch.strided
+            and other.get_device() == where
+            and other.shape == shape
+            and not other.is_neg()
+            for other in ((grad,) if kept is None else (grad, local(kept)))
+        )
     )

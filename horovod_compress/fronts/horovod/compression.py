@@ -103,7 +103,7 @@ class Compression(BaseCompression, Factories):
     def _current(self) -> Session:
         if self._resets is not None:
             self._resets.go_on()
-        return super()._current()
+        return self._session or self._here()
 
     def _restart(self, job: HorovodJob) -> None:
         """Connect other ranks once the session of before has ended; nothing is kept, and no optimizer known yet."""
