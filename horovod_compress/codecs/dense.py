@@ -51,17 +51,24 @@ class Dense(Codec):
         return self.sent or work_dtype(bucket)
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        spans = [work.span(position) for position in positions]
-        grads, outs = [work.grad(position) for position in positions], [work.regions["values"][span] for span in spans]
-        return ops.dense_offer_all(grads, work.states_of("residual", spans), outs)
+        values, residuals = work.remembered(
+            "offered", positions, lambda: self._pieces(work, [work.span(position) for position in positions])
+        )
+        return ops.dense_offer_all([work.grad(position) for position in positions], residuals, values)
+
+    def _pieces(self, work: Work, spans: Sequence[slice]) -> tuple[list[Tensor], list[Tensor] | None]:
+        """Return what is sent of some elements of the bucket, and their residuals."""
+        return [work.regions["values"][span] for span in spans], work.states_of("residual", spans)
 
     def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
         own = work.place(part)
         return {"values": (own.start, own.stop)}
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
-        spans, grads, scale = [work.place(part) for part in parts], work.grads_of(parts), result_scale / work.world
-        sums, residuals = [work.regions["values"][span] for span in spans], work.states_of("residual", spans)
+        sums, residuals = work.remembered(
+            "decoded", parts, lambda: self._pieces(work, [work.place(part) for part in parts])
+        )
+        grads, scale = work.grads_of(parts), result_scale / work.world
         ops.dense_decode_all(sums, grads, scale=scale, residuals=residuals)
         if residuals is not None and work.bucket.dtype == "float16":
             for grad, exact, kept in zip(grads, sums, residuals, strict=True):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from horovod_compress.codecs.shared.signs import Signs
 from horovod_compress.engine import exchanging
 from horovod_compress.errors import ExchangeError
 from tests.support.accelerator import everything_on_accelerator
@@ -176,29 +179,64 @@ def test_closing_leaves_out_what_was_not_taken_in(monkeypatch: pytest.MonkeyPatc
     assert taken == [[0]]
 
 
-def test_what_came_meanwhile_is_taken_in_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one call for each bucket, in the order in which it came."""
-    monkeypatch.setattr(exchanging, "ENOUGH", 0)
+@pytest.mark.parametrize("slow", [False, True])
+def test_who_goes_together_depends_on_the_order_alone(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not on what comes while the thread is busy: else each step would have batches of its own."""
+    monkeypatch.setattr(exchanging, "ENOUGH", 2 * 40 * 4)
     go, begun, taken, submit = threading.Event(), threading.Event(), [], Turn.submit
 
-    def slow(turn: Turn, positions: list[int], grads: list[Tensor]) -> object:
+    def noted(turn: Turn, positions: list[int], grads: list[Tensor]) -> object:
         begun.set()
         assert go.wait(SOON)
         taken.append((turn.key.bucket, positions))
         return submit(turn, positions, grads)
 
-    monkeypatch.setattr(Turn, "submit", slow)
+    monkeypatch.setattr(Turn, "submit", noted)
     tensors = [spec(name, 40) for name in "abcdef"]
     grads = random_grads(1, tensors)[0]
     with Fleet(1, tensors, "none", schedule="size:640B", min_elements=0) as fleet:  # of four tensors, and of two
         reducer, place = fleet.reducers[0], {name: index for index, name in enumerate(fleet.plan.names())}
-        step = reducer.offer(place["b"], grads["b"].clone())
-        assert begun.wait(SOON)
-        for name in "acedf":
-            reducer.offer(place[name], grads[name].clone())
+        for number, name in enumerate("bacedf"):
+            step = reducer.offer(place[name], grads[name].clone())
+            if number == 1:
+                assert begun.wait(SOON)
+                if not slow:
+                    go.set()
+            if not slow and number:
+                reducer._offering.worker.drain()
         go.set()
         assert all(torch.equal(reducer.result(place[name], step), grads[name]) for name in "abcdef")
-    assert taken == [(0, [1]), (0, [0, 2, 3]), (1, [0, 1])]
+    assert taken == [(0, [1, 0]), (0, [2]), (1, [0]), (0, [3]), (1, [1])]
+
+
+@pytest.mark.parametrize("order", ["same", "another"])
+def test_what_follows_from_a_batch_is_found_once(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each backward pass goes another way it cannot be; then no more of it stays than of a few steps."""
+    made, columns = [0], Signs._columns
+
+    def counted(*given: Any) -> Any:
+        made[0] += 1
+        return columns(*given)
+
+    monkeypatch.setattr(Signs, "_columns", counted)
+    tensors, generator = [spec(f"t{number}", 64) for number in range(12)], random.Random(0)
+    with Fleet(2, tensors, "signsgd", schedule="single", min_elements=0) as fleet:
+        indices = list(range(len(tensors)))
+        for step in range(60):
+            if order == "another":
+                generator.shuffle(indices)
+            if step == 3:
+                made[0] = 0
+            grads = random_grads(2, tensors, seed=step)
+            for reducer, mine in zip(fleet.reducers, grads, strict=True):
+                for index in indices:
+                    reducer.offer(index, mine[tensors[index].name])
+            for reducer in fleet.reducers:
+                for index in indices:
+                    reducer.result(index, step)
+        memo = [round_.work.memo for state in fleet.reducers[0].buckets for round_ in state.rounds.kinds.values()]
+    assert made == [0] if order == "same" else made[0] > 50
+    assert all(sum(map(len, one.get("offered", ()))) <= 4 * (12 + 8 * 2) for one in memo)
 
 
 def test_who_waits_while_another_thread_closes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
