@@ -142,6 +142,28 @@ def test_a_job_that_begins_with_one_rank_is_as_any_other_and_tells_things_once(t
     assert {words: job.output.count(words) for words in told} == told, job.output
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_one_rank_that_is_left_sends_all_that_waits_and_compresses_nothing(tmp_path: Path, comes_back: bool) -> None:
+    """Where another one comes again, both go on in step: with rounds, second moments and tables of one kind."""
+    left, again = {"step": 4, "hosts": ["localhost:1"], "world": 1}, {"step": 7, "hosts": ["localhost:2"], "world": 2}
+    events, held = [left, again] if comes_back else [left], {"warmup_steps": 2, "rebuild_every": 3}
+    trained = [
+        *of("topk", "onebit_adam", "powersgd", "sketch_fusion"), *of("topk", path="stock"), *of("topk", path="update"),
+        *of("signum", "dgc", "gmc", "loco"), *of("marsit", optimizer="AdamW", attach=held),
+        *of("onebit_adam", optimizer="Adam", attach=held), *of("marsit", path="stock", optimizer="AdamW"),
+    ]  # fmt: skip
+    job = run_elastic(
+        tmp_path, JOBS / "resized.py", ["localhost:2"], 200, trained=trained, steps=11 if comes_back else 6,
+        events=events,
+    )  # fmt: skip
+    check(job, 1 + comes_back, trained)
+    assert all(apart(job, number) < ROUNDING for number in range(6)), job.ends
+    waits = [end["stats"]["residual_norm"] > 0 for end in job.ends[0]["trained"]]
+    assert waits[:5] == [comes_back] * 5 and waits[5], "in update mode it waits for others"
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("after", slow(1.0, 2.5))
 def test_hosts_change_again_before_a_change_is_over(tmp_path: Path, after: float) -> None:

@@ -86,7 +86,7 @@ class Compression(BaseCompression, Factories):
     _settled = -1  # the step whose sparse gradients were looked for
 
     def _hooks(self, job: Job) -> Hooks:
-        return Hooks(job.check, weakly(self._wake), in_join)
+        return Hooks(job.check, weakly(self._wake), in_join, exact_alone=True)
 
     def _begin(self, session: Session) -> None:
         reducer = session.reducer
