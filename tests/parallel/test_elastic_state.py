@@ -35,5 +35,8 @@ def test_together() -> None:
         assert synced.pop("followed") == synced["scale"], "residuals stand for the scale of before"
         assert restored == synced
         assert found["follows_later"] == [2.0**10, 2.0**10]
+        assert found["joins_behind_an_unused_exchange"][0], "weights were moved by a step without gradients"
+    first, second = (found["joins_behind_an_unused_exchange"] for found in ranks)
+    assert first == second
     first, second = (found["joined"] for found in ranks)
     assert first[0] == second[0] == second[2] != second[1]

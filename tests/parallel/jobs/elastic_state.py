@@ -23,6 +23,7 @@ from tests.support.training import net
 
 #: Elements of what is committed, 4 bytes each: more than the allocator keeps for itself when it is freed.
 ELEMENTS = 1 << 24
+NOTHING: dict[str, Any] = {}
 #: Methods with optimizers of which a second moment is held, or whose first steps are exact, among several ranks.
 METHODS: list[tuple[str, Any, dict[str, Any]]] = [
     ("topk", torch.optim.SGD, {}), ("onebit", torch.optim.SGD, {"momentum": 0.9}), ("signum", torch.optim.SGD, {}),
@@ -34,17 +35,21 @@ hvd.init()
 
 
 def trained(
-    model: nn.Module, method: str = "topk", plain: Any = None, *, attaches: bool = True, **options: Any
+    model: nn.Module, method: str = "topk", plain: Any = None, attach: dict[str, Any] | None = NOTHING, **options: Any
 ) -> tuple[Any, Any]:
-    """Return a compression and its optimizer, SGD unless another one is given."""
+    """Return a compression and its optimizer, SGD unless another one is given.
+
+    Args:
+        attach: options; None for tokens.
+    """
     named = list(model.named_parameters())
     compression = hvc.Compression.create(method, named, timeout=30.0, **options)
     plain = plain or torch.optim.SGD(model.parameters(), lr=0.1)
     os.environ["HOROVOD_ELASTIC"] = "1"  # the optimizer then hands gradients over with one rank, too
     optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=compression)
     del os.environ["HOROVOD_ELASTIC"]
-    if attaches:
-        compression.attach(optimizer)
+    if attach is not None:
+        compression.attach(optimizer, **attach)
     return compression, optimizer
 
 
@@ -76,7 +81,7 @@ def like_torch_alone() -> list[str]:
             model = net(seed=1)
             optimizer: Any = kind(model.parameters(), lr=0.1, **options)
             if way != "alone":
-                compression, optimizer = trained(model, method, optimizer, attaches=way == "attached")
+                compression, optimizer = trained(model, method, optimizer, NOTHING if way == "attached" else None)
             for step in range(6):
                 optimizer.zero_grad()
                 sum((p * (step - p).sin()).sum() for p in model.parameters()).backward()
@@ -143,6 +148,32 @@ def joined() -> list[list[float]]:
     if hvd.rank():
         handler.restore()
     return [*found, momenta()]
+
+
+def joins_behind_an_unused_exchange() -> list[Any]:
+    """Let the last rank join where no optimizer has used the last exact round; return how a next step goes."""
+    model = net(seed=1)
+    adam = torch.optim.AdamW(model.parameters(), lr=0.01)
+    compression, optimizer = trained(model, "marsit", adam, {"warmup_steps": 1, "match_norm": False})
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, compression=compression)
+    for uses in (True, False):
+        optimizer.zero_grad()
+        backward(model, 99)
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step() if uses else None
+    before = digest(model.parameters())
+    if hvd.rank():
+        optimizer.state.clear()
+        optimizer._synchronized = False
+    state.sync()  # the optimizer of the one that joins makes a step without gradients
+    found: list[Any] = [digest(model.parameters()) == before]
+    for _ in range(2):
+        optimizer.zero_grad()
+        backward(model, 99)
+        optimizer.step()
+        found.append(digest(model.parameters()))
+    return found
 
 
 def follows_later() -> list[float]:
@@ -232,6 +263,6 @@ ALONE: list[Callable[[], Any]] = [
     failed_commits,
     peak_of_a_commit,
 ]
-TOGETHER: list[Callable[[], Any]] = [local_steps, joined, scalers, follows_later]
+TOGETHER: list[Callable[[], Any]] = [local_steps, joined, scalers, joins_behind_an_unused_exchange, follows_later]
 for case in ALONE if hvd.size() == 1 else TOGETHER:
     check(case.__name__, case)
