@@ -418,6 +418,44 @@ def test_which_second_moment_is_shared(method: str, choice: str, options: dict[s
     assert torch.equal(named[0]["used"], named[1]["used"]) is shares
 
 
+@pytest.mark.parametrize("steps", [0, 40])
+def test_where_others_come_again_the_second_moment_is_as_one_rank_has_moved_it(steps: int) -> None:
+    """What is held moves among several ranks only. The control makes no step alone: what was held goes on."""
+    states: list[dict[str, Any]] = []
+    options = {"second_moment": "shared", "warmup_steps": 2, "rebuild_every": 50}
+
+    def go_on(size: float, number: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        if states:
+            optimizer.load_state_dict(copy.deepcopy(states[-1]))
+        for _ in range(number):
+            for parameter in named.values():
+                parameter.grad = torch.full(parameter.shape, size)
+            optimizer.step()
+
+    def several(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        go_on(1.0, 4, optimizer, named)
+        meet.wait(30)
+        if rank == 0:
+            states.append(copy.deepcopy(optimizer.state_dict()))
+
+    def alone(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        go_on(30.0, steps, optimizer, named)
+        states.append(copy.deepcopy(optimizer.state_dict()))
+
+    meet = threading.Barrier(WORLD)
+    train(adamw, several, "none", {}, WORLD, **options)
+    train(adamw, alone, "none", {}, 1, **options)
+    train(adamw, several, "none", {}, WORLD, **options)
+    first, last = (state["horovod_compress"]["second_moment"]["moments"] for state in (states[0], states[2]))
+    for number, name in enumerate(("used", "unused")):
+        state = states[1]["state"][number]
+        own = state["exp_avg_sq"] / (1 - 0.999 ** float(state["step"]))
+        expected = own if steps else first[name]["moment"]
+        torch.testing.assert_close(last[name]["moment"], expected)
+        assert bool((expected > 100).all() if steps else (expected < 2).all())
+    assert ("second_moment" in states[1]["horovod_compress"]) == (not steps)
+
+
 def test_a_rank_outside_the_process_set_trains_by_itself() -> None:
     job: Any = SimpleNamespace(included=lambda: False)
     compression = HorovodCompression("topk", [], {}, job)

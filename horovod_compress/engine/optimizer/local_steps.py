@@ -117,6 +117,8 @@ class Schedule:
             if self._exchange.reducer.world == 1:
                 refused = self._end_alone()
                 if not skip:
+                    if self._moment:
+                        self._moment.let_go()
                     local()
                 if refused:
                     raise refused

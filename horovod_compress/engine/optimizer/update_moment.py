@@ -63,6 +63,10 @@ class SharedSecondMoment:
                 self._moments[name] = Moment(*moments.ADAM.taken_over(group, state))
         self._moved = steps
 
+    def let_go(self) -> None:
+        """Leave it to the optimizer of one rank alone; among several ranks, what that makes of it is held again."""
+        self._moments, self._moved, self._shown = {}, -1, ""
+
     @torch.no_grad()
     def prepare(self) -> None:
         """Set the state of Adam so that its next step divides by what is held.
