@@ -362,6 +362,31 @@ def test_a_warm_up_gradient_that_is_not_finite_leaves_no_trace() -> None:
     assert all(bool(torch.tensor(values).isfinite().all()) for _, values in digests(made[0]).values())
 
 
+@pytest.mark.parametrize("size", [1e30, -1e30, 1.0])
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}], ids=str)
+def test_a_square_that_overflows_stops_one_element_as_in_adam(options: dict[str, Any], size: float) -> None:
+    """In the local step, whose second moment is infinite there. The control has a usual gradient."""
+
+    def run(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        for step in range(10):
+            give(rank, step, named)
+            large = rank == 0 and step == 7
+            if large:
+                named["used"].grad[3] = size  # type: ignore[index]
+            before = named["used"].detach().clone()
+            optimizer.step()
+            moved = named["used"].detach() != before
+            if large:
+                assert bool(moved[3]) == (size == 1.0) and int(moved.sum()) >= moved.numel() - 1
+                assert bool(optimizer.state[named["used"]]["exp_avg_sq"][3].isinf()) == (size != 1.0)
+
+    def adam(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=0.01, **options)
+
+    named, _ = train(adam, run, "marsit", second_moment="shared", warmup_steps=3, communication_delay=10)
+    assert all(bool(parameter.isfinite().all()) for mine in named for parameter in mine.values())
+
+
 def test_a_rebuilding_that_is_not_finite_waits_for_the_next() -> None:
     def run(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
         for step in range(11):
