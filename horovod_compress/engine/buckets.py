@@ -37,6 +37,7 @@ class BucketState:
         link: or from where they are.
         part: what rounds see of the bucket, where ranks share hosts or weights are pruned; memory and rounds are then
             those of its share.
+        always: see :class:`Rounds`.
 
     Attributes:
         grads: this step's gradients, contiguous, one per tensor; results are written over them.
@@ -57,6 +58,7 @@ class BucketState:
         staged: bool = False,
         link: NcclLink | None = None,
         part: HostBucket | PrunedBucket | None = None,
+        always: Kind | None = None,
     ) -> None:
         self.bucket, self.device, self.part = bucket, device, part
         self.hosted = hosted = part if isinstance(part, HostBucket) else None
@@ -65,7 +67,7 @@ class BucketState:
         site = Site(rank, world, collective, device, staged and not alone, None if alone else link)
         self.memory = Memory(part.share if part else bucket, codec, site, bucket)
         self.grads = part.grads if part else self.memory.grads
-        self.rounds = Rounds(codec, self.memory, always_plain=bool(hosted and hosted.alone))
+        self.rounds = Rounds(codec, self.memory, "plain" if hosted and hosted.alone else always)
         self.finished = -1
         self.decoded: Event = None
         self.dropped: dict[str, int] = {}
@@ -103,13 +105,13 @@ class Rounds:
     """Makes the rounds of a method, and chooses among them.
 
     Args:
-        always_plain: never exchange anything but gradients as they are.
+        always: the one kind of rounds without the method that there is, "plain" or "alone"; None for all.
     """
 
-    def __init__(self, codec: Codec, memory: Memory, *, always_plain: bool = False) -> None:
-        self._codec, self._memory, self._always_plain = codec, memory, always_plain
+    def __init__(self, codec: Codec, memory: Memory, always: Kind | None = None) -> None:
+        self._codec, self._memory, self._always = codec, memory, always
         #: Where a second moment that is held divides in the compressed rounds.
-        self.divides: Divides = codec.properties().divides
+        self.divides: Divides = "never" if always == "alone" else codec.properties().divides
         self._empties = isinstance(codec, LeftPlain) and codec.plain_when_empty(memory.bucket)
         self.kinds = {kind: self._make(kind, label) for kind, label in labels(variants_of(codec)).items()}
         self.tables = Tables(memory, self.kinds.values())
@@ -117,8 +119,8 @@ class Rounds:
         self._methodless: dict[Kind, Round] = {}
         self._last: tuple[int, Round] | None = None  # the step that was asked for last: every gradient asks
         self._nothing_waits = False  # see :meth:`note_emptied`
-        if self._empties or always_plain:
-            self._make_methodless("plain")
+        if self._empties or always:
+            self._make_methodless(always or "plain")
 
     def _make(self, codec: Codec, label: str) -> Round:
         own = self._memory.layout(codec).state
@@ -128,15 +130,16 @@ class Rounds:
 
     def _make_methodless(self, kind: Kind) -> None:
         memory, codec = self._memory, without_method(kind, self._memory.bucket, self._memory.site.choose)
-        made = make_round(memory, codec, codec.name, memory.payload_that_holds(codec), {}, exact=True)
+        kept = memory.state if kind == "alone" else {}
+        made = make_round(memory, codec, codec.name, memory.payload_that_holds(codec), kept, exact=True)
         memory.site.device.synchronize()  # what is queued may still use the others; between two steps nothing comes
         plain = {other: known for other, known in self._methodless.items() if other == "plain"}
         self._methodless = plain | {kind: made}
 
     def at(self, step: int) -> Round:
         """Return the round of a step."""
-        if self._always_plain or self._nothing_waits:
-            return self._methodless["plain"]
+        if self._always or self._nothing_waits:
+            return self._methodless[self._always or "plain"]
         if self.next.kind in METHODLESS and not (self.next.kind == "short" and self._sends_numbers(step)):
             return self._methodless[self.next.kind]
         last = self._last
@@ -156,7 +159,7 @@ class Rounds:
             return  # a second moment that is held is nothing to this method
         if coming.kind == "short" and all(isinstance(kind, Dense) for kind in self.kinds):
             coming = Next()  # its rounds are as exact as somebody wanted them
-        if coming.kind in METHODLESS and not (self._always_plain or coming.kind in self._methodless):
+        if coming.kind in METHODLESS and not (self._always or coming.kind in self._methodless):
             self._make_methodless(coming.kind)
         self.next, self._last = coming, None
 
@@ -178,6 +181,17 @@ class Rounds:
     def resume(self) -> None:
         """Go on with whatever was loaded."""
         self._nothing_waits = False
+        if self._always == "alone":
+            self._let_all_wait()
+
+    def _let_all_wait(self) -> None:
+        """Let what this rank kept as an owner wait with its residual, and no momentum go on: no round uses them now."""
+        state, owned = self._memory.state, {name for kind in self.kinds for name in kind.folded}
+        for name in state.keys() - {"residual"}:
+            if name in owned:
+                state["residual"] += state[name]
+            state[name].zero_()
+        self._memory.site.device.synchronize()
 
     def carry(self) -> dict[str, Tensor]:
         """Return what merging keeps, by what it belongs to."""
@@ -199,10 +213,13 @@ class Buckets:
     Args:
         codecs: the methods by number.
         collective: picks how a bucket's payloads become one.
+        alone: this is the only rank, and has its gradients back with whatever waits, whatever the method.
     """
 
-    def __init__(self, context: Context, plan: Plan, codecs: Sequence[Codec], collective: Choose) -> None:
-        self._context, self._codecs, self._collective = context, codecs, collective
+    def __init__(
+        self, context: Context, plan: Plan, codecs: Sequence[Codec], collective: Choose, *, alone: bool = False
+    ) -> None:
+        self._context, self._codecs, self._collective, self.alone = context, codecs, collective, alone
         tensors = [tensor for bucket in plan.buckets for tensor in bucket.tensors]
         self._host_memory = HostMemory(context.host, tensors) if context.host else None
         #: Tensors that nothing is exchanged for, in plan order.
@@ -261,7 +278,8 @@ class Buckets:
             part = HostBucket(context.host, memory, bucket, context.exchange, context.metrics)
         elif any(tensor.name in self.rest for tensor in bucket.tensors):
             part = PrunedBucket(bucket, self.rest)
-        return BucketState(bucket, codec, rank, world, self._collective, where, staged, link, part)
+        always: Kind | None = "alone" if self.alone else None
+        return BucketState(bucket, codec, rank, world, self._collective, where, staged, link, part, always)
 
     def rows(self) -> dict[str, int]:
         """Return the rows of tensors that can be pruned, see :func:`rows_of`: tables hold places in whole ones."""

@@ -227,6 +227,8 @@ class Hooks:
         on_unseen: called with a failure that the training thread has not come for, twice a second, on the exchange
             thread.
         in_join: returns whether this rank is in ``hvd.join()``; asked once a second where there is nothing to exchange.
+        exact_alone: one rank alone has its gradients back as they are, with what waits: this framework leaves them to
+            torch where the job has one rank from its beginning to its end.
         records: a folder for flight records within that of the job, where several ranks of it have one number.
         ranks_in_words: what the numbers of ranks in an error mean, where that is not their place in the whole job.
     """
@@ -234,6 +236,7 @@ class Hooks:
     check_usable: Callable[[], None] = lambda: None
     on_unseen: Callable[[str], None] = lambda text: None
     in_join: Callable[[], bool] = lambda: False
+    exact_alone: bool = False
     ranks_in_words: str = ""
     records: str = ""
 

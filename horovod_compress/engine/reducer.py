@@ -79,7 +79,8 @@ class Reducer:
         self.rank, self.world, self.options = transport.rank, transport.size, options
         self._hooks, self.result_scale = (hooks := hooks or Hooks()), 1.0
         self.context = context = Context(transport, options, Devices((b.device for b in plan.buckets), devices), host)
-        self.buckets = buckets = Buckets(context, plan, codecs, collective)
+        alone = hooks.exact_alone and self.world == 1
+        self.buckets = buckets = Buckets(context, plan, codecs, collective, alone=alone)
         self.failure = failure = Failure(context, hooks)
         self.norms = norms = Norms(context, buckets)
         self.start, self.verification = Start(context, buckets, norms.settings), Verification(context, buckets)

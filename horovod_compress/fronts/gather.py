@@ -20,6 +20,8 @@ FORKED = (
     "this process is a fork of a rank: its compression has no threads here, and its connections belong to "
     "the rank; exchange gradients in the rank itself"
 )
+#: The name of all gathers by which the ranks of an elastic job go on together or part.
+ELASTIC = "hvc.elastic"
 #: What ranks meet for, by the second word of its name.
 _PURPOSES = {
     "handshake": "the handshake",
@@ -57,6 +59,28 @@ def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int])
         "data or model than timeout= allows; compression objects are not created, or used, in the same order on every "
         "rank"
     )
+
+
+def why_apart(meant: Sequence[str], ranks: Sequence[int], rank: int) -> str | None:
+    """Return what is wrong where ranks meet for different things, None where they do not.
+
+    Args:
+        meant: the names of what the ranks have come to.
+        ranks: their numbers, and that of this one, as people know them.
+    """
+    if len(set(meant)) == 1:
+        return None
+    found = []
+    for name in dict.fromkeys(meant):
+        some = [number for number, other in zip(ranks, meant, strict=True) if other == name]
+        found.append(f"rank(s) {listed(some)} to {_PURPOSES.get(name.split('.')[1], name)}")
+    advice = "call save(), load() and the optimizers' steps in the same order on every rank"
+    if ELASTIC in meant:
+        advice = (
+            "a rank that joins an elastic job meets the others where hvd.elastic.run begins: call save() and load() "
+            "within the function that it wraps, where all ranks do; docs/elastic.md says when"
+        )
+    return f"rank {rank}: the ranks have come to different things: {', '.join(found)}; {advice}"
 
 
 # ---- the stages of a start ----

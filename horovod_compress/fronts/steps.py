@@ -150,6 +150,8 @@ class Steps:
 
     def _begin_exact(self) -> None:
         """Let the first steps be exact where that is needed."""
+        if self._buckets.alone:  # all are
+            return
         # Where a second moment is held, its own exact rounds come first.
         total = self._reducer.options.total_steps
         each = [momentum.exact_first(taker.optimizer, self._methods, self.named, total) for taker in self._takers]

@@ -142,6 +142,28 @@ def test_a_job_that_begins_with_one_rank_is_as_any_other_and_tells_things_once(t
     assert {words: job.output.count(words) for words in told} == told, job.output
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_one_rank_that_is_left_sends_all_that_waits_and_compresses_nothing(tmp_path: Path, comes_back: bool) -> None:
+    """Where another one comes again, both go on in step: with rounds, second moments and tables of one kind."""
+    left, again = {"step": 4, "hosts": ["localhost:1"], "world": 1}, {"step": 7, "hosts": ["localhost:2"], "world": 2}
+    events, held = [left, again] if comes_back else [left], {"warmup_steps": 2, "rebuild_every": 3}
+    trained = [
+        *of("topk", "onebit_adam", "powersgd", "sketch_fusion"), *of("topk", path="stock"), *of("topk", path="update"),
+        *of("signum", "dgc", "gmc", "loco"), *of("marsit", optimizer="AdamW", attach=held),
+        *of("onebit_adam", optimizer="Adam", attach=held), *of("marsit", path="stock", optimizer="AdamW"),
+    ]  # fmt: skip
+    job = run_elastic(
+        tmp_path, JOBS / "resized.py", ["localhost:2"], 200, trained=trained, steps=11 if comes_back else 6,
+        events=events,
+    )  # fmt: skip
+    check(job, 1 + comes_back, trained)
+    assert all(apart(job, number) < ROUNDING for number in range(6)), job.ends
+    waits = [end["stats"]["residual_norm"] > 0 for end in job.ends[0]["trained"]]
+    assert waits[:5] == [comes_back] * 5 and waits[5], "in update mode it waits for others"
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("after", slow(1.0, 2.5))
 def test_hosts_change_again_before_a_change_is_over(tmp_path: Path, after: float) -> None:
@@ -287,6 +309,25 @@ def test_a_rank_dies_while_hosts_change(tmp_path: Path, inside: str) -> None:
     )  # fmt: skip
     assert list(tmp_path.glob("killed.*")), job.output
     check(job, 1 if leaves == HOSTS[1] and inside != "save" else len(job.ends), trained)
+
+
+# ---- loading -------------------------------------------------------------------------------------
+
+LATE = 150.0  # far longer than what is told at once takes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("where", ["inside", "top"])
+def test_a_rank_that_joins_and_loads_alone_is_told_at_once(tmp_path: Path, where: str) -> None:
+    """It ends, and the others go on without it. The control loads where all ranks do, and only at the beginning."""
+    hosts = [f"{host}:1" for host in HOSTS[:3]]
+    job = run_elastic(tmp_path, JOBS / "elastic_load.py", hosts[:2], 180.0, where=where, then=hosts, timeout=LATE)
+    assert job.status == 0 and len(job.ends) == (3 if where == "inside" else 2), job.output
+    took = max(end["at"] for end in job.ends) - float((tmp_path / "changed").read_text())
+    assert took < 0.6 * LATE and not list(tmp_path.glob("loaded.*")), job.output
+    words = "rank(s) 2 to the loading of a checkpoint folder"
+    assert (words in job.output) == ("MismatchError" in job.output) == (where == "top"), job.output
 
 
 # ---- a compression that no state has -------------------------------------------------------------

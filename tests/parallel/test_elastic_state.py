@@ -13,9 +13,10 @@ pytest.importorskip("horovod.torch")
 
 
 def test_alone() -> None:
-    """One rank: a restore in the middle of a step, a compression that no state has, commits that fail, their memory."""
+    """One rank: nothing is compressed; restores in the middle of a step, commits that fail, and what they take."""
     (found,) = run_ranks(1, "elastic_state.py").values()
     assert found["restored_in_a_step"] == 0.0
+    assert found["like_torch_alone"] == [], "gradients of one rank were compressed"
     assert "belongs into an hvd.elastic.TorchState" in found["given_to_no_state"]
     shown, told, step = found["failed_commits"]
     assert shown is None and step == 0
@@ -34,5 +35,8 @@ def test_together() -> None:
         assert synced.pop("followed") == synced["scale"], "residuals stand for the scale of before"
         assert restored == synced
         assert found["follows_later"] == [2.0**10, 2.0**10]
+        assert found["joins_behind_an_unused_exchange"][0], "weights were moved by a step without gradients"
+    first, second = (found["joins_behind_an_unused_exchange"] for found in ranks)
+    assert first == second
     first, second = (found["joined"] for found in ranks)
     assert first[0] == second[0] == second[2] != second[1]

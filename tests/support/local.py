@@ -13,7 +13,7 @@ from torch import Tensor
 from horovod_compress.codecs.base import Codec
 from horovod_compress.engine.bucket.shares import nbytes_of
 from horovod_compress.engine.methods import Methods, parse
-from horovod_compress.engine.reducer import Reducer
+from horovod_compress.engine.reducer import Hooks, Reducer
 from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.device import Device
 from horovod_compress.exchange.hosts import LocalHost, groups
@@ -38,6 +38,7 @@ class Fleet:
         wrap: makes a rank's transport of the local one.
         devices: returns what makes the devices of a rank with a transport, None for the usual ones.
         hosts: of the ranks, which share memory on each; 0 for ranks that do not.
+        hooks: what the reducers ask of their framework.
         options: the codec's own and the common ones.
     """
 
@@ -50,6 +51,7 @@ class Fleet:
         wrap: Callable[[Transport], Transport] = lambda transport: transport,
         devices: Callable[[Transport], Callable[[str], Device] | None] = lambda transport: None,
         hosts: int = 0,
+        hooks: Hooks | None = None,
         **options: Any,
     ) -> None:
         self.world, self.tensors = world, list(tensors)
@@ -65,7 +67,8 @@ class Fleet:
                 Choose(self.options.exchange, () if hosts else transport.adds),
                 self.options,
                 devices(transport),
-                host=host,
+                hooks,
+                host,
             )
             for transport, host in zip(transports, self.hosts, strict=True)
         ]

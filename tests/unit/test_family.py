@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from horovod_compress.engine.optimizer import family
 from horovod_compress.engine.optimizer.second_moment import BOUND, FLOOR, Moment
+from horovod_compress.engine.optimizer.taker import Taker, Takers
 from horovod_compress.errors import ConfigError
 
 RATE, EPS, SHAPE = 0.01, 1e-6, (5, 4, 6)
@@ -356,3 +358,31 @@ def test_the_look_at_the_state_keeps_no_optimizer_alive() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+# ---- steps that are none of the program's ----
+
+
+@pytest.mark.parametrize("builder", ["hvd.broadcast_optimizer_state()", "get_optimizer_state_dict()", None])
+def test_a_step_that_only_builds_state_uses_no_exchange(builder: str | None) -> None:
+    """Horovod and torch make it; the control is a step of the program's."""
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1)
+    seen: list[str] = []
+    family.prepare_last(optimizer, lambda: seen.append("prepared"))
+    takers = Takers()
+    takers.know([Taker(optimizer)], lambda: seen.append("noted"))
+
+    def broadcast_optimizer_state() -> None:
+        parameter.grad = torch.zeros(3)
+        optimizer.step()
+
+    if builder == "hvd.broadcast_optimizer_state()":
+        broadcast_optimizer_state()
+    elif builder:
+        get_optimizer_state_dict(nn.ParameterList([parameter]), optimizer)
+    else:
+        parameter.grad = torch.zeros(3)
+        optimizer.step()
+    assert optimizer.state[parameter]
+    assert seen == ([] if builder else ["prepared", "noted"])

@@ -1,6 +1,9 @@
-"""Whether a rank takes part, by what Horovod says of its process sets."""
+"""Whether a rank takes part, by what Horovod says of its process sets; and what it meets the others for."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -9,6 +12,9 @@ pytest.importorskip("horovod.torch")
 import horovod.torch as hvd
 from horovod.common import process_sets
 
+from horovod_compress.engine.job import Gathering
+from horovod_compress.errors import ExchangeError, MismatchError
+from horovod_compress.fronts.horovod import job
 from horovod_compress.fronts.horovod.job import HorovodJob
 
 
@@ -31,3 +37,49 @@ def test_in_a_process_set_are_its_ranks(first: None, ranks: list[int]) -> None:
     some = hvd.ProcessSet(ranks)
     some.process_set_id = 1
     assert HorovodJob(some).included() == (0 in ranks)
+
+
+# ---- what ranks of an elastic job meet for ----
+
+
+def gathered(monkeypatch: pytest.MonkeyPatch, meant: Sequence[str], rank: int) -> Any:
+    """Return what a rank finds where all have come to these gathers of an elastic job, each with its number."""
+    used: list[str] = []
+
+    def gather(value: Any, name: str, *given: Any) -> list[Any]:
+        used.append(name)
+        assert value == [meant[rank], rank]
+        return [[name, number] for number, name in enumerate(meant)]
+
+    monkeypatch.setattr(job, "gather", gather)
+    monkeypatch.setattr(hvd, "rank", lambda: rank)
+    monkeypatch.setattr(HorovodJob, "size", len(meant))
+    found = HorovodJob(hvd.global_process_set).gather(rank, Gathering(meant[rank], 1.0))
+    assert used == ["hvc.any"]
+    return found
+
+
+def test_ranks_that_mean_different_things_meet_and_hear_of_it(
+    first: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that joins ends; the others go on at their last commit. Else all end, as they would come to it again."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    joins = ["hvc.elastic", "hvc.load", "hvc.elastic"]
+    words = r"rank\(s\) 0, 2 to the meeting of an elastic job.*, rank\(s\) 1 to the loading of .*within the function"
+    for rank, kind in enumerate((ExchangeError, MismatchError, ExchangeError)):
+        with pytest.raises(kind, match=f"rank {rank}: the ranks have come to different things: {words}"):
+            gathered(monkeypatch, joins, rank)
+    assert [text.partition(":")[0] for text in caplog.messages] == ["rank 0", "rank 2"]
+    for rank in range(2):
+        with pytest.raises(MismatchError, match=r"rank\(s\) 0 to the saving .*in the same order on every rank"):
+            gathered(monkeypatch, ["hvc.save", "hvc.load"], rank)
+    assert gathered(monkeypatch, ["hvc.load"] * 3, 1) == [0, 1, 2]
+
+
+def test_other_jobs_meet_by_the_name_of_what_they_do(first: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOROVOD_ELASTIC", raising=False)
+    monkeypatch.setattr(job, "gather", lambda value, name, *given: [value, name])
+    assert HorovodJob(hvd.global_process_set).gather(7, Gathering("hvc.load", 1.0)) == [7, "hvc.load"]
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    of_a_start = Gathering("hvc.handshake", 1.0, under="hvc.start")
+    assert HorovodJob(hvd.global_process_set).gather(7, of_a_start) == [7, "hvc.start"]

@@ -661,6 +661,35 @@ def test_flush_at_the_end_of_a_cycle_only_ends_the_exchange(method: str, own: di
     assert all(torch.equal(*both) for both in zip(ends[0].values(), ends[1].values(), strict=True))
 
 
+@pytest.mark.parametrize("outer", [None, NESTEROV, HEAVY])
+@pytest.mark.parametrize("options", [{}, {"overlap": 2}, {"fragments": 2}], ids=str)
+@pytest.mark.parametrize("more", [0, 1])
+def test_flush_with_mixing_exchanges_only_local_steps(more: int, options: dict[str, Any], outer: Any) -> None:
+    """Where none was made since an exchange, weights become the common ones; the control has made one."""
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        updates = optimizer._updates
+        for _ in range(4 + more):
+            pull(rank, named)
+            optimizer.step()
+        ended = [index for fragment in updates.fragments if not fragment.since for index in fragment.indices]
+        left, base = len(ended) < len(LENGTHS), updates._exchange.base
+        before, kept = copy.deepcopy((base, updates.state_dict().get("outer", {}).get("state", {})))
+        assert bool(ended) != more and left == (bool(more) or "fragments" in options)
+        optimizer.flush()
+        assert updates.exchanges == 1 + left and updates.unfinished() is None
+        assert all(map(torch.equal, named.values(), base)) or outer is None
+        for index in () if "overlap" in options else ended:  # else the exchange under way has ended meanwhile
+            assert torch.equal(base[index], before[index]) and torch.equal([*named.values()][index], base[index])
+            if outer:
+                state = updates.state_dict()["outer"]["state"][str(index)]
+                assert torch.equal(state["momentum_buffer"], kept[str(index)]["momentum_buffer"])
+
+    options = {"communication_delay": 4, "mixing": 0.5, "outer_optimizer": outer} | options
+    named, _ = train(sgd, run, "none", {"schedule": "layerwise"}, WORLD, **options)
+    assert all(torch.equal(named[0][name], theirs[name]) for theirs in named for name in LENGTHS)
+
+
 def test_one_rank_goes_on_from_a_larger_job_without_exchanges() -> None:
     """What it had kept of a cycle, or of an exchange under way, ends; nothing is compressed from then on."""
     states: list[dict[str, Any]] = []

@@ -362,6 +362,31 @@ def test_a_warm_up_gradient_that_is_not_finite_leaves_no_trace() -> None:
     assert all(bool(torch.tensor(values).isfinite().all()) for _, values in digests(made[0]).values())
 
 
+@pytest.mark.parametrize("size", [1e30, -1e30, 1.0])
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}], ids=str)
+def test_a_square_that_overflows_stops_one_element_as_in_adam(options: dict[str, Any], size: float) -> None:
+    """In the local step, whose second moment is infinite there. The control has a usual gradient."""
+
+    def run(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        for step in range(10):
+            give(rank, step, named)
+            large = rank == 0 and step == 7
+            if large:
+                named["used"].grad[3] = size  # type: ignore[index]
+            before = named["used"].detach().clone()
+            optimizer.step()
+            moved = named["used"].detach() != before
+            if large:
+                assert bool(moved[3]) == (size == 1.0) and int(moved.sum()) >= moved.numel() - 1
+                assert bool(optimizer.state[named["used"]]["exp_avg_sq"][3].isinf()) == (size != 1.0)
+
+    def adam(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=0.01, **options)
+
+    named, _ = train(adam, run, "marsit", second_moment="shared", warmup_steps=3, communication_delay=10)
+    assert all(bool(parameter.isfinite().all()) for mine in named for parameter in mine.values())
+
+
 def test_a_rebuilding_that_is_not_finite_waits_for_the_next() -> None:
     def run(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
         for step in range(11):
@@ -416,6 +441,44 @@ def test_which_second_moment_is_shared(method: str, choice: str, options: dict[s
     assert ("second_moment" in made[0].state_dict()["horovod_compress"]) is shares
     # The last step is an exchange only after a warm-up of 3 steps.
     assert torch.equal(named[0]["used"], named[1]["used"]) is shares
+
+
+@pytest.mark.parametrize("steps", [0, 40])
+def test_where_others_come_again_the_second_moment_is_as_one_rank_has_moved_it(steps: int) -> None:
+    """What is held moves among several ranks only. The control makes no step alone: what was held goes on."""
+    states: list[dict[str, Any]] = []
+    options = {"second_moment": "shared", "warmup_steps": 2, "rebuild_every": 50}
+
+    def go_on(size: float, number: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        if states:
+            optimizer.load_state_dict(copy.deepcopy(states[-1]))
+        for _ in range(number):
+            for parameter in named.values():
+                parameter.grad = torch.full(parameter.shape, size)
+            optimizer.step()
+
+    def several(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        go_on(1.0, 4, optimizer, named)
+        meet.wait(30)
+        if rank == 0:
+            states.append(copy.deepcopy(optimizer.state_dict()))
+
+    def alone(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        go_on(30.0, steps, optimizer, named)
+        states.append(copy.deepcopy(optimizer.state_dict()))
+
+    meet = threading.Barrier(WORLD)
+    train(adamw, several, "none", {}, WORLD, **options)
+    train(adamw, alone, "none", {}, 1, **options)
+    train(adamw, several, "none", {}, WORLD, **options)
+    first, last = (state["horovod_compress"]["second_moment"]["moments"] for state in (states[0], states[2]))
+    for number, name in enumerate(("used", "unused")):
+        state = states[1]["state"][number]
+        own = state["exp_avg_sq"] / (1 - 0.999 ** float(state["step"]))
+        expected = own if steps else first[name]["moment"]
+        torch.testing.assert_close(last[name]["moment"], expected)
+        assert bool((expected > 100).all() if steps else (expected < 2).all())
+    assert ("second_moment" in states[1]["horovod_compress"]) == (not steps)
 
 
 def test_a_rank_outside_the_process_set_trains_by_itself() -> None:

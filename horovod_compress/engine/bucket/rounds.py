@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from ...codecs.base import FULL_PRECISION_EVERY, Codec, Held
-from ...codecs.dense import BFloat, Uncompressed
+from ...codecs.dense import BFloat, FullPrecision, Uncompressed
 from ...codecs.natural import Natural
 from ...exchange.choose import Choose
 from ...ops.keys import Key
@@ -18,9 +18,9 @@ from .memory import Memory
 from .round import Round
 
 _SHORT = Natural(mantissa=2)
-Kind = Literal["method", "compressed", "plain", "short", "coded", "exact", "first"]
+Kind = Literal["method", "compressed", "plain", "short", "coded", "exact", "first", "alone"]
 #: Those without the method.
-METHODLESS: frozenset[Kind] = frozenset(("plain", "short", "exact", "first"))
+METHODLESS: frozenset[Kind] = frozenset(("plain", "short", "exact", "first", "alone"))
 #: With which period, or a longer one, full-precision rounds are left out.
 WITHOUT: dict[Kind, int] = {"compressed": FULL_PRECISION_EVERY, "coded": 2}
 #: Those that only a method with a second moment that is held knows of.
@@ -38,7 +38,8 @@ class Next:
             sends as numbers anyway. Beside a second moment that is held, "coded" for the rounds of a method that need
             it, without its own full-precision rounds, and "exact" for what the second moment is renewed by, with
             float32 sent as bfloat16: what a square is made of need not be known any better. "first" for such rounds at
-            the start, in the numbers of "short" ones: many make one square.
+            the start, in the numbers of "short" ones: many make one square. "alone" for those of one rank, which has
+            its gradients back with all that waits.
         index: stands for the step where a method's rounds differ by it; None for the step.
     """
 
@@ -52,6 +53,8 @@ def without_method(kind: Kind, bucket: Bucket, choose: Choose) -> Codec:
     Short numbers have exponents: a second moment needs small numbers that are as right as large ones. They are averaged
     by owners, so an exchange that was asked for and has none gets longer numbers.
     """
+    if kind == "alone":
+        return FullPrecision()
     if kind in ("short", "first") and bucket.dtype != "float64" and choose.fits(_SHORT):
         return _SHORT
     return BFloat() if kind != "plain" and bucket.dtype == "float32" else Uncompressed()

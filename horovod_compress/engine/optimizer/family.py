@@ -11,10 +11,12 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -80,6 +82,20 @@ def uncompiled(hook: Wrapped) -> Wrapped:
     return found
 
 
+#: Functions of Horovod's and of torch's that make a step without gradients, and how far outside of its hooks they are.
+_BUILDERS, _FRAMES = {"broadcast_optimizer_state", "_init_optim_state"}, 12
+
+
+def builds_state() -> bool:
+    """Return whether an optimizer steps only to build its state, which uses no exchange."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame is None or frame.f_code.co_name in _BUILDERS:
+            return frame is not None
+        frame = frame.f_back
+    return False
+
+
 #: A hook before an optimizer's step, as torch calls it.
 Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
 
@@ -89,6 +105,8 @@ def before_step(prepare: Callable[[], None]) -> Hook:
 
     def hook(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any] | None:
         closure = options.get("closure", given[1] if len(given) > 1 else None)
+        if builds_state():
+            return None
         if closure is None:
             prepare()
             return None

@@ -7,7 +7,7 @@ Douillard et al. 2025, sections 2.2 and 2.3), and one exchange is under way at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +117,8 @@ class Schedule:
             if self._exchange.reducer.world == 1:
                 refused = self._end_alone()
                 if not skip:
+                    if self._moment:
+                        self._moment.let_go()
                     local()
                 if refused:
                     raise refused
@@ -177,10 +179,8 @@ class Schedule:
         """Exchange what local steps have done since the last exchange; all ranks have the same weights then."""
         refused = self._end_alone() if self._exchange.reducer.world == 1 else None
         if self.pending:
-            taken = set(self.pending.indices)
             refused = self._land(rebuild=False)
-            if self.settings.mixing == 1.0:  # else weights keep a part of their own
-                self._close(fragment for fragment in self.fragments if taken.issuperset(fragment.indices))
+        self._close()
         strayed = [fragment for fragment in self.fragments if fragment.strayed]
         if strayed:
             others = (fragment for fragment in self.fragments if not fragment.strayed)
@@ -191,10 +191,10 @@ class Schedule:
         if refused:
             raise refused
 
-    def _close(self, fragments: Iterable[Fragment]) -> None:
+    def _close(self) -> None:
         """Let weights be the common ones where no local step was made since; another exchange would move momentum."""
-        for fragment in fragments:
-            if not fragment.since:
+        for fragment in self.fragments:
+            if fragment.strayed and not fragment.since:
                 self._exchange.go_back(fragment.indices)
                 fragment.strayed = False
 

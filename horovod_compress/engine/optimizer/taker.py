@@ -19,7 +19,7 @@ from ...errors import ConfigError
 from ..methods import Methods
 from ..reducer import Reducer
 from . import held, momentum, sgd
-from .family import form_of, is_exactly, may_share, options_of, prepare_last, uncompiled, unprepared
+from .family import builds_state, form_of, is_exactly, may_share, options_of, prepare_last, uncompiled, unprepared
 from .held_moment import Left
 from .matching import Matching
 from .momentum import Rates
@@ -181,8 +181,8 @@ class Takers:
             handle.remove()
 
     def _note_step(self, look: Callable[[], None], optimizer: Any, *given: Any) -> None:
-        if optimizer is self._last and len(self._known) > 1:
-            return  # Horovod's optimizer calls torch's: a hook comes twice
+        if builds_state() or (optimizer is self._last and len(self._known) > 1):
+            return  # or Horovod's optimizer calls torch's: a hook comes twice
         self._last = optimizer
         self._stepped.add(id(optimizer))
         if len(self._stepped) == len(self._known):

@@ -8,6 +8,7 @@ observation (Tang et al. 2021, section 3) with another exchange. Codecs divide n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -63,6 +64,10 @@ class SharedSecondMoment:
                 self._moments[name] = Moment(*moments.ADAM.taken_over(group, state))
         self._moved = steps
 
+    def let_go(self) -> None:
+        """Leave it to the optimizer of one rank alone; among several ranks, what that makes of it is held again."""
+        self._moments, self._moved, self._shown = {}, -1, ""
+
     @torch.no_grad()
     def prepare(self) -> None:
         """Set the state of Adam so that its next step divides by what is held.
@@ -75,6 +80,8 @@ class SharedSecondMoment:
             if held and state and parameter.grad is not None:
                 grad = _ADAM.gradient(self._optimizer, group, parameter)
                 _ADAM.write(group, state, grad, held, float(state["step"]) + 1)
+                # Of a square that overflows, no part can be taken off beforehand: Adam adds all of it, and stops there.
+                local(state[_ADAM.second]).nan_to_num_(0.0, math.inf, 0.0)
 
     def rebuild(self, steps: int) -> None:
         """Move V by the gradients, which are means over ranks; a parameter without one keeps its V, as in Adam.

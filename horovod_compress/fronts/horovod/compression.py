@@ -11,6 +11,7 @@ import horovod.torch as hvd
 from torch import Tensor
 
 from ...engine.job import Job
+from ...engine.optimizer.family import builds_state
 from ...engine.optimizer.second_moment import names_of
 from ...engine.optimizer.taker import refuse_lists
 from ...engine.reducer import Hooks
@@ -41,7 +42,6 @@ from .private import (
     forget_step,
     hand_over_rest,
     has_begun,
-    in_broadcast_optimizer_state,
     in_join,
     results_due,
     waits_for_tokens,
@@ -86,7 +86,7 @@ class Compression(BaseCompression, Factories):
     _settled = -1  # the step whose sparse gradients were looked for
 
     def _hooks(self, job: Job) -> Hooks:
-        return Hooks(job.check, weakly(self._wake), in_join)
+        return Hooks(job.check, weakly(self._wake), in_join, exact_alone=True)
 
     def _begin(self, session: Session) -> None:
         reducer = session.reducer
@@ -121,7 +121,7 @@ class Compression(BaseCompression, Factories):
 
     def _check_update_step(self) -> None:
         self._current()
-        if in_broadcast_optimizer_state():
+        if builds_state():
             raise ConfigError(
                 "hvd.broadcast_optimizer_state() does not support an optimizer in update mode, whose state belongs to "
                 "each rank; broadcast only the parameters, before the first step"
@@ -239,7 +239,7 @@ class Compression(BaseCompression, Factories):
         session = self._session
         exchanges = session.exchanges == "gradients" and session.reducer.world > 1 and not session.is_over()
         same = getattr(optimizer, "process_set", None) is self._job.process_set  # else it may exchange nothing here
-        if exchanges and same and not in_broadcast_optimizer_state():
+        if exchanges and same and not builds_state():
             self._know(session, optimizer)
 
     def _know(self, session: Session, optimizer: Any) -> None:

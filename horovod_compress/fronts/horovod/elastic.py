@@ -23,6 +23,7 @@ from horovod.common.exceptions import HostsUpdatedInterrupt
 from horovod.torch.elastic import state as stock
 
 from ...errors import ConfigError
+from ..gather import ELASTIC
 from ..updates import STATE_KEY, UpdateMode
 from .compression import Compression
 from .private import calling_state
@@ -106,7 +107,7 @@ class UpdateModeHandler(stock.OptimizerStateHandler):  # type: ignore[misc]
         """Give new ranks the optimizer's state of rank 0, and all the common weights and counters."""
         compression: Compression = self.value._compression
         session, resets = compression._here(), compression._resets
-        members = session.gather(self._member, "hvc.elastic")
+        members = session.gather(self._member, ELASTIC)
         if any(members):
             mine = self.value._state()
             shown = {STATE_KEY: mine[STATE_KEY]} | ({} if all(members) else _by_texts(mine))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import horovod.torch as hvd
@@ -21,15 +23,19 @@ from horovod.common.exceptions import HorovodInternalError
 from ...engine.agreement.handshake import Place
 from ...engine.agreement.notes import ADVICE
 from ...engine.job import Gathering
-from ...errors import ConfigError, ExchangeError, NonFiniteError
+from ...errors import ConfigError, ExchangeError, MismatchError, NonFiniteError
 from ...exchange.device import Deadline
 from ...exchange.transports import gloo
-from ..gather import FORKED, pack, unpack, why_not_all
+from ..gather import ELASTIC, FORKED, pack, unpack, why_apart, why_not_all
 from .private import Run
 
 #: What ranks that begin meet for first: one that joins a job has its model to make before.
 _FIRST = "hvc.handshake"
+#: The one name that Horovod knows all gathers of an elastic job by, but for those of a start.
+_ANY = "hvc.any"
 _WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
+
+_log = logging.getLogger("horovod_compress")
 
 
 class HorovodJob:
@@ -100,6 +106,19 @@ class HorovodJob:
         return Place(gloo.own_address(one_host=hvd.local_size() == hvd.size()))
 
     def gather(self, value: Any, asked: Gathering) -> list[Any]:
+        if asked.under or not _is_elastic():
+            return self._gather(value, asked)
+        # A rank that joins may come to something else than the others: by one name they meet, and all hear of it.
+        found = self._gather([asked.name, value], replace(asked, under=_ANY))
+        numbers = self.process_set.ranks or list(range(self.size))
+        if told := why_apart([name for name, _ in found], numbers, self.number):
+            if asked.name != ELASTIC:
+                raise MismatchError(told)
+            _log.error("%s", told)  # hvd.elastic.run goes back to the last commit without a word
+            raise ExchangeError(told)
+        return [theirs for _, theirs in found]
+
+    def _gather(self, value: Any, asked: Gathering) -> list[Any]:
         # Word that this rank is there: an error can then name the ranks that are not. It takes messages of its own.
         roll = RollCall(asked.name, self.process_set) if asked.by_name else None
         seconds = max(asked.seconds, _join_seconds()) if asked.name == _FIRST else asked.seconds
@@ -122,8 +141,11 @@ def _join_seconds() -> float:
     Those that join have a model to load, and those that go on have their callbacks. It is what Horovod allows for a
     change of hosts.
     """
-    elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
-    return float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or 600.0) if elastic else 0.0
+    return float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or 600.0) if _is_elastic() else 0.0
+
+
+def _is_elastic() -> bool:
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:

@@ -85,12 +85,6 @@ def densified_parameter(tensor: Any) -> Any | None:
     return None
 
 
-def in_broadcast_optimizer_state() -> bool:
-    """Return whether Horovod calls an optimizer's ``step`` only to make it build its state."""
-    callers = islice(_outward(sys._getframe(1)), _FRAMES)
-    return any(frame.f_code.co_name == "broadcast_optimizer_state" for frame in callers)
-
-
 def calling_state(kind: type) -> Any | None:
     """Return the state of an elastic job that is being made and asks for its handlers; these are not told whose."""
     found = (frame.f_locals.get("self") for frame in islice(_outward(sys._getframe(1)), _FRAMES))

@@ -22,6 +22,7 @@ from torch import Tensor
 from ...engine.saved import checksums
 from ...engine.saved.redistribute import Carried, common_of, pooled, resized
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError
+from ..gather import ELASTIC as _MEETING
 from ..scale import Scale
 from ..session import Session
 from .compression import Compression
@@ -30,7 +31,6 @@ from .neighbour import Neighbour, on_host
 
 #: Broadcast or add up so many bytes at once.
 _PIECE = 1 << 28
-_MEETING = "hvc.elastic"
 
 _log = logging.getLogger("horovod_compress")
 

@@ -17,25 +17,39 @@ from torch import nn
 import horovod_compress.torch as hvc
 from horovod_compress.errors import ConfigError
 from horovod_compress.fronts.horovod import elastic
+from tests.support.nets import digest
 from tests.support.rank import check
 from tests.support.training import net
 
 #: Elements of what is committed, 4 bytes each: more than the allocator keeps for itself when it is freed.
 ELEMENTS = 1 << 24
+NOTHING: dict[str, Any] = {}
+#: Methods with optimizers of which a second moment is held, or whose first steps are exact, among several ranks.
+METHODS: list[tuple[str, Any, dict[str, Any]]] = [
+    ("topk", torch.optim.SGD, {}), ("onebit", torch.optim.SGD, {"momentum": 0.9}), ("signum", torch.optim.SGD, {}),
+    ("powersgd", torch.optim.SGD, {}), ("marsit", torch.optim.AdamW, {}), ("qsgd", torch.optim.Adam, {}),
+    ("onebit_adam", torch.optim.Adam, {"eps": 0.0}),
+]  # fmt: skip
 
 hvd.init()
 
 
-def trained(model: nn.Module, **options: Any) -> tuple[Any, Any]:
-    """Return a compression and the optimizer that is attached to it."""
+def trained(
+    model: nn.Module, method: str = "topk", plain: Any = None, attach: dict[str, Any] | None = NOTHING, **options: Any
+) -> tuple[Any, Any]:
+    """Return a compression and its optimizer, SGD unless another one is given.
+
+    Args:
+        attach: options; None for tokens.
+    """
     named = list(model.named_parameters())
-    compression = hvc.Compression.topk(named, timeout=30.0, **options)
+    compression = hvc.Compression.create(method, named, timeout=30.0, **options)
+    plain = plain or torch.optim.SGD(model.parameters(), lr=0.1)
     os.environ["HOROVOD_ELASTIC"] = "1"  # the optimizer then hands gradients over with one rank, too
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=named, compression=compression
-    )
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=compression)
     del os.environ["HOROVOD_ELASTIC"]
-    compression.attach(optimizer)
+    if attach is not None:
+        compression.attach(optimizer, **attach)
     return compression, optimizer
 
 
@@ -56,6 +70,28 @@ def restored_in_a_step() -> float:
     assert compression._here().under_way == 1
     state.restore()
     return sum(float(p.sum()) for p in model.parameters()) - before
+
+
+def like_torch_alone() -> list[str]:
+    """Return what one rank trains otherwise than torch alone does, after some steps with each method."""
+    found = []
+    for method, kind, options in METHODS:
+        ends = []
+        for way in ("alone", "stock", "attached"):
+            model = net(seed=1)
+            optimizer: Any = kind(model.parameters(), lr=0.1, **options)
+            if way != "alone":
+                compression, optimizer = trained(model, method, optimizer, NOTHING if way == "attached" else None)
+            for step in range(6):
+                optimizer.zero_grad()
+                sum((p * (step - p).sin()).sum() for p in model.parameters()).backward()
+                optimizer.step()
+            if way != "alone":
+                assert compression.stats()["steps"] == 6
+                compression.close()
+            ends.append(digest(model.parameters()))
+        found += [method] if len(set(ends)) > 1 else []
+    return found
 
 
 def given_to_no_state() -> str:
@@ -112,6 +148,32 @@ def joined() -> list[list[float]]:
     if hvd.rank():
         handler.restore()
     return [*found, momenta()]
+
+
+def joins_behind_an_unused_exchange() -> list[Any]:
+    """Let the last rank join where no optimizer has used the last exact round; return how a next step goes."""
+    model = net(seed=1)
+    adam = torch.optim.AdamW(model.parameters(), lr=0.01)
+    compression, optimizer = trained(model, "marsit", adam, {"warmup_steps": 1, "match_norm": False})
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, compression=compression)
+    for uses in (True, False):
+        optimizer.zero_grad()
+        backward(model, 99)
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step() if uses else None
+    before = digest(model.parameters())
+    if hvd.rank():
+        optimizer.state.clear()
+        optimizer._synchronized = False
+    state.sync()  # the optimizer of the one that joins makes a step without gradients
+    found: list[Any] = [digest(model.parameters()) == before]
+    for _ in range(2):
+        optimizer.zero_grad()
+        backward(model, 99)
+        optimizer.step()
+        found.append(digest(model.parameters()))
+    return found
 
 
 def follows_later() -> list[float]:
@@ -194,7 +256,13 @@ def _status(name: str) -> int:
     return 1024 * int(found[1])
 
 
-ALONE: list[Callable[[], Any]] = [restored_in_a_step, given_to_no_state, failed_commits, peak_of_a_commit]
-TOGETHER: list[Callable[[], Any]] = [local_steps, joined, scalers, follows_later]
+ALONE: list[Callable[[], Any]] = [
+    restored_in_a_step,
+    like_torch_alone,
+    given_to_no_state,
+    failed_commits,
+    peak_of_a_commit,
+]
+TOGETHER: list[Callable[[], Any]] = [local_steps, joined, scalers, joins_behind_an_unused_exchange, follows_later]
 for case in ALONE if hvd.size() == 1 else TOGETHER:
     check(case.__name__, case)
