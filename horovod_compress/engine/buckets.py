@@ -317,12 +317,6 @@ class Buckets:
         (state, position), rank = self._where[index], self._context.rank
         refuse(grad, state.bucket.tensors[position], state.device.where, rank)
 
-    def addresses_in(self, step: int) -> dict[int, int]:
-        """Return the tensors that were claimed in a step, by the address of their gradients."""
-        if step != self.addresses[0]:
-            self.addresses = step, {}
-        return self.addresses[1]
-
     def tables_that_stay(self) -> set[str]:
         """Return what is kept for whole buckets and cannot follow their tensors to others."""
         world, kept = self._context.between.size, (state.memory.bucket for state in self if not state.bucket.plain)

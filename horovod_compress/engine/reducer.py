@@ -117,7 +117,9 @@ class Reducer:
             with self.failure.of_all("sparse gradients"):
                 self.sparse.refuse_dense(self.plan.names()[index])
         state, position = buckets.where(index)
-        taken, at = buckets.addresses_in(state.finished + 1), grad.data_ptr()
+        if buckets.addresses[0] != state.finished + 1:
+            buckets.addresses = state.finished + 1, {}
+        taken, at = buckets.addresses[1], grad.data_ptr()
         if taken.get(at, index) != index and grad.numel():
             names = self.plan.names()
             refuse_shared(names[index], names[taken[at]], state.finished + 1, self.rank)

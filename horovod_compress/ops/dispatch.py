@@ -169,8 +169,8 @@ def _remembering(row: Operation, columns: Sequence[str], checks: Sequence[str]) 
     decide = [option for option in row.options.split() if re.search(rf"\b{option}\b", text)]
     rest = [column for column in columns if column != f"{row.of}_"] + decide
     arrays = [member for member in row.members if isinstance(member, Array)]
-    apart = {tuple(sorted((a.name, b))) for a in arrays for b in a.disjoint.split()}
-    others = "".join(f"{name}_, " for pair in sorted(apart) if row.of in pair for name in {*pair} - {row.of})
+    pairs = [{array.name, other} for array in arrays for other in array.disjoint.split()]
+    others = "".join(f"{name}_, " for pair in pairs if row.of in pair for name in pair - {row.of})
     place = [getattr(member, "name", None) for member in row.members].index(row.of)
     of_those = f"{row.of}_, {row.of}_kind, device, fixed, {place}, ({others})"
     return [

@@ -82,16 +82,19 @@ def uncompiled(hook: Wrapped) -> Wrapped:
     return found
 
 
-#: Functions of Horovod's and of torch's that make a step without gradients, and how far outside of its hooks they are.
-_BUILDERS, _FRAMES = {"broadcast_optimizer_state", "_init_optim_state"}, 12
+#: Functions that make a step without gradients, by package, and how far outside of its hooks they are at most.
+_BUILDERS, _FRAMES = {"broadcast_optimizer_state": "horovod", "_init_optim_state": "torch"}, 12
 
 
 def builds_state() -> bool:
     """Return whether an optimizer steps only to build its state, which uses no exchange."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_FRAMES):
-        if frame is None or frame.f_code.co_name in _BUILDERS:
-            return frame is not None
+        if frame is None:
+            break
+        package = _BUILDERS.get(frame.f_code.co_name)
+        if package and str(frame.f_globals.get("__name__")).startswith(f"{package}."):
+            return True
         frame = frame.f_back
     return False
 
