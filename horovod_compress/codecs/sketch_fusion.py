@@ -41,7 +41,7 @@ from .base import Algebra, ByForm, Codec, Held, Law, Properties, TableMoves, che
 from .dense import Momentum
 from .registry import register
 from .shared.positions import places
-from .work import Counts, Layout, Part, Regions, Work, clamped_all, per_element, together, work_dtype
+from .work import Counts, Layout, Part, Regions, Work, clamped_all, dtype_of, per_element, together, work_dtype
 
 
 @dataclass(frozen=True)
@@ -140,37 +140,37 @@ class FullState(_Sketching):
         present = work.present()
         positions, _ = self._largest(work, work.shared["table"], _hash_key(key), values.numel(), present)
         values[positions.numel() :] = 0
-        for position, where, inside in places(work, positions, present):
-            values[where] = self._offered(work, position, inside)
+        values[: positions.numel()] = self._offered(work, positions, present)
         values.clamp_(-work.limit(), work.limit())
         work.memo["positions"] = positions
 
-    def _offered(self, work: Work, position: int, inside: Tensor) -> Tensor:
-        """Return ``v`` at some elements of a tensor, in the order of operations of the kernels."""
-        residual, momentum = work.residual_of(position), work.state_of("momentum", position)
-        assert residual is not None
-        new = work.grad(position)[inside].to(residual.dtype)
+    def _offered(self, work: Work, positions: Tensor, among: Sequence[int]) -> Tensor:
+        """Return ``v`` at some elements of the bucket, in the order of operations of the kernels."""
+        residual, momentum = work.state["residual"], work.state.get("momentum")
+        new = residual.new_empty(positions.numel())
+        for position, where, inside in places(work, positions, among):
+            new[where] = work.grad(position)[inside]
         if momentum is not None:
-            new = momentum[inside] * self.momentum + new
-        return residual[inside] + new
+            new = momentum[positions] * self.momentum + new
+        return residual[positions] + new
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         positions, values = self._chosen(work)
         for position in (part.position for part in parts):
-            residual, momentum = work.residual_of(position), work.state_of("momentum", position)
-            assert residual is not None
-            ops.absorb(work.grad(position), residual, momentum, self.momentum)
-        limit = work.limit()
+            mine, momentum = work.residual_of(position), work.state_of("momentum", position)
+            assert mine is not None
+            ops.absorb(work.grad(position), mine, momentum, self.momentum)
+        limit, results = work.limit(), (values * (result_scale / work.world)).to(dtype_of(work.bucket))
         for position, where, inside in places(work, positions, work.present()):
-            grad, residual = work.grad(position), work.residual_of(position)
-            grad[inside] = (values[where] * (result_scale / work.world)).to(grad.dtype)
+            work.grad(position)[inside] = results[where]
             work.saturate(position, result_scale)
-            assert residual is not None
-            # Of what was clamped the rest stays.
-            residual[inside] = residual[inside] - residual[inside].clamp_(-limit, limit)
-            for state in [work.state_of("momentum", position), *work.momenta.get(position, ())]:
-                if state is not None:
-                    state[inside] = 0
+            for buffer in work.momenta.get(position, ()):
+                buffer[inside] = 0
+        residual = work.state["residual"]
+        waiting = residual[positions]
+        residual[positions] = waiting - waiting.clamp(-limit, limit)  # of what was clamped the rest stays
+        if "momentum" in work.state:
+            work.state["momentum"][positions] = 0
 
     def _chosen(self, work: Work) -> tuple[Tensor, Tensor]:
         """Return the positions of the k largest sums among the candidates, and the sums."""

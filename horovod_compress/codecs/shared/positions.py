@@ -39,12 +39,12 @@ def places(work: Work, positions: Tensor, among: Sequence[int]) -> list[Places]:
     bounds = torch.searchsorted(positions, edges).tolist()
     if sum(bounds[len(among) :]) - sum(bounds[: len(among)]) != positions.numel():
         raise ValueError("a position lies in none of the tensors")
-    found = []
-    for position, first, last in zip(among, bounds[: len(among)], bounds[len(among) :], strict=True):
-        if last > first:
-            inside = positions[first:last] - work.bucket.offsets[position]
-            found.append((position, slice(first, last), inside))
-    return found
+    firsts, lasts = bounds[: len(among)], bounds[len(among) :]
+    counts = [last - first for first, last in zip(firsts, lasts, strict=True)]
+    number = torch.tensor(counts, device=positions.device)
+    inside = positions - torch.repeat_interleave(edges[: len(among)], number, output_size=positions.numel())
+    each = zip(among, firsts, lasts, inside.split(counts), strict=True)
+    return [(position, slice(first, last), some) for position, first, last, some in each if last > first]
 
 
 def room(most: int, count: int) -> int:
