@@ -13,6 +13,7 @@ Kernels are measured with every instruction set from AVX2 on that the processor 
 from __future__ import annotations
 
 import argparse
+import importlib.machinery
 import importlib.util
 import json
 import math
@@ -38,6 +39,7 @@ SLOWER = 0.12
 APART = 0.40
 OURS = ("horovod_compress", "benchmarks")
 KERNELS = "horovod_compress._cpu"
+MODULE = KERNELS.replace(".", "/") + importlib.machinery.EXTENSION_SUFFIXES[0]
 
 Times = dict[str, list[float]]
 Measure = Callable[[Sequence[str]], Times]
@@ -130,8 +132,7 @@ def kernels_of(root: Path) -> ModuleType:
 
     They have a name of their own: asked for a module of a name that it has made before, pybind11 hands out that one.
     """
-    (path,) = root.glob("horovod_compress/_cpu.*.so")
-    spec = importlib.util.spec_from_file_location(f"{root}.{KERNELS}", path)
+    spec = importlib.util.spec_from_file_location(f"{root}.{KERNELS}", root / MODULE)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -279,7 +280,7 @@ def base_of(asked: str | None) -> str:
 def built(commit: str) -> Path:
     """Return the folder of a commit's files with its compiled kernels, which are ours where their sources are."""
     root = ROOT / "build" / "bench-check" / commit[:12]
-    if not any(root.glob("horovod_compress/_cpu.*.so")):
+    if not (root / MODULE).exists():
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
@@ -289,8 +290,7 @@ def built(commit: str) -> Path:
             command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
             subprocess.run(command, cwd=root, env=os.environ | {"HVC_CUDA": "0"}, check=True)
         else:
-            for module in (ROOT / "horovod_compress").glob("_cpu.*.so"):
-                shutil.copy2(module, root / "horovod_compress")
+            shutil.copy2(ROOT / MODULE, root / MODULE)
     return root
 
 

@@ -54,7 +54,8 @@ template <class X> HVC_RULE X bounded(const X& x) { return limited(x, most_kept<
 
 // What to give to Adam: it adds (1 - b2) grad^2 to b2 times this, and then has (1 - b2^t) d^2. Here d^2 is `square`, at
 // least `floor`, or more where the first moment would move an element by more than `bound` learning rates. It may be
-// less than nothing, but not by more than `taken` of what Adam adds. Every operation is rounded by itself.
+// less than nothing, but not by more than `taken` of what Adam adds; and not where that overflows, so that Adam stops
+// the element. Every operation is rounded by itself.
 template <class X>
 HVC_RULE X adam_held(const X& first, const X& grad, const X& square, const X& floor, const AdamScales<X>& s) {
   const X zero = constant(first, 0), change = s.share * (grad - first);
@@ -62,7 +63,8 @@ HVC_RULE X adam_held(const X& first, const X& grad, const X& square, const X& fl
   const X d = larger(larger(square, floor), least * least);
   const X wanted = s.wanted * d, coming = s.coming * (grad * grad);
   const X second = wanted - coming, off = s.taken * coming;
-  const X under = constant(first, kTiny<ValueOf<X>>) - off, lowest = choose(below(under, 0), under, zero);
+  const X under = constant(first, kTiny<ValueOf<X>>) - off, negative = choose(below(under, 0), under, zero);
+  const X lowest = choose(below(negative, -most_kept<ValueOf<X>>), zero, negative);
   return larger(lowest, second);
 }
 

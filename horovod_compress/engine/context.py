@@ -222,13 +222,13 @@ class Hooks:
     """What a reducer asks of the framework that it runs in. All are quick, and keep no compression alive.
 
     Attributes:
-        check_usable: called before a gradient is taken, on the training thread; raises where the job that the ranks
-            connected in is another one now.
+        check_usable: called with the first gradient of a bucket, and where one is refused, on the training thread;
+            raises where the job that the ranks connected in is another one now.
         on_unseen: called with a failure that the training thread has not come for, twice a second, on the exchange
             thread.
         in_join: returns whether this rank is in ``hvd.join()``; asked once a second where there is nothing to exchange.
-        exact_alone: one rank alone has its gradients back as they are, with what waits: this framework leaves them to
-            torch where the job has one rank from its beginning to its end.
+        exact_alone: whether one rank alone has its gradients back as they are, with what waits: this framework leaves
+            them to torch where the job has one rank from its beginning to its end.
         records: a folder for flight records within that of the job, where several ranks of it have one number.
         ranks_in_words: what the numbers of ranks in an error mean, where that is not their place in the whole job.
     """

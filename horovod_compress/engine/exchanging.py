@@ -54,7 +54,7 @@ class Offered(NamedTuple):
 
 
 class Offering:
-    """Takes gradients in.
+    """Takes gradients in; those who hand them over do so one after the other.
 
     Attributes:
         worker: the thread that does so.
@@ -86,8 +86,13 @@ class Offering:
             self._end_batch()
         self.count_in(turn, [position], [0])
 
+    def forget(self) -> None:
+        """Forget what has come of a step that never comes about."""
+        self._batch, self._nbytes = [], 0
+
     def _end_batch(self) -> None:
-        batch, self._batch, self._nbytes = self._batch, [], 0
+        batch = self._batch
+        self.forget()
         self.worker.put(partial(self._take_batch_in, batch))
 
     def _take_batch_in(self, batch: Sequence[Offered]) -> None:

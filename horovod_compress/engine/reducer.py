@@ -124,7 +124,8 @@ class Reducer:
             names = self.plan.names()
             refuse_shared(names[index], names[taken[at]], state.finished + 1, self.rank)
         turn = self._claim(state, position)
-        taken[at], step = index, turn.key.step  # not of what was refused, which may be freed now
+        taken[at] = index  # of what is claimed: what was refused may be freed now
+        step = turn.key.step
         if context.watch:
             context.watch.offered(index)
         if index in buckets.frozen:
@@ -154,6 +155,7 @@ class Reducer:
                 turn = self._turns[number] = Turn(state, self.context, self.result_scale, factor)
             if turn.claim(position):
                 return turn
+        self._hooks.check_usable()
         raise ConfigError(
             f"rank {self.rank}: the gradient of {state.bucket.tensors[position].name} was offered twice in step "
             f"{state.finished + 1}; call the optimizer's step() or synchronize() after each backward pass. If two "
@@ -323,6 +325,7 @@ class Reducer:
             for turn in self._turns.values():
                 turn.over = True  # of steps that never came about, or whose results were taken
             self._turns.clear()
+            self._offering.forget()
             self.buckets.addresses = -1, {}
 
     def check_replan(self, plan: Plan) -> None:

@@ -125,6 +125,21 @@ def test_a_weight_that_has_overflown_spoils_no_moment_without_decay() -> None:
     assert weight[0] == float("inf") and torch.equal(first, torch.ones(2))
 
 
+@pytest.mark.parametrize("dtype", FEW_DTYPES)
+def test_a_square_that_overflows_is_left_to_adam(dtype: torch.dtype) -> None:
+    """It adds all of it, and stops there: of something infinite nothing can be taken off. The others are as ever."""
+    count, most = 70, torch.finfo(dtype).max
+    first, grad, square = tame(count, dtype, 1), tame(count, dtype, 2), tame(count, work(dtype), 3).abs()
+    grad[3::7], square[4::7] = most, torch.inf
+    given = [poison(count, dtype)], [first], [grad], [square], None
+    compare("adam_hold_all", *given, shift=count, **RULE)
+    adam_hold_all(*given, **RULE)
+    (held,) = given[0]
+    assert not bool(held.isnan().any())
+    if grad[3].to(work(dtype)).square().isinf():
+        assert torch.equal(held[3::7], torch.zeros_like(held[3::7]))
+
+
 def test_torch_s_own_step_divides_by_the_root() -> None:
     """With a second moment that was set, Adam moves by lr m / (1 - b1^t) / (root + eps)."""
     parameter = torch.nn.Parameter(tame(1000, torch.float64, 1))

@@ -222,8 +222,10 @@ class TestCheckedBefore:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made, given, decoded, offered = self.looks(monkeypatch), self.given(), Checked(), Checked()
-        kept = [self.grads(seed) for seed in (1, 2, 1)]
-        for grads in kept:
+        first, second = self.grads(1), self.grads(2)
+        for number, grads in enumerate((first, second, first, second, self.grads(3))):
+            for grad in grads:
+                grad.add_(number)
             before, fresh = [residual.clone() for residual in given["residuals"]], self.given()
             ops.sign_offer_all(grads, **given, checked_before=offered)
             for residual, value in zip(fresh["residuals"], before, strict=True):
@@ -238,16 +240,19 @@ class TestCheckedBefore:
             ):
                 assert all(map(torch.equal, mine, other))
         assert made == [1, 1]
-        ops.sign_offer_all(kept[1], **self.given() | {"steps": given["steps"]}, checked_before=offered)
+        ops.sign_offer_all(second, **self.given() | {"steps": given["steps"]}, checked_before=offered)
         assert made == [1, 1, 1]
 
-    @pytest.mark.parametrize("into", ["its residual", "another residual", "elsewhere"])
+    @pytest.mark.parametrize("into", ["its residual", "the end of it", "before it", "another residual", "elsewhere"])
     def test_a_gradient_that_moved_into_other_memory_is_refused(self, into: str) -> None:
-        given, checked, grads = self.given(), Checked(), self.grads(1)
+        given, checked, grads, room = self.given(), Checked(), self.grads(1), torch.zeros(200)
         ops.sign_decode_all(grads=grads, **given, feedback="own", checked_before=checked)
-        memory = {"its residual": given["residuals"][2], "another residual": given["residuals"][3]}
-        grads[2] = memory.get(into, torch.zeros(70))[:70]
-        refused = into == "its residual"  # to see that tensors share nothing is for the caller
+        ops.sign_decode_all(grads=self.grads(1), **given, feedback="own", checked_before=checked)
+        given["residuals"] = (*given["residuals"][:2], room[100:170], given["residuals"][3])  # rows are made anew
+        ops.sign_decode_all(grads=grads, **given, feedback="own", checked_before=checked)
+        memory = {"its residual": room[100:], "the end of it": room[31:], "before it": room[30:]}
+        grads[2] = (memory | {"another residual": given["residuals"][3]}).get(into, torch.zeros(70))[:70]
+        refused = into in ("its residual", "the end of it")  # to see that tensors share nothing is for the caller
         with pytest.raises(ValueError, match="overlap") if refused else contextlib.nullcontext():
             ops.sign_decode_all(grads=grads, **given, feedback="own", checked_before=checked)
 

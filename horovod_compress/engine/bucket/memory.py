@@ -318,7 +318,7 @@ def _by_chunk(
                 parts[-1] = Part(part.position, last.start, part.stop)  # joined, where they touch
             else:
                 parts.append(part)
-    return {chunk: tuple(parts) for chunk, parts in found.items()}  # tuples: the same in every step
+    return {chunk: tuple(parts) for chunk, parts in found.items()}
 
 
 def _cut(cutting: Cutting, work: Work, position: int) -> list[Part]:

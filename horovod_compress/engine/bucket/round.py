@@ -278,8 +278,7 @@ class Round:
 
     def submit_all(self, positions: Sequence[int], key: Key) -> Tensor:
         """Do so where a device takes all of a bucket together: its counts are one array."""
-        every = self._positions
-        counts = self.codec.submit(self.work, every if len(positions) == len(every) else positions, key)
+        counts = self.codec.submit(self.work, positions, key)
         return counts if isinstance(counts, Tensor) else as_tensor([int(count) for count in counts])
 
     # ---- encode ----
@@ -301,12 +300,8 @@ class Round:
 
     @cached_property
     def _every(self) -> tuple[Part, ...]:
-        """All parts of the bucket: a tuple, of which codecs remember what follows from it."""
+        """All parts of the bucket."""
         return tuple(Part(position, 0, tensor.count) for position, tensor in enumerate(self.work.bucket.tensors))
-
-    @cached_property
-    def _positions(self) -> tuple[int, ...]:
-        return tuple(range(len(self.work.bucket.tensors)))
 
     # ---- exchange ----
 

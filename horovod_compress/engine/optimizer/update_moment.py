@@ -8,7 +8,6 @@ observation (Tang et al. 2021, section 3) with another exchange. Codecs divide n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -80,8 +79,6 @@ class SharedSecondMoment:
             if held and state and parameter.grad is not None:
                 grad = _ADAM.gradient(self._optimizer, group, parameter)
                 _ADAM.write(group, state, grad, held, float(state["step"]) + 1)
-                # Of a square that overflows, no part can be taken off beforehand: Adam adds all of it, and stops there.
-                local(state[_ADAM.second]).nan_to_num_(0.0, math.inf, 0.0)
 
     def rebuild(self, steps: int) -> None:
         """Move V by the gradients, which are means over ranks; a parameter without one keeps its V, as in Adam.

@@ -296,8 +296,10 @@ class Compression(BaseCompression, Factories):
         again would corrupt the residuals. Horovod marks the optimizer in between, but also where the program has left
         the step out: its gradients are others then, or cleared.
         """
+        if in_backward():  # first: every gradient asks
+            return False
         waits = session.under_way and len(self._attached) < 2  # of several, others' results may not be fetched yet
-        if in_backward() or waits or optimizer is None or not optimizer._synchronized or has_begun(optimizer):
+        if waits or optimizer is None or not optimizer._synchronized or has_begun(optimizer):
             return False
         return self._handed.repeat(optimizer._requires_update)
 

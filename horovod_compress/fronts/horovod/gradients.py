@@ -21,7 +21,7 @@ from ...engine.optimizer.family import uncompiled
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError
 from ..reports import Unexchanged
-from ..session import Session, gradient_of, in_backward, outside
+from ..session import Session, gradient_of, outside
 from .private import await_tokens, calling_optimizer, owner_of_token, submit_rest, with_settling
 
 _log = logging.getLogger("horovod_compress")
@@ -137,15 +137,14 @@ def take_gradients(optimizer: Any, compression: Any) -> None:
                 # Where some rank has a dense one, waiting for it would be in vain.
                 return with_settling(stock(parameter), lambda: compression._settle(session, session.step))
             grad = grad.to_dense()
-        index = session.steps.index.get(id(parameter))
-        if index is None:
+        if id(parameter) not in session.steps.index:
             raise ConfigError(compression._finder.why_unknown(grad))
-        if not in_backward() and compression._is_repeat(session, optimizer):
+        if compression._is_repeat(session, optimizer):
             return (lambda: grad), None
         with session.lock:
             if not session.under_way:
                 compression._begin_step()
-                index = session.steps.index[id(parameter)]  # buckets may have changed
+            index = session.steps.index[id(parameter)]  # not before: a step that begins may change buckets
             step = session.offer(index, grad)
         return (lambda: compression._result(session, index, step)), None
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .numbers import load, offered, quiet, store, unpacked, write_bits
+from .numbers import load, most_kept, offered, quiet, store, unpacked, write_bits
 
 
 def dense_offer(grad: Tensor, residual: Tensor | None, out: Tensor) -> int:
@@ -88,7 +88,7 @@ def adam_hold(
     coming = number((1 - beta2) / beta2) * (g * g)
     given = number((1 - beta2**step) / beta2) * d - coming
     below = number(1e-30) - number(1 - left) * coming
-    lowest = np.where(below < 0, below, number(0))
+    lowest = np.where((below < 0) & (below >= -most_kept(below)), below, number(0))
     store(second, np.where(given > lowest, given, lowest))
 
 
