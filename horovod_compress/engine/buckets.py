@@ -186,7 +186,9 @@ class Rounds:
 
     def _let_all_wait(self) -> None:
         """Let what this rank kept as an owner wait with its residual, and no momentum go on: no round uses them now."""
-        state, owned = self._memory.state, {name for kind in self.kinds for name in kind.folded}
+        method, state = self._codec, self._memory.state
+        kinds = variants_of(method.codec if isinstance(method, LeftPlain) else method)
+        owned = {name for kind in kinds for name in kind.folded}
         for name in state.keys() - {"residual"}:
             if name in owned:
                 state["residual"] += state[name]

@@ -24,6 +24,7 @@ FORKED = (
 ELASTIC = "hvc.elastic"
 #: What ranks meet for, by the second word of its name.
 _PURPOSES = {
+    "start": "the start of a compression",
     "handshake": "the handshake",
     "addresses": "the exchange of addresses, by which ranks connect",
     "connected": "the end of the handshake, where ranks report whether they are connected",
@@ -74,13 +75,11 @@ def why_apart(meant: Sequence[str], ranks: Sequence[int], rank: int) -> str | No
     for name in dict.fromkeys(meant):
         some = [number for number, other in zip(ranks, meant, strict=True) if other == name]
         found.append(f"rank(s) {listed(some)} to {_PURPOSES.get(name.split('.')[1], name)}")
-    advice = "call save(), load() and the optimizers' steps in the same order on every rank"
-    if ELASTIC in meant:
-        advice = (
-            "a rank that joins an elastic job meets the others where hvd.elastic.run begins: call save() and load() "
-            "within the function that it wraps, where all ranks do; docs/elastic.md says when"
-        )
-    return f"rank {rank}: the ranks have come to different things: {', '.join(found)}; {advice}"
+    return (
+        f"rank {rank}: the ranks have come to different things: {', '.join(found)}; call save(), load() and the "
+        "optimizers' steps in the same order on every rank. One that joins an elastic job meets the others where "
+        "hvd.elastic.run begins: save and load within the function that it wraps; docs/elastic.md says when"
+    )
 
 
 # ---- the stages of a start ----

@@ -42,7 +42,7 @@ def test_in_a_process_set_are_its_ranks(first: None, ranks: list[int]) -> None:
 # ---- what ranks of an elastic job meet for ----
 
 
-def gathered(monkeypatch: pytest.MonkeyPatch, meant: Sequence[str], rank: int) -> Any:
+def gathered(monkeypatch: pytest.MonkeyPatch, meant: Sequence[str], rank: int, *, goes_on: bool = False) -> Any:
     """Return what a rank finds where all have come to these gathers of an elastic job, each with its number."""
     used: list[str] = []
 
@@ -54,7 +54,9 @@ def gathered(monkeypatch: pytest.MonkeyPatch, meant: Sequence[str], rank: int) -
     monkeypatch.setattr(job, "gather", gather)
     monkeypatch.setattr(hvd, "rank", lambda: rank)
     monkeypatch.setattr(HorovodJob, "size", len(meant))
-    found = HorovodJob(hvd.global_process_set).gather(rank, Gathering(meant[rank], 1.0))
+    under = "hvc.start" if meant[rank] == "hvc.start" else None
+    asked = Gathering("hvc.handshake" if under else meant[rank], 1.0, under=under)
+    found = HorovodJob(hvd.global_process_set, goes_on=goes_on).gather(rank, asked)
     assert used == ["hvc.any"]
     return found
 
@@ -80,6 +82,18 @@ def test_other_jobs_meet_by_the_name_of_what_they_do(first: None, monkeypatch: p
     monkeypatch.delenv("HOROVOD_ELASTIC", raising=False)
     monkeypatch.setattr(job, "gather", lambda value, name, *given: [value, name])
     assert HorovodJob(hvd.global_process_set).gather(7, Gathering("hvc.load", 1.0)) == [7, "hvc.load"]
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     of_a_start = Gathering("hvc.handshake", 1.0, under="hvc.start")
     assert HorovodJob(hvd.global_process_set).gather(7, of_a_start) == [7, "hvc.start"]
+
+
+@pytest.mark.parametrize("meant", ["hvc.start", "hvc.update"])
+def test_ranks_that_go_on_do_so_without_one_that_does_something_else(
+    first: None, monkeypatch: pytest.MonkeyPatch, meant: str
+) -> None:
+    """Before they come to the meeting of the elastic job itself: at a compression's start, or an optimizer's."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    for rank, kind in enumerate((ExchangeError, MismatchError)):
+        with pytest.raises(kind, match=r"rank\(s\) 0 to the .*, rank\(s\) 1 to the loading of .*within the function"):
+            gathered(monkeypatch, [meant, "hvc.load"], rank, goes_on=rank == 0)
+    with pytest.raises(MismatchError):  # the control: it does not go on from a run of before
+        gathered(monkeypatch, [meant, "hvc.load"], 0)

@@ -31,7 +31,7 @@ from .private import Run
 
 #: What ranks that begin meet for first: one that joins a job has its model to make before.
 _FIRST = "hvc.handshake"
-#: The one name that Horovod knows all gathers of an elastic job by, but for those of a start.
+#: The one name that Horovod knows all gathers of an elastic job by.
 _ANY = "hvc.any"
 _WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
 
@@ -44,11 +44,15 @@ class HorovodJob:
     Args:
         process_set: one that Horovod knows.
 
+    Attributes:
+        goes_on: this rank comes from the run of before, and meets the others to go on.
+
     Raises:
         ConfigError: it is none, or Horovod has not been initialized.
     """
 
-    def __init__(self, process_set: Any) -> None:
+    def __init__(self, process_set: Any, *, goes_on: bool = False) -> None:
+        self.goes_on = goes_on
         known = isinstance(process_set, hvd.ProcessSet) and process_set.process_set_id is not None
         if not known and process_set is not hvd.global_process_set:
             raise ConfigError(
@@ -106,13 +110,13 @@ class HorovodJob:
         return Place(gloo.own_address(one_host=hvd.local_size() == hvd.size()))
 
     def gather(self, value: Any, asked: Gathering) -> list[Any]:
-        if asked.under or not _is_elastic():
+        if not _is_elastic():
             return self._gather(value, asked)
         # A rank that joins may come to something else than the others: by one name they meet, and all hear of it.
-        found = self._gather([asked.name, value], replace(asked, under=_ANY))
+        found = self._gather([asked.under or asked.name, value], replace(asked, under=_ANY))
         numbers = self.process_set.ranks or list(range(self.size))
         if told := why_apart([name for name, _ in found], numbers, self.number):
-            if asked.name != ELASTIC:
+            if not self.goes_on and asked.name != ELASTIC:
                 raise MismatchError(told)
             _log.error("%s", told)  # hvd.elastic.run goes back to the last commit without a word
             raise ExchangeError(told)

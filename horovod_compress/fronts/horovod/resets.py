@@ -152,7 +152,7 @@ class Resets:
             self._end_session()
         compression, before = self._compression, self._compression._here()
         forget_given_up()
-        compression._restart(HorovodJob(hvd.global_process_set))
+        compression._restart(HorovodJob(hvd.global_process_set, goes_on=True))
         compression._here().updating = before.updating
         if (scaler := before.steps.scale.scaler) is not None:
             compression._here().steps.scale.follow(scaler)
@@ -188,7 +188,7 @@ class Resets:
         elif not stays[session.reducer.rank]:
             self._committed, self._late = self._state(), True
         self._before, self._pooled = self._committed, None
-        self._member, self._unloaded = True, False
+        self._member, self._unloaded, self._compression._job.goes_on = True, False, False
 
     # ---- before ranks leave ----
 

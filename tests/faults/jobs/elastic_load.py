@@ -48,8 +48,9 @@ def train(state: Any) -> None:
     if state.batch == 0:
         load("inside")
     while state.batch < STEPS:
-        if state.batch == SAVED and not (folder / "saved").exists():
+        if state.batch == SAVED and not state.saved:
             compression.save(folder / "saved")
+            state.saved = True
         if state.batch == SAVED + 1:
             change_hosts(state)
         step()
@@ -63,9 +64,18 @@ torch.manual_seed(1)
 model = torch.nn.Linear(8, 8)
 compression = hvc.Compression.topk(model.named_parameters(), timeout=case["timeout"])
 plain = torch.optim.SGD(model.parameters(), lr=0.001)
-optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), compression=compression)
-compression.attach(optimizer)
-state = hvd.elastic.TorchState(model=model, optimizer=optimizer, compression=compression, batch=0)
+if case["where"] == "before an update optimizer":
+    load(case["where"])
+    optimizer = hvc.DistributedUpdateOptimizer(plain, model.named_parameters(), compression)
+else:
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), compression=compression)
+    compression.attach(optimizer)
+kept = {"optimizer": optimizer, "compression": compression}
+if case["where"] == "before a start":
+    load(case["where"])
+    of_another = torch.nn.Linear(2, 2)
+    kept["other"] = hvc.Compression.topk(of_another.named_parameters(), timeout=case["timeout"])
+state = hvd.elastic.TorchState(model=model, batch=0, saved=False, **kept)
 load("top")
 train(state)
 end = {"rank": hvd.rank(), "world": hvd.size(), "step": compression.stats()["steps"], "at": time.time()}
