@@ -23,6 +23,7 @@ from ..engine.shards import is_divided, local
 from ..errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
 from ..exchange.wire import HEADER_BYTES
 from ..known import MethodName
+from ..ops.checksums import bytes_of
 from . import local_ranks
 from .ranks import PATIENCE, Ranks
 
@@ -247,7 +248,7 @@ class Checks:
 
 def _hash(tensor: Any) -> str:
     whole: Tensor = tensor.full_tensor() if is_divided(tensor) else tensor
-    return hashlib.sha256(whole.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(bytes_of(whole).numpy().tobytes()).hexdigest()
 
 
 # ---- a rank ends ----

@@ -40,13 +40,20 @@ def instruction_set() -> str:
 # ---- of several tensors -------------------------------------------------------------------------
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return the memory of a tensor as bytes, or that of a copy where it has gaps."""
+    whole = tensor.detach().contiguous()
+    # A single element may have any stride.
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+
+
 def hash_of(tensors: Iterable[Tensor]) -> int:
     """Return 64 bits, unsigned, that stand for the bytes of some tensors in this order, whatever device they are on."""
     value = 1
     for tensor in tensors:
         if tensor.numel():
             with on_its_device(tensor):
-                value = hash64(tensor.detach().contiguous().view(-1).view(torch.uint8), value)
+                value = hash64(bytes_of(tensor), value)
     return value
 
 

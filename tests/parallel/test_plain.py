@@ -28,6 +28,14 @@ def test_ranks_begin_with_what_rank_0_has(reports: list[dict[str, Any]]) -> None
     assert first == begun == theirs != other
 
 
+def test_how_weights_lie_is_nothing_to_the_wrapper(reports: list[dict[str, Any]]) -> None:
+    """Its buckets have gradients as weights lie; masks, and all that is kept by element, are of their numbers."""
+    assert reports[0]["laid"] == reports[1]["laid"]
+    for number, (plain, wrapped) in enumerate(reports[0]["laid"]):
+        assert plain == wrapped, number
+        assert (plain[1] == 0) == (number >= 2)  # masked; the control without a mask moves those weights
+
+
 def test_residuals_follow_a_scaler(reports: list[dict[str, Any]]) -> None:
     assert all(report["scaled"] == [1.0, 0.5, 1.0] for report in reports)
 

@@ -50,6 +50,11 @@ def test_the_first_one_says_what_is_usual_unless_it_is_a_surge_itself() -> None:
     assert looked(held_of(torch.zeros(8)), huge, huge) == [False, False]  # the second moment says nothing of it
 
 
+def test_a_result_with_gaps_in_memory_counts_like_any_other() -> None:
+    large, huge = torch.full((16,), 9.0)[::2], torch.full((8, 2), 60.0)[:, 1]
+    assert looked(held_of(torch.ones(8)), large, large, huge) == [False, False, True]
+
+
 def test_what_comes_again_and_again_becomes_usual() -> None:
     """A method whose results are always so large costs the second moment a few steps, and no more."""
     assert sum(looked(held_of(torch.ones(8)), *[torch.full((8,), 30.0)] * 50)) == 3

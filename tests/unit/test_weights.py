@@ -109,6 +109,9 @@ def test_layouts_and_dtypes_of_parameters() -> None:
         assert shown.hashes(0, 1).numel() == 1 and shown.hashes(0, 1).any()
     assert torch.equal(hash_of(image), hash_of(image.detach().to(memory_format=torch.channels_last)))
     assert not torch.equal(hash_of(image), hash_of(image.detach() + 1))
+    single = torch.randn(1, 4)[:, 0]  # contiguous for torch, whatever its stride
+    assert single.is_contiguous() and single.stride() == (4,)
+    assert torch.equal(hash_of(single), hash_of(single.clone()))
 
 
 def hash_of(weight: Tensor) -> Tensor:

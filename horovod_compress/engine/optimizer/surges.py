@@ -77,7 +77,7 @@ def _means(tensors: Sequence[Tensor], power: int) -> list[float]:
 
 
 def _middle(tensor: Tensor) -> Tensor:
-    flat = tensor.reshape(-1)
+    flat = tensor.contiguous().view(-1)  # reshape() may give a view with gaps
     spare = flat.numel() - LOOKED_AT
     return flat.narrow(0, spare // 2, LOOKED_AT) if spare > 0 else flat
 

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ... import ops
 from ...errors import CorruptFrameError, StateError
+from ...ops.checksums import bytes_of
 
 # ---- in memory -----------------------------------------------------------------------------------
 
@@ -100,7 +101,7 @@ def crc(data: Tensor | bytes) -> int:
 
 def raw(tensor: Tensor) -> Tensor:
     """Return the bytes of a tensor in host memory."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return bytes_of(tensor.detach().cpu())
 
 
 def _checksums(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Wrapped:
             # A bucket of sparse gradients only is awaited by nobody else.
             backward.settle = partial(reducer.wait_idle, reducer.options.longest_seconds)
         else:
-            grads = bucket.gradients()
+            grads = checks.gradients_as_laid(bucket)
             if self._left_out:
                 self._left_out.set_aside(bucket.parameters(), numbers, grads)
             offered = [(at, session.offer(at, grad)) for at, grad in zip(numbers, grads, strict=True)]

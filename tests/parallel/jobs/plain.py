@@ -109,6 +109,43 @@ def alike() -> list[str]:
     return [before, digest([*model.parameters(), *model.buffers()])]
 
 
+class Laid(nn.Module):
+    """Weights that lie otherwise than they are numbered: in the format ``channels_last``, and transposed."""
+
+    def __init__(self, *, contiguous: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        conv, linear = nn.Conv2d(6, 8, 3), nn.Linear(12, 20, bias=False)
+        if not contiguous:
+            conv = conv.to(memory_format=torch.channels_last)
+            linear.weight = nn.Parameter(linear.weight.detach().t().contiguous().t())
+        self.conv, self.linear = conv, linear
+
+    def forward(self, step: int) -> Tensor:
+        seed = torch.Generator().manual_seed(10 * step + rank())
+        sizes = torch.logspace(-2, 1, 12)  # elements that are not like each other
+        image, given = torch.randn(4, 6, 5, 5, generator=seed), torch.randn(9, 12, generator=seed) * sizes
+        image = image * sizes[:6].view(1, 6, 1, 1)
+        return self.conv(image).square().mean() + (self.linear(given) - 1).square().mean()
+
+
+def laid(method: Any, *, wrapped: bool, contiguous: bool) -> list[Any]:
+    """Return the digest of a training, and how many of the weights that were pruned are 0 no longer."""
+    model = Laid(contiguous=contiguous)
+    with torch.no_grad():
+        model.conv.weight[:, ::2] = 0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    compression = hvc.Compression.create(method, model.named_parameters(), schedule="single", timeout=LONG)
+    call = DistributedDataParallel(model) if wrapped else model
+    compression.register(call, optimizer, warmup_steps=2)
+    for step in range(6):
+        optimizer.zero_grad()
+        call(step).backward()
+        optimizer.step()
+    compression.close()
+    return [digest(model.parameters()), int(model.conv.weight[:, ::2].count_nonzero())]
+
+
 def scaled() -> list[float]:
     """Return by how much the residuals changed when the scale was halved."""
     model = nn.Linear(12, 4)
@@ -307,6 +344,11 @@ report(
         "frozen": frozen(),
         "ways": {name: way(case) for name, case in WAYS.items()},
         "alike": alike(),
+        "laid": [
+            [laid(method, wrapped=wrapped, contiguous=contiguous) for wrapped in (False, True)]
+            for method in ("marsit", hvc.masked("marsit"))
+            for contiguous in (False, True)
+        ],
         "scaled": scaled(),
         "two models": two_models(),
         "mismatch": refused(mismatch),
