@@ -23,7 +23,7 @@ def test_one_wrong_bit_of_one_result_is_noticed(wrong: int | None, monkeypatch: 
         if wrong is not None and turn.key.rank == 1:
             grad = turn.state.memory.grads[wrong]
             assert grad is not None
-            grad.view(torch.int32)[4] ^= 1
+            grad.view(-1).view(torch.int32)[4] ^= 1
 
     monkeypatch.setattr(Turn, "write_back", write_back)
     with Fleet(3, TENSORS, "none", verify_every=1) as fleet:

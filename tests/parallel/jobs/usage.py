@@ -697,7 +697,7 @@ def flipped(on_rank: int | None, attach: bool) -> str:
     def decode_wrongly(self: Any, work: Any, parts: Any, key: Any, result_scale: float) -> None:
         decode(self, work, parts, key, result_scale)
         if key.step == 2 and key.bucket == 3 and on_rank == RANK:
-            work.grads[0].view(torch.int32)[17 % work.grads[0].numel()] ^= 1
+            work.grads[0].view(-1).view(torch.int32)[17 % work.grads[0].numel()] ^= 1
 
     FullPrecision.decode = decode_wrongly
     try:
