@@ -21,7 +21,7 @@ from ..engine.methods import Methods, numbered, parse
 from ..engine.names import pairs
 from ..engine.reducer import Hooks, Reducer
 from ..engine.shards import local
-from ..errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
+from ..errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, PeerError
 from ..exchange import device, on_device
 from ..exchange.choose import Choose
 from ..exchange.transports import gloo, nccl
@@ -297,7 +297,7 @@ def _connect_all(own: str, job: Job, seconds: float, where: device.Device | None
     Raises:
         ExchangeError: some rank could not connect; every rank says which.
     """
-    divided: list[ExchangeError] = []
+    divided: list[HorovodCompressError] = []
     with contextlib.ExitStack() as undo:
         transport, problem = _attempt(lambda: _connect(own, job, seconds, divided))
         if transport:
@@ -353,7 +353,7 @@ def _link(tokens: Transport, where: device.Device, job: Job, seconds: float) -> 
     return nccl.NcclTransport(tokens, link)
 
 
-def _connect(own: str, job: Job, seconds: float, divided: list[ExchangeError]) -> Transport:
+def _connect(own: str, job: Job, seconds: float, divided: list[HorovodCompressError]) -> Transport:
     """Connect; errors of the meeting itself are noted."""
     if job.size == 1:
         return Hub(1).transports()[0]
@@ -363,7 +363,7 @@ def _connect(own: str, job: Job, seconds: float, divided: list[ExchangeError]) -
         shown = {key: value.hex() for key, value in values.items()}
         try:
             found = gather_stage("addresses", shown, job, next(limits))
-        except ExchangeError as error:
+        except (ExchangeError, MismatchError) as error:
             divided.append(error)
             raise
         return {key: bytes.fromhex(value) for mine in found for key, value in mine.items()}

@@ -14,6 +14,7 @@ from horovod.common import process_sets
 
 from horovod_compress.engine.job import Gathering
 from horovod_compress.errors import ExchangeError, MismatchError
+from horovod_compress.fronts import startup
 from horovod_compress.fronts.horovod import job
 from horovod_compress.fronts.horovod.job import HorovodJob
 
@@ -97,3 +98,19 @@ def test_ranks_that_go_on_do_so_without_one_that_does_something_else(
             gathered(monkeypatch, [meant, "hvc.load"], rank, goes_on=rank == 0)
     with pytest.raises(MismatchError):  # the control: it does not go on from a run of before
         gathered(monkeypatch, [meant, "hvc.load"], 0)
+
+
+def test_a_start_that_others_have_left_ends_at_once() -> None:
+    """Where a rank has come to something else while others show their addresses, there is nobody to tell of it."""
+    asked: list[str] = []
+
+    class Apart:
+        rank, size = 0, 2
+
+        def gather(self, value: Any, given: Gathering) -> list[Any]:
+            asked.append(given.name)
+            raise MismatchError("rank 0: the ranks have come to different things")
+
+    with pytest.raises(MismatchError, match="rank 0: the ranks have come to different things"):
+        startup._connect_all("127.0.0.1", Apart(), 1.0, None)  # type: ignore[arg-type]
+    assert asked == ["hvc.addresses"]
