@@ -36,6 +36,14 @@ def test_how_weights_lie_is_nothing_to_the_wrapper(reports: list[dict[str, Any]]
         assert (plain[1] == 0) == (number >= 2)  # masked; the control without a mask moves those weights
 
 
+def test_weights_that_are_laid_anew_behind_the_wrapper_are_refused(reports: list[dict[str, Any]]) -> None:
+    """Torch's buckets stay as they were, so gradients would go to other elements; torch may only warn."""
+    for report in reports:
+        for when, told in report["laid anew"].items():
+            assert "weight no longer lies in memory as it did" in told, when
+        assert report["one element a row"] == "nothing was raised"  # the control: there it is all the same
+
+
 def test_residuals_follow_a_scaler(reports: list[dict[str, Any]]) -> None:
     assert all(report["scaled"] == [1.0, 0.5, 1.0] for report in reports)
 

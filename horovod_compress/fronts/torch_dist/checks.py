@@ -287,31 +287,3 @@ def mean_of(grad: Tensor, group: Any) -> Any:
     """Return a future of the mean over ranks, which travels as indices and values."""
     share = grad / dist.get_world_size(group)
     return dist.all_reduce(share, group=group, async_op=True).get_future().then(lambda done: done.value()[0])
-
-
-# ---- how gradients lie in a bucket ----
-
-
-def gradients_as_laid(bucket: dist.GradBucket) -> list[Tensor]:
-    """Return the gradients of a bucket, each element in its place: torch writes them as their parameters lie.
-
-    ``GradBucket.gradients()`` takes their memory for that of contiguous tensors, which is right where it does not count
-    which element is which.
-    """
-    each = zip(bucket.parameters(), bucket.gradients(), strict=True)
-    return [
-        grad if parameter.is_contiguous() or not _is_dense(parameter) else
-        grad.view(-1).as_strided(parameter.size(), parameter.stride())
-        for parameter, grad in each
-    ]  # fmt: skip
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor is a contiguous one whose dimensions were permuted."""
-    size = 1
-    for stride, count in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
-        if count != 1:
-            if stride != size:
-                return False
-            size *= count
-    return True

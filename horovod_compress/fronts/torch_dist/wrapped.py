@@ -15,6 +15,7 @@ from ...errors import HorovodCompressError
 from ..session import Session, drop_zeros
 from . import checks
 from .backward import Backward, Fetching, Unused, at_the_end, looks_for_unused
+from .layouts import Layouts
 
 
 class Wrapped:
@@ -38,6 +39,7 @@ class Wrapped:
         self.model: Callable[[], DistributedDataParallel | None] = lambda: None
         self._backward: Backward | None = None
         self._left_out: Unused | None = None  # where a step may leave parameters out
+        self._layouts = Layouts(session.steps.named)
 
     def follow(self, model: DistributedDataParallel) -> None:
         """Take note of the model whose buckets will come; it holds the hook, and so this."""
@@ -46,6 +48,7 @@ class Wrapped:
         sparse = checks.sparse_in(model)
         steps = self._session.steps
         steps.sparse = [name for name, parameter in steps.named if id(parameter) in sparse]
+        self._layouts.note()
         model.join_hook = checks.RefusedJoin(model)  # type: ignore[method-assign]
         self.model = weakref.ref(model)
 
@@ -78,7 +81,7 @@ class Wrapped:
             # A bucket of sparse gradients only is awaited by nobody else.
             backward.settle = partial(reducer.wait_idle, reducer.options.longest_seconds)
         else:
-            grads = checks.gradients_as_laid(bucket)
+            grads = self._layouts.gradients(bucket)
             if self._left_out:
                 self._left_out.set_aside(bucket.parameters(), numbers, grads)
             offered = [(at, session.offer(at, grad)) for at, grad in zip(numbers, grads, strict=True)]

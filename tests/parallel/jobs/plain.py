@@ -146,6 +146,28 @@ def laid(method: Any, *, wrapped: bool, contiguous: bool) -> list[Any]:
     return [digest(model.parameters()), int(model.conv.weight[:, ::2].count_nonzero())]
 
 
+def laid_anew(when: str, kernel: int = 3) -> str:
+    """Return what is said where the format of the weights changes behind the wrapper."""
+    torch.manual_seed(5)
+    model = nn.Conv2d(6, 8, kernel)
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=LONG)
+    call = DistributedDataParallel(model, gradient_as_bucket_view=when == "before it is registered")
+    if when == "before it is registered":
+        model.to(memory_format=torch.channels_last)
+    compression.register(call)
+
+    def train() -> None:
+        for step in range(3):
+            if when == f"before step {step}":
+                model.to(memory_format=torch.channels_last)
+            call(torch.ones(2, 6, 5, 5)).square().mean().backward()
+
+    try:
+        return refused(train)
+    finally:
+        compression.close()
+
+
 def scaled() -> list[float]:
     """Return by how much the residuals changed when the scale was halved."""
     model = nn.Linear(12, 4)
@@ -349,6 +371,8 @@ report(
             for method in ("marsit", hvc.masked("marsit"))
             for contiguous in (False, True)
         ],
+        "laid anew": {when: laid_anew(when) for when in ("before it is registered", "before step 0", "before step 2")},
+        "one element a row": laid_anew("before step 1", kernel=1),
         "scaled": scaled(),
         "two models": two_models(),
         "mismatch": refused(mismatch),
