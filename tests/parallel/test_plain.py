@@ -44,6 +44,17 @@ def test_weights_that_are_laid_anew_behind_the_wrapper_are_refused(reports: list
         assert report["one element a row"] == "nothing was raised"  # the control: there it is all the same
 
 
+@pytest.mark.parametrize("way", ["plain", "wrapped", "views"])
+def test_gradients_that_are_dropped_are_not_taken_for_added_up(reports: list[dict[str, Any]], way: str) -> None:
+    """When the first bucket comes, a pass has filled gradients that a program has cleared before it."""
+    for number, report in enumerate(reports):
+        tells = int(number == 0)
+        used, half, of_two_passes, on_top = report["dropped"][way]
+        assert used == [False, 0, 0]
+        assert half == of_two_passes == [False, 0, tells]
+        assert on_top == [True, tells, 0]  # the control
+
+
 def test_residuals_follow_a_scaler(reports: list[dict[str, Any]]) -> None:
     assert all(report["scaled"] == [1.0, 0.5, 1.0] for report in reports)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -21,17 +22,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...codecs.work import together
 from ..norms import some
 from ..reducer import Reducer
 from ..shards import local
 from . import second_moment as moments
+from .cleared import Cleared
 from .family import ready
 
 _log = logging.getLogger("horovod_compress")
 
 #: So many of twice as many exchanges on top of earlier results are a habit. One may be a step that a program skips.
 OFTEN = 4
+
+_DROPPED = (
+    "the results of %d of the last %d exchanges were dropped without a step of the optimizer, as a program drops what "
+    "the generator's pass of a GAN brings for its discriminator. Such exchanges count all the same: what they left "
+    "unsent goes into the next step's results, and what they sent of the residual is lost. Keep gradients that nobody "
+    "uses from being exchanged: set requires_grad_(False) for that pass or, without Horovod, run it within "
+    "compression.no_sync()"
+)
 
 
 class Matching:
@@ -49,10 +58,22 @@ class Matching:
         self._norms, self._start = reducer.norms, reducer.start
         self._places = partial(moments.places, optimizer, moments.names_of(named.items()))
         self._taken = reducer.step - 1
-        self._told = self._told_off = False
-        self._unused: deque[bool] = deque(maxlen=2 * OFTEN)  # whether others came on top of the last exchanges
-        self._followed = self._mine()
-        self._norms.follow(self._followed, by=id(optimizer))
+        self._told = self._told_off = self._told_dropped = False
+        # Of the last exchanges, whether no step had used their results when others came, upon them or not.
+        self._added_to: deque[bool] = deque(maxlen=2 * OFTEN)
+        self._dropped: deque[bool] = deque(maxlen=2 * OFTEN)
+        self._follow(self._mine())
+
+    def _follow(self, mine: frozenset[str]) -> None:
+        self._followed = mine
+        self._norms.follow(mine, by=id(self._optimizer))
+        looks = weakref.WeakMethod(self._is_unused)  # hooks of torch's keep what they are given
+        self._cleared = Cleared([p for _, p, _ in self._places()], lambda: bool((look := looks()) and look()))
+
+    def _is_unused(self) -> bool:
+        """Return whether the last results are there, and no step of the optimizer has used them."""
+        last = self._norms.given
+        return last is not None and last.sound and last.step > self._taken and self._reducer.idle()
 
     def _mine(self) -> frozenset[str]:
         return frozenset(name for _, _, name in self._places())
@@ -70,24 +91,26 @@ class Matching:
         """
         norms, last = self._norms, self._norms.given
         if (mine := self._mine()) != self._followed:  # a group was added, which ranks compare
-            self._followed = mine
-            norms.follow(mine, by=id(self._optimizer))
+            self._follow(mine)
             self._start.again()
         if norms.ratio.off:
             self._tell_off()
             return
         if last is None or not last.sound:
             return
-        self._unused.append(last.step > self._taken and self._are_kept())
-        if sum(self._unused) >= OFTEN:
+        unused = last.step > self._taken
+        kept = unused and self._cleared.most_kept()
+        self._added_to.append(kept)
+        self._dropped.append(unused and not kept)
+        if sum(self._added_to) >= OFTEN:
             norms.vote_against()
+        if sum(self._dropped) >= OFTEN and norms.ratio.keeps:
+            self._tell_dropped()
 
-    def _are_kept(self) -> bool:
-        """Return whether most parameters have gradients already, as the step begins: nobody has cleared them."""
-        trained = [p for _, p, _ in self._places() if p.requires_grad]
-        grads = [local(p.grad) for p in trained if p.grad is not None]
-        filled = together([True if grad.is_sparse else grad.any() for grad in grads])  # one wait on a GPU
-        return 2 * sum(filled) > len(trained)
+    def _tell_dropped(self) -> None:
+        if not self._told_dropped and not self._reducer.rank:
+            _log.warning(_DROPPED, OFTEN, 2 * OFTEN)
+        self._told_dropped = True
 
     def _tell_off(self) -> None:
         if not self._told_off and not self._reducer.rank:

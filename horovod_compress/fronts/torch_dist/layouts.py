@@ -40,9 +40,9 @@ class Layouts:
             if self._noted.setdefault(id(parameter), strides) != strides or _lies_apart(parameter, grad):
                 name = next(name for name, known in self._named if known is parameter)
                 raise ConfigError(
-                    f"{name} no longer lies in memory as it did when DistributedDataParallel made its buckets, as after "
-                    "model.to(memory_format=torch.channels_last): gradients would go to the wrong elements; change "
-                    "the format first, then wrap the model"
+                    f"{name} no longer lies in memory as it did when DistributedDataParallel made its buckets, as "
+                    "after model.to(memory_format=torch.channels_last): gradients would go to the wrong elements; "
+                    "change the format first, then wrap the model"
                 )
             dense = not parameter.is_contiguous() and _is_dense(parameter)
             found.append(grad.view(-1).as_strided(parameter.size(), parameter.stride()) if dense else grad)

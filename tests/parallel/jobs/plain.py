@@ -168,6 +168,38 @@ def laid_anew(when: str, kernel: int = 3) -> str:
         compression.close()
 
 
+def dropped(way: str, uses: Callable[[int], bool], *, passes: int = 1, clears: bool = True) -> list[Any]:
+    """Return whether results are handed back as they are, and what is said, where steps do not use all exchanges."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    compression = hvc.Compression.topk(model.named_parameters(), density=0.2, verify_every=0, timeout=LONG)
+    views = way == "views"
+    call = model if way == "plain" else DistributedDataParallel(model, gradient_as_bucket_view=views)
+    with told() as texts:
+        compression.register(call, optimizer)
+        for step in range(30):  # ranks vote in steps that measure
+            if clears:
+                optimizer.zero_grad()
+            for number in range(passes):
+                with compression.no_sync() if number + 1 < passes else contextlib.nullcontext():
+                    seed = torch.Generator().manual_seed(10 * step + rank())
+                    call(torch.randn(4, 6, generator=seed)).square().mean().backward()
+            if uses(step):
+                optimizer.step()
+        off = compression._here().reducer.norms.ratio.off
+        compression.close()
+    return [off, sum("several times for one step" in text for text in texts), sum("were dropped" in t for t in texts)]
+
+
+def half(step: int) -> bool:
+    return step % 2 == 0
+
+
+def always(step: int) -> bool:
+    return True
+
+
 def scaled() -> list[float]:
     """Return by how much the residuals changed when the scale was halved."""
     model = nn.Linear(12, 4)
@@ -373,6 +405,15 @@ report(
         ],
         "laid anew": {when: laid_anew(when) for when in ("before it is registered", "before step 0", "before step 2")},
         "one element a row": laid_anew("before step 1", kernel=1),
+        "dropped": {
+            way: [
+                dropped(way, always),
+                dropped(way, half),
+                dropped(way, half, passes=2),
+                dropped(way, half, clears=False),
+            ]
+            for way in ("plain", "wrapped", "views")
+        },
         "scaled": scaled(),
         "two models": two_models(),
         "mismatch": refused(mismatch),
