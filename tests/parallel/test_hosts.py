@@ -13,6 +13,7 @@ WORLD = 4
 FEW = ["none", "flat none", "marsit adam", "each"]
 MORE = ["mixed", "one", "stock", "update", "powersgd", "topk", "tuned"]
 REFUSED = ["uneven", "masked"]
+RESUMED, MORE_RESUMED = ["resumed powersgd"], ["resumed loco", "resumed sketch_fusion", "resumed marsit"]
 
 
 def trained(front: str, cases: list[str]) -> list[dict[str, Any]]:
@@ -22,7 +23,7 @@ def trained(front: str, cases: list[str]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module", params=["horovod", *slow("torch")])
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    found = trained(request.param, [*FEW, *REFUSED])
+    found = trained(request.param, [*FEW, *REFUSED, *RESUMED])
     check_learned(found, FEW)
     return found
 
@@ -33,6 +34,25 @@ def check_learned(ranks: list[dict[str, Any]], names: list[str]) -> None:
         for rank in ranks:
             assert rank[name]["losses"][-1] < rank[name]["losses"][0], name
             assert rank[name]["verified"] > 0 and rank[name]["maps"] == 0, name
+
+
+def check_resumed(ranks: list[dict[str, Any]], names: list[str]) -> None:
+    for name in names:
+        for way in ("saved", "loaded", "elsewhere", "reset", "fresh"):
+            assert len({rank[name][way][0] for rank in ranks}) == 1, (name, way)
+        for found in (rank[name] for rank in ranks):
+            assert found["saved"] == found["loaded"], name
+            assert found["fresh"][0] != found["saved"][0] and not found["fresh"][1] + found["reset"][1], name
+            assert "the same ranks on each host" in found["elsewhere"][1], name
+
+
+def test_a_job_goes_on_with_the_same_bits_where_hosts_have_the_same_ranks(found) -> None:
+    check_resumed(found, RESUMED)
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_with_the_same_bits_whatever_the_method_keeps() -> None:
+    check_resumed(trained("horovod", MORE_RESUMED), MORE_RESUMED)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from horovod_compress.exchange.transports.transport import Pending
 from horovod_compress.fronts.sharing import groups_of
 from horovod_compress.schedule import by_name
 from horovod_compress.schedule.plan import Plan, TensorSpec
+from tests.battery.kept import anything, kept, same
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 
 HOSTS, RANKS = 2, 4
@@ -113,23 +115,41 @@ def test_other_buckets_take_residuals_along() -> None:
         assert all_same(fleet.step(random_grads(RANKS, TENSORS, seed=2)))
 
 
-def test_a_state_goes_on_with_the_same_bits_and_only_where_hosts_are_the_same() -> None:
-    def fleet(hosts: int) -> Fleet:
-        return Fleet(RANKS, TENSORS, "marsit", hosts=hosts, full_precision_every=0)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("marsit", {"full_precision_every": 0}),
+        ("powersgd", {}),  # these have tables, which are as large as the shares need
+        ("loco", {}),
+        ("sketch_fusion", {"error_feedback": "sketch", "density": 0.2, "cells": 0.5}),
+    ],
+)
+def test_a_state_goes_on_with_the_same_bits_and_only_where_hosts_are_the_same(
+    method: str, options: dict[str, Any]
+) -> None:
+    def fleet(hosts: int, schedule: str = "single") -> Fleet:
+        return Fleet(RANKS, TENSORS, method, hosts=hosts, schedule=schedule, **options)
 
-    with fleet(HOSTS) as first, fleet(HOSTS) as second, fleet(0) as flat:
+    with fleet(HOSTS) as first, fleet(HOSTS) as second, fleet(0) as flat, fleet(HOSTS, "layerwise") as layers:
         first.step(random_grads(RANKS, TENSORS, seed=1))
         states = [checkpoint.save(reducer, first.methods) for reducer in first.reducers]
         for reducer, state in zip(second.reducers, states, strict=True):
             checkpoint.load(reducer, second.methods, state, "restore")
         later = random_grads(RANKS, TENSORS, seed=2)
         assert all_same([*first.step(later), *second.step(later)])
+        assert same(kept(first), kept(second))
         with pytest.raises(StateError, match="hierarchical"):
             checkpoint.load(flat.reducers[0], flat.methods, states[0], "restore")
         with pytest.raises(StateError, match="the same ranks on each host"):
             moved = states[1] | {"hosts": [2, 1, 0]}  # a launcher that counts by hosts, after one that counts by slots
             checkpoint.load(second.reducers[1], second.methods, moved, "restore")
-        checkpoint.load(flat.reducers[0], flat.methods, states[0], "reset")
+        if states[0]["tables"]:
+            with pytest.raises(StateError, match="plan"):
+                checkpoint.load(layers.reducers[0], layers.methods, states[0], "restore")
+        for other in (flat, second):
+            for reducer, state in zip(other.reducers, [*states[1:], states[0]], strict=True):
+                checkpoint.load(reducer, other.methods, state, "reset")
+            assert not anything(kept(other)) and all_same(other.step(later))
         with pytest.raises(StateError, match="hierarchical"):
             redistributed(states, 0, 2, ())
 

@@ -114,7 +114,7 @@ def check(
         _check_seals(state)  # before anything is said about buckets that may be corrupt
         plan = go_on(saved_plan(state))
     if residuals == "restore":
-        _check_tables(parts.shares(plan), methods, parts.ranks, state)
+        _check_tables(reducer, plan, methods, state)
         _check_codes(reducer, plan, methods, state)
     if not go_on:
         _check_seals(state)
@@ -142,11 +142,11 @@ def _check_waiting(plan: Plan, waiting: Mapping[str, Tensor]) -> None:
     _check_kept({"waiting": like}, {"waiting": waiting})
 
 
-def _check_tables(plan: Plan, methods: Methods, world: int, state: Mapping[str, Any]) -> None:
-    """Refuse tables that are not of these buckets."""
-    tables = {}
-    for bucket in plan.buckets:
-        regions = {} if bucket.plain else methods.codecs[bucket.method].layout(bucket, world).tables
+def _check_tables(reducer: Reducer, plan: Plan, methods: Methods, state: Mapping[str, Any]) -> None:
+    """Refuse tables that are not of these buckets; sizes are those of this rank's shares, where ranks share hosts."""
+    parts, tables = reducer.kept, {}
+    for bucket in parts.shares(plan).buckets:
+        regions = {} if bucket.plain else methods.codecs[bucket.method].layout(bucket, parts.ranks).tables
         for name, (dtype, count) in regions.items():
             tables[f"{bucket.index} {name}"] = torch.empty(count, dtype=dtype, device="meta")
     if tables:
@@ -159,7 +159,7 @@ def _check_codes(reducer: Reducer, plan: Plan, methods: Methods, state: Mapping[
     parts, saved = reducer.kept, state.get("carries", {})
     own = parts.carries()
     carries = [n for n in own.keys() & saved.keys() if checksums.kind_of(own[n]) == checksums.kind_of(saved[n])]
-    for bucket in (bucket for bucket in plan.buckets if not bucket.plain):
+    for bucket in (bucket for bucket in parts.shares(plan).buckets if not bucket.plain):
         for codec in variants_of(methods.codecs[bucket.method]):
             moves = codec.properties().moves_tables
             if moves is None or moves.spoilt is None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.support.nets import batch, digest, net
-from tests.support.rank import arguments, check, rank
+from tests.support.rank import arguments, check, folder, rank
 
 RANK, HOROVOD = rank(), arguments()["front"] == "horovod"
 if HOROVOD:
@@ -38,30 +38,41 @@ def create(hosts: str, method: Any, model: nn.Module, **options: Any) -> Any:
 
 
 STEPS = 9
+SKETCH = {"error_feedback": "sketch", "density": 0.2, "cells": 0.5}
+
+
+def optimized(compression: Any, model: nn.Module, path: str = "attached", adam: bool = False) -> tuple[Any, nn.Module]:
+    """Return an optimizer with a compression, and what is called in place of the model."""
+    kind = torch.optim.AdamW if adam else torch.optim.SGD
+    optimizer: Any = kind(model.parameters(), lr=0.01)
+    if not HOROVOD:
+        called = DistributedDataParallel(model)
+        compression.register(called, optimizer)
+        return optimizer, called
+    if path == "update":
+        return front.DistributedUpdateOptimizer(optimizer, list(model.named_parameters()), compression), model
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+    return compression.attach(optimizer) if path == "attached" else optimizer, model
+
+
+def stepped(optimizer: Any, called: nn.Module, steps: range) -> list[float]:
+    """Return the losses of some steps."""
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = called(batch(step % 2, RANK)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
 
 
 def trained(hosts: str, method: Any, path: str = "attached", adam: bool = False, **options: Any) -> dict[str, Any]:
     """Return what some steps make of a model, and what was sent for it."""
     model = net()
     compression = create(hosts, method, model, **options)
-    kind = torch.optim.AdamW if adam else torch.optim.SGD
-    optimizer: Any = kind(model.parameters(), lr=0.01)
-    called: nn.Module = model
-    if not HOROVOD:
-        called = DistributedDataParallel(model)
-        compression.register(called, optimizer)
-    elif path == "update":
-        optimizer = front.DistributedUpdateOptimizer(optimizer, list(model.named_parameters()), compression)
-    else:
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
-        optimizer = compression.attach(optimizer) if path == "attached" else optimizer
-    losses = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = called(batch(step % 2, RANK)).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss))
+    optimizer, called = optimized(compression, model, path, adam)
+    losses = stepped(optimizer, called, range(STEPS))
     stats, state = compression.stats(), compression.state_dict()
     kept = {name: tensor.numel() for name, tensor in state["state"].get("residual", {}).items()}
     compression.close()
@@ -74,6 +85,33 @@ def trained(hosts: str, method: Any, path: str = "attached", adam: bool = False,
         "verified": stats["verified"],
         "maps": shared_maps(),
     }
+
+
+def resumed(name: str, method: Any) -> dict[str, Any]:
+    """Return what steps make of a model behind a checkpoint, where it was saved and where it is loaded."""
+    weights: dict[str, torch.Tensor] = {}
+
+    def go_on(hosts: str, residuals: str = "refuse") -> tuple[str, str]:
+        model = net()
+        model.load_state_dict(weights or model.state_dict())
+        compression = create(hosts, method, model)
+        optimizer, called = optimized(compression, model)
+        refusal = ""
+        if weights:
+            try:
+                compression.load(folder() / name, residuals=residuals)
+            except front.StateError as error:
+                refusal = str(error)
+        else:
+            stepped(optimizer, called, range(3))
+            weights.update({key: value.clone() for key, value in model.state_dict().items()})
+            compression.save(folder() / name)
+        stepped(optimizer, called, range(3, 6))
+        compression.close()
+        return digest(model.parameters()), refusal
+
+    found = {"saved": go_on("two"), "loaded": go_on("two"), "elsewhere": go_on("mixed")}
+    return found | {"reset": go_on("mixed", "reset"), "fresh": go_on("two", "reset")}
 
 
 def shared_maps() -> int:
@@ -95,6 +133,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "marsit adam": lambda: trained("two", front.method("marsit", full_precision_every=5), adam=True),
     "each": lambda: trained("each", "marsit"),
     "uneven": lambda: refused("uneven", "none"),
+    "resumed powersgd": lambda: resumed("powersgd", "powersgd"),
     "masked": lambda: refused("two", front.masked("signsgd")),
 }
 if HOROVOD:
@@ -105,6 +144,9 @@ if HOROVOD:
         "update": lambda: trained("two", "marsit", path="update"),
         "powersgd": lambda: trained("two", "powersgd"),
         "topk": lambda: trained("two", "topk", schedule="layerwise"),
+        "resumed loco": lambda: resumed("loco", "loco"),
+        "resumed sketch_fusion": lambda: resumed("sketch_fusion", front.method("sketch_fusion", **SKETCH)),
+        "resumed marsit": lambda: resumed("marsit", "marsit"),
         "tuned": lambda: trained("two", "ef_signsgd", schedule="auto"),
     }
 for name in arguments()["cases"]:
