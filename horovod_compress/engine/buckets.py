@@ -366,10 +366,9 @@ class Buckets:
             divisors: flat, by name; equal on every rank.
         """
         for state in self:
-            named, mine = enumerate(tensor.name for tensor in state.bucket.tensors), state.memory.divisors
+            dtype, mine = work_dtype(state.bucket), state.memory.divisors
             mine.clear()
-            dtype = work_dtype(state.bucket)
-            for position, name in named:
+            for position, name in enumerate(tensor.name for tensor in state.bucket.tensors):
                 if name in divisors:
                     mine[position] = owned(state.part, position, divisors[name].to(dtype))
 
@@ -390,11 +389,12 @@ class Buckets:
         return any(kind.properties().share_sent < 1 for kind in (codec, *variants_of(codec)))
 
     def clear_where_sent(self, index: int, momenta: Sequence[Tensor]) -> None:
-        """Let a method empty these where this rank's payload carried a value: momentum masking.
+        """Let a method empty these where this rank's payload carried a value, or its host's: momentum masking.
 
         Args:
             momenta: of the shape of the tensor at ``index`` and contiguous.
         """
         state, position = self._where[index]
         assert not state.pruned  # of what is left this would be a copy; update mode refuses masks
-        state.memory.momenta[position] = [owned(state.part, position, momentum.view(-1)) for momentum in momenta]
+        flat = [momentum.view(-1) for momentum in momenta]
+        state.memory.momenta[position] = state.hosted.empty_later(position, flat) if state.hosted else flat

@@ -13,6 +13,7 @@ WORLD = 4
 FEW = ["none", "flat none", "marsit adam", "each"]
 MORE = ["mixed", "one", "stock", "update", "powersgd", "topk", "tuned"]
 REFUSED = ["uneven", "masked"]
+EMPTIED = ["emptied", "emptied without hosts", "emptied later"]
 RESUMED, MORE_RESUMED = ["resumed powersgd"], ["resumed loco", "resumed sketch_fusion", "resumed marsit"]
 
 
@@ -53,6 +54,17 @@ def test_a_job_goes_on_with_the_same_bits_where_hosts_have_the_same_ranks(found)
 @pytest.mark.slow
 def test_a_job_goes_on_with_the_same_bits_whatever_the_method_keeps() -> None:
     check_resumed(trained("horovod", MORE_RESUMED), MORE_RESUMED)
+
+
+@pytest.mark.slow
+def test_momentum_is_emptied_on_all_ranks_of_a_host_where_it_has_sent_something() -> None:
+    ranks = trained("horovod", EMPTIED)
+    for hosted in ("emptied", "emptied later"):
+        first, second, third, fourth = (rank[hosted] for rank in ranks)
+        assert first == second and third == fourth and first["zeros"] != third["zeros"] and sum(first["number"])
+    assert all(rank["emptied"]["moved"] for rank in ranks)
+    alone = [rank["emptied without hosts"] for rank in ranks]  # the control: each for itself
+    assert len({found["zeros"] for found in alone}) == len(ranks) and not any(found["moved"] for found in alone)
 
 
 @pytest.mark.slow

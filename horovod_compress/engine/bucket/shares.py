@@ -10,12 +10,14 @@ A bucket passes these stages:
     average   when all have, each writes the mean of its own share                       exchange thread
               the method works on that, among the ranks that own this share on all hosts
     agree     the ranks of a host compare whether the bucket is good                     exchange thread
-    deliver   when all have decoded, each copies the shares of all over its gradients    decoding thread
+    deliver   when all have decoded, each copies the shares of all over its gradients,   decoding thread
+              and empties its momenta where the host sent something
 
 Stages end with a small message from each rank of a host to each other one, so a rank that is gone or frozen is noticed
 as in any exchange. They also keep ranks from overwriting what others still read: a gradient of the next step is put
 when this rank has the results of this one, and so all others have read its gradients; a mean is written when all
-gradients of the next step are there, and so all others have copied its results.
+gradients of the next step are there, and so all others have copied its results. What a rank has sent of its share is
+shown as its results are, where its gradients of this share would be: nobody else reads these.
 """
 
 from __future__ import annotations
@@ -136,6 +138,7 @@ class HostBucket:
         self.share = share_of(bucket, self._place, ranks)
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)
         self.alone = self._host.between.size == 1
+        self._momenta: dict[int, list[Tensor]] = {}  # by position, see empty_later()
         self._pool = FramePool()  # of the decoding thread
         self._indices: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -155,6 +158,22 @@ class HostBucket:
             own = self.own(position)
             known = self._indices[position] = index, index[(index >= own.start) & (index < own.stop)] - own.start
         return known[1] if known[1].numel() else None
+
+    def empty_later(self, position: int, momenta: list[Tensor]) -> list[Tensor]:
+        """Empty these with the results of a tensor, wherever this host has sent something of it: momentum masking.
+
+        Args:
+            momenta: of this rank, flat and whole.
+
+        Returns:
+            What the method is to empty of this rank's share, as if it were momentum; the host sees it.
+        """
+        self._momenta[position] = momenta
+        return [self._sent(position, self._place)]
+
+    def _sent(self, position: int, place: int) -> Tensor:
+        """Return where a rank of the host shows what it has sent of its share, by 0, and what it has not."""
+        return self._memory.given[self._bucket.tensors[position].name][place][self._cuts[position][place].where]
 
     def put(self, position: int, grad: Tensor) -> int:
         """Show the other ranks of the host a gradient; return how many of its values are not finite."""
@@ -186,6 +205,8 @@ class HostBucket:
         assert grad is not None
         given[self._place] = grad[own]
         _average(given, mean)
+        if position in self._momenta:
+            self._sent(position, self._place).fill_(1)
         return mean
 
     def agree(self, bad: NonFiniteCount, deadline: Deadline) -> NonFiniteCount:
@@ -204,7 +225,7 @@ class HostBucket:
         return found
 
     def deliver(self, step: int, deadline: Deadline) -> None:
-        """Copy the results of all ranks of the host over this one's gradients, once all are there.
+        """Copy the results of all ranks of the host over this one's gradients, once all are there; empty its momenta.
 
         Raises:
             PeerError: a rank of this host is gone or late.
@@ -212,12 +233,12 @@ class HostBucket:
         exchange = self._begin(self._bucket.index, "host delivers", NonFiniteCount(), deadline, self._host.for_decoding)
         exchange.pool, exchange.digest, exchange.step = self._pool, 0, step  # the exchange thread may be in another one
         everywhere.all_gather(exchange, _NO_DATA)
-        for position, grad in enumerate(self.grads):
-            if grad is not None:
-                for share, result in zip(
-                    self._cuts[position], self._memory.shares[self._bucket.tensors[position].name], strict=True
-                ):
-                    grad[share.where].copy_(result)
+        for position, grad in ((p, grad) for p, grad in enumerate(self.grads) if grad is not None):
+            results = self._memory.shares[self._bucket.tensors[position].name]
+            for place, share in enumerate(self._cuts[position]):
+                grad[share.where].copy_(results[place])
+                for momentum in self._momenta.get(position, ()):
+                    momentum[share.where].masked_fill_(self._sent(position, place) == 0, 0)
 
 
 def _average(given: Sequence[Tensor], mean: Tensor) -> None:

@@ -114,6 +114,35 @@ def resumed(name: str, method: Any) -> dict[str, Any]:
     return found | {"reset": go_on("mixed", "reset"), "fresh": go_on("two", "reset")}
 
 
+def emptied(hosts: str, method: Any, exchange: str = "hierarchical", **mode: int) -> dict[str, Any]:
+    """Return where momentum is empty behind each step, and where the first one moved weights.
+
+    That is of the elements that this rank's host has gradients for, and no other: every second row.
+    """
+    torch.manual_seed(0)
+    model = nn.ParameterDict({"a": nn.Parameter(torch.randn(64, 100)), "b": nn.Parameter(torch.randn(40, 30))})
+    compression = create(hosts, method, model, exchange=exchange, schedule="layerwise", min_elements=0)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = front.DistributedUpdateOptimizer(inner, list(model.named_parameters()), compression, **mode)
+    mine = [weights[HOSTS["two"][RANK] :: 2] for weights in model.values()]
+    before, zeros, moved = [weights.detach().clone() for weights in mine], [], []
+    draws = torch.Generator().manual_seed(RANK)
+    for step in range(6):
+        optimizer.zero_grad()
+        sum((weights * torch.randn(weights.shape, generator=draws)).sum() for weights in mine).backward()
+        optimizer.step()
+        momenta = [optimizer.state[weights]["momentum_buffer"] for weights in model.values()]
+        zeros.append([(momentum[HOSTS["two"][RANK] :: 2] == 0) for momentum in momenta])
+        if not step:
+            moved = [weights != first for weights, first in zip(mine, before, strict=True)]
+    compression.close()
+    return {
+        "zeros": digest(torch.cat([zero.flatten() for of_step in zeros for zero in of_step]).unsqueeze(0)),
+        "number": [int(sum(zero.sum() for zero in of_step)) for of_step in zeros],
+        "moved": all(torch.equal(*pair) for pair in zip(moved, zeros[0], strict=True)),
+    }
+
+
 def shared_maps() -> int:
     """Return how many open files of this process are shared memory of ours."""
     return sum("horovod-compress" in os.path.realpath(link) for link in Path("/proc/self/fd").iterdir())
@@ -144,6 +173,11 @@ if HOROVOD:
         "update": lambda: trained("two", "marsit", path="update"),
         "powersgd": lambda: trained("two", "powersgd"),
         "topk": lambda: trained("two", "topk", schedule="layerwise"),
+        "emptied": lambda: emptied("two", front.method("topk", density=0.1)),
+        "emptied without hosts": lambda: emptied("two", front.method("topk", density=0.1), "auto"),
+        "emptied later": lambda: emptied(
+            "two", front.method("sparse_binary", density=0.1), communication_delay=2, overlap=1, fragments=2
+        ),
         "resumed loco": lambda: resumed("loco", "loco"),
         "resumed sketch_fusion": lambda: resumed("sketch_fusion", front.method("sketch_fusion", **SKETCH)),
         "resumed marsit": lambda: resumed("marsit", "marsit"),
