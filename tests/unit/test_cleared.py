@@ -10,13 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_compress.engine.optimizer.cleared import Cleared
+from horovod_compress.engine.optimizer.matching import Cleared
 
 LAYERS = 5
 
 
 def model() -> nn.ParameterList:
     return nn.ParameterList([nn.Parameter(torch.ones(3)) for _ in range(LAYERS)])
+
+
+def kept_now(cleared: Cleared) -> bool:
+    """Begin a step, and return what it begins with."""
+    cleared.begin()
+    return cleared.most_kept()
 
 
 def add(layers: nn.ParameterList, used: int = LAYERS) -> None:
@@ -60,11 +66,11 @@ def test_what_passes_come_upon_counts(between: Callable[[nn.ParameterList], None
     layers = model()
     cleared = Cleared([*layers], lambda: True)
     add(layers)  # as results lie there
-    cleared.most_kept()
+    kept_now(cleared)
     between(layers)
     for _ in range(passes):
         add(layers)
-    assert cleared.most_kept() is kept
+    assert kept_now(cleared) is kept
     assert all(layer.grad is not None and layer.grad.any() for layer in layers)  # the control: they do not tell
 
 
@@ -73,22 +79,44 @@ def test_a_pass_that_is_under_way_is_not_looked_at() -> None:
     layers, is_between = model(), True
     cleared = Cleared([*layers], lambda: is_between)
     add(layers)
-    assert not cleared.most_kept()
+    assert not kept_now(cleared)
     is_between = False
     add(layers)
     is_between = True
     drop(layers)
     add(layers)
-    assert not cleared.most_kept()
+    assert not kept_now(cleared)
+
+
+def test_the_first_gradient_of_a_pass_says_that_they_were_cleared() -> None:
+    """A step may begin there, behind a pass that has come upon results and exchanged nothing."""
+    layers = model()
+    cleared = Cleared([*layers], lambda: True)
+    add(layers)
+    cleared.begin()
+    add(layers)
+    drop(layers)
+    add(layers, used=1)
+    assert not kept_now(cleared)
+
+
+def test_a_step_begins_anew() -> None:
+    """What an earlier step began with is nothing to the next one, also where nobody has asked."""
+    layers = model()
+    cleared = Cleared([*layers], lambda: True)
+    add(layers)
+    cleared.begin()
+    add(layers)
+    assert kept_now(cleared)
 
 
 def test_without_a_watched_gradient_what_there_is_has_to_do() -> None:
     layers = model()
     cleared = Cleared([*layers], lambda: False)  # as those that ranks have parts of
     add(layers, used=2)
-    assert not cleared.most_kept()
+    assert not kept_now(cleared)
     add(layers)
-    assert cleared.most_kept()
+    assert kept_now(cleared)
 
 
 def test_nobody_is_kept_alive() -> None:
@@ -106,4 +134,4 @@ def test_nobody_is_kept_alive() -> None:
 
 def test_no_parameter_trains() -> None:
     layers = model().requires_grad_(False)
-    assert not Cleared([*layers], lambda: True).most_kept()
+    assert not kept_now(Cleared([*layers], lambda: True))

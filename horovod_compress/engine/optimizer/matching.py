@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...codecs.work import together
 from ..norms import some
 from ..reducer import Reducer
-from ..shards import local
+from ..shards import is_divided, local
 from . import second_moment as moments
-from .cleared import Cleared
 from .family import ready
 
 _log = logging.getLogger("horovod_compress")
@@ -67,13 +67,20 @@ class Matching:
     def _follow(self, mine: frozenset[str]) -> None:
         self._followed = mine
         self._norms.follow(mine, by=id(self._optimizer))
-        looks = weakref.WeakMethod(self._is_unused)  # hooks of torch's keep what they are given
-        self._cleared = Cleared([p for _, p, _ in self._places()], lambda: bool((look := looks()) and look()))
+        mine_is_unused = weakref.WeakMethod(self._is_unused)  # what hooks of torch's refer to stays
+
+        def is_unused() -> bool:
+            found = mine_is_unused()
+            return bool(found and found())
+
+        self._cleared = Cleared([parameter for _, parameter, _ in self._places()], is_unused)
 
     def _is_unused(self) -> bool:
-        """Return whether the last results are there, and no step of the optimizer has used them."""
+        """Return whether results were handed back that no step of the optimizer has used, and no step is under way."""
         last = self._norms.given
-        return last is not None and last.sound and last.step > self._taken and self._reducer.idle()
+        if last is None or not last.sound or last.step <= self._taken:
+            return False
+        return not self._norms.ratio.off and not self._reducer.failure.closing and self._reducer.idle()
 
     def _mine(self) -> frozenset[str]:
         return frozenset(name for _, _, name in self._places())
@@ -81,6 +88,8 @@ class Matching:
     def resume(self) -> None:
         """Go on with whatever was loaded."""
         self._taken = self._reducer.step - 1
+        self._added_to.clear()
+        self._dropped.clear()
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -90,6 +99,7 @@ class Matching:
         next one takes in what was handed back, with gradients that are not of its size.
         """
         norms, last = self._norms, self._norms.given
+        self._cleared.begin()
         if (mine := self._mine()) != self._followed:  # a group was added, which ranks compare
             self._follow(mine)
             self._start.again()
@@ -104,12 +114,17 @@ class Matching:
         self._dropped.append(unused and not kept)
         if sum(self._added_to) >= OFTEN:
             norms.vote_against()
-        if sum(self._dropped) >= OFTEN and norms.ratio.keeps:
+        if sum(self._dropped) >= OFTEN and not self._told_dropped and self._keeps(last.step):
             self._tell_dropped()
 
+    def _keeps(self, step: int) -> bool:
+        """Return whether the coded rounds of a step have a residual, or anything else that goes on."""
+        rounds = [state.round(step) for state in self._reducer.buckets]
+        return any(not one.exact and one.work.state for one in rounds)
+
     def _tell_dropped(self) -> None:
-        if not self._told_dropped and not self._reducer.rank:
-            _log.warning(_DROPPED, OFTEN, 2 * OFTEN)
+        if not self._reducer.rank:
+            _log.warning(_DROPPED, sum(self._dropped), len(self._dropped))
         self._told_dropped = True
 
     def _tell_off(self) -> None:
@@ -173,6 +188,65 @@ class Matching:
                     *(name, 1 / given.factor if given else 1.0),
                 )
                 return
+
+
+# ---- whether gradients were cleared ----
+
+
+class Cleared:
+    """Whether a program has cleared its gradients since results were handed back, as seen where passes add to them.
+
+    When a step begins, its pass has filled some gradients: the first one, or a bucket of DistributedDataParallel; and
+    passes without an exchange before it have filled all. So autograd says what there is before it adds to the first,
+    the middle and the last of the parameters. Those that ranks have parts of get their gradients past autograd: there,
+    what there is when the step begins has to do.
+
+    Args:
+        parameters: of one optimizer.
+        is_unused: returns whether results were handed back that nobody has used, and no step is under way.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], is_unused: Callable[[], bool]) -> None:
+        self._parameters, self._is_unused = parameters, is_unused
+        #: Of each backward pass since the last step began, whether gradients were there when it came to them.
+        self._passes: dict[int, list[bool]] = {}
+        self._before: list[list[bool]] = []  # the same of those before that
+        found = [p for p in parameters if p.requires_grad and not is_divided(p)]
+        for number in sorted({0, len(found) // 2, len(found) - 1}) if found else ():
+            hook = partial(_come_upon, weakref.ref(self), weakref.ref(found[number]))
+            weakref.finalize(self, found[number].register_hook(hook).remove).atexit = False
+
+    @torch.no_grad()
+    def look(self, parameter: nn.Parameter) -> None:
+        """Look at a gradient that autograd is about to add to."""
+        if self._is_unused():
+            self._passes.setdefault(torch._C._current_graph_task_id(), []).append(_filled([parameter]) == 1)
+
+    def begin(self) -> None:
+        """Begin a step, within its pass."""
+        self._before, self._passes = [*self._passes.values()], {}
+
+    def most_kept(self) -> bool:
+        """Return whether most gradients still had what was handed back, in all passes up to the step that begins."""
+        if self._before:
+            return all(2 * sum(found) > len(found) for found in self._before)
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        return 2 * _filled(trained) > len(trained)
+
+
+def _come_upon(cleared: weakref.ref[Cleared], parameter: weakref.ref[nn.Parameter], grad: Tensor) -> None:
+    found, of = cleared(), parameter()
+    if found and of is not None:
+        found.look(of)
+
+
+def _filled(parameters: Sequence[nn.Parameter]) -> int:
+    """Return how many have a gradient that is not all zeros."""
+    grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    return sum(map(bool, together([True if grad.is_sparse else grad.any() for grad in grads])))  # one wait on a GPU
+
+
+# ---- whether something was added to results ----
 
 
 def _on_host(parts: Sequence[Tensor]) -> list[list[float]]:

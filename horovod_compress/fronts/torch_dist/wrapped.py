@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import HorovodCompressError
+from ...errors import ConfigError, HorovodCompressError
 from ..session import Session, drop_zeros
 from . import checks
 from .backward import Backward, Fetching, Unused, at_the_end, looks_for_unused
-from .layouts import Layouts
 
 
 class Wrapped:
@@ -48,7 +48,6 @@ class Wrapped:
         sparse = checks.sparse_in(model)
         steps = self._session.steps
         steps.sparse = [name for name, parameter in steps.named if id(parameter) in sparse]
-        self._layouts.note()
         model.join_hook = checks.RefusedJoin(model)  # type: ignore[method-assign]
         self.model = weakref.ref(model)
 
@@ -114,3 +113,77 @@ class Wrapped:
             drop_zeros(self._session.steps.frozen)
         backward.brought |= brought
         return backward
+
+
+# ---- how gradients lie in buckets ----
+
+
+class Layouts:
+    """Takes the gradients out of buckets, each element in its place.
+
+    Torch writes a gradient as its parameter lay when the buckets were made, which is when the model is wrapped, and in
+    some models once more before the second step. ``GradBucket.gradients()`` takes all for contiguous ones.
+
+    Args:
+        named: the parameters that are exchanged.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        self._named = named
+        self._strides: dict[int, tuple[int, ...]] = {}  # as they were first, by the identity of a parameter
+        self._seen: set[int] = set()  # those whose bucket is known to lie like them
+
+    def gradients(self, bucket: dist.GradBucket) -> list[Tensor]:
+        """Return the gradients of a bucket, with the layouts of their parameters.
+
+        Raises:
+            ConfigError: a parameter lies otherwise than when the buckets were made.
+        """
+        found = []
+        for parameter, flat in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            dense = not parameter.is_contiguous() and _is_dense(parameter)
+            found.append(grad := flat.view(-1).as_strided(parameter.size(), parameter.stride()) if dense else flat)
+            strides = _strides(parameter)
+            changed = self._strides.setdefault(id(parameter), strides) != strides
+            if changed or (id(parameter) not in self._seen and self._lies_apart(parameter, grad)):
+                name = next(name for name, other in self._named if other is parameter)
+                raise ConfigError(
+                    f"{name} no longer lies in memory as it did when DistributedDataParallel made its buckets, as "
+                    "after model.to(memory_format=torch.channels_last): gradients would go to the wrong elements; "
+                    "change the format first, then wrap the model"
+                )
+        return found
+
+    def _lies_apart(self, parameter: Tensor, grad: Tensor) -> bool:
+        """Return whether a bucket has the values of ``.grad`` for other elements; equal values show nothing."""
+        own, key = parameter.grad, id(parameter)
+        if len(self._strides[key]) < 2:
+            self._seen.add(key)
+        if key in self._seen or own is None or own.is_sparse:
+            return False
+        if not _alike(own, grad):
+            return _alike(own.flatten().sort().values, grad.flatten().sort().values)  # else it is of an earlier pass
+        if bool(own.isfinite().all()) and bool(own.min() != own.max()):
+            self._seen.add(key)
+        return False
+
+
+def _alike(left: Tensor, right: Tensor) -> bool:
+    """Return whether all values are equal, NaN too."""
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor; those of dimensions of one element mean nothing."""
+    return tuple(stride for stride, count in zip(tensor.stride(), tensor.size(), strict=True) if count != 1)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor is a contiguous one whose dimensions were permuted."""
+    size = 1
+    for stride, count in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if count != 1:
+            if stride != size:
+                return False
+            size *= count
+    return True

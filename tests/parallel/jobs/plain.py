@@ -146,12 +146,12 @@ def laid(method: Any, *, wrapped: bool, contiguous: bool) -> list[Any]:
     return [digest(model.parameters()), int(model.conv.weight[:, ::2].count_nonzero())]
 
 
-def laid_anew(when: str, kernel: int = 3) -> str:
+def laid_anew(when: str, kernel: int = 3, **options: bool) -> str:
     """Return what is said where the format of the weights changes behind the wrapper."""
     torch.manual_seed(5)
     model = nn.Conv2d(6, 8, kernel)
     compression = hvc.Compression.marsit(model.named_parameters(), timeout=LONG)
-    call = DistributedDataParallel(model, gradient_as_bucket_view=when == "before it is registered")
+    call = DistributedDataParallel(model, **options)
     if when == "before it is registered":
         model.to(memory_format=torch.channels_last)
     compression.register(call)
@@ -160,7 +160,10 @@ def laid_anew(when: str, kernel: int = 3) -> str:
         for step in range(3):
             if when == f"before step {step}":
                 model.to(memory_format=torch.channels_last)
-            call(torch.ones(2, 6, 5, 5)).square().mean().backward()
+            given = torch.randn(2, 6, 5, 5, generator=torch.Generator().manual_seed(step))
+            (
+                call(given).square().mean() * (0.0 if step == 0 and options.get("find_unused_parameters") else 1.0)
+            ).backward()
 
     try:
         return refused(train)
@@ -168,12 +171,28 @@ def laid_anew(when: str, kernel: int = 3) -> str:
         compression.close()
 
 
-def dropped(way: str, uses: Callable[[int], bool], *, passes: int = 1, clears: bool = True) -> list[Any]:
+def laid_with_gaps(views: bool) -> str:
+    """Return what is said of a weight that torch's buckets hold without the gaps that it has."""
+    torch.manual_seed(5)
+    model = nn.Linear(6, 8, bias=False)
+    model.weight = nn.Parameter(torch.randn(8, 12)[:, ::2])
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=LONG)
+    call = DistributedDataParallel(model, gradient_as_bucket_view=views)
+    compression.register(call)
+    try:
+        return refused(lambda: [call(torch.randn(4, 6)).square().mean().backward() for _ in range(3)])
+    finally:
+        compression.close()
+
+
+def dropped(
+    way: str, uses: Callable[[int], bool], method: str = "topk", *, passes: int = 1, clears: bool = True
+) -> list[Any]:
     """Return whether results are handed back as they are, and what is said, where steps do not use all exchanges."""
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    compression = hvc.Compression.topk(model.named_parameters(), density=0.2, verify_every=0, timeout=LONG)
+    compression = hvc.Compression.create(method, model.named_parameters(), verify_every=0, timeout=LONG)
     views = way == "views"
     call = model if way == "plain" else DistributedDataParallel(model, gradient_as_bucket_view=views)
     with told() as texts:
@@ -403,8 +422,12 @@ report(
             for method in ("marsit", hvc.masked("marsit"))
             for contiguous in (False, True)
         ],
-        "laid anew": {when: laid_anew(when) for when in ("before it is registered", "before step 0", "before step 2")},
-        "one element a row": laid_anew("before step 1", kernel=1),
+        "laid anew": {
+            f"{when} {options}": laid_anew(when, **options)
+            for when in ("before it is registered", "before step 0", "before step 2")
+            for options in ({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True})
+        },
+        "laid alike": [laid_anew("before step 1", kernel=1), *(laid_with_gaps(views) for views in (False, True))],
         "dropped": {
             way: [
                 dropped(way, always),
@@ -414,6 +437,7 @@ report(
             ]
             for way in ("plain", "wrapped", "views")
         },
+        "dropped by methods that keep nothing": [dropped("plain", half, method) for method in ("none", "qsgd")],
         "scaled": scaled(),
         "two models": two_models(),
         "mismatch": refused(mismatch),
