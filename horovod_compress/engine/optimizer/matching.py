@@ -55,7 +55,7 @@ class Matching:
         self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], scale: Callable[[], float]
     ) -> None:
         self._optimizer, self._reducer, self._scale = optimizer, reducer, scale
-        self._norms, self._start = reducer.norms, reducer.start
+        self._norms, self._start, self._failure = reducer.norms, reducer.start, reducer.failure
         self._places = partial(moments.places, optimizer, moments.names_of(named.items()))
         self._taken = reducer.step - 1
         self._told = self._told_off = self._told_dropped = False
@@ -80,7 +80,7 @@ class Matching:
         last = self._norms.given
         if last is None or not last.sound or last.step <= self._taken:
             return False
-        return not self._norms.ratio.off and not self._reducer.failure.closing and self._reducer.idle()
+        return not self._norms.ratio.off and not self._failure.closing and self._reducer.idle()
 
     def _mine(self) -> frozenset[str]:
         return frozenset(name for _, _, name in self._places())
