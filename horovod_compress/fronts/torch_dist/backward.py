@@ -22,7 +22,6 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...engine.context import Worker
 from ...engine.kept import Kept
 from ...errors import ExchangeError, HorovodCompressError, NonFiniteError
+from ..session import weakly
 
 _LOOK_SECONDS = 1.0
 
@@ -233,13 +233,15 @@ class Unused:
         self._model, self._kept = weakref.ref(model), kept  # the model holds the hook, and so this
         self._used: set[int] = set()  # by identity, as all here
         self._aside: dict[int, Aside] = {}
+        # Called once a gradient is added up, and before DistributedDataParallel's own hook. A hook of the parameter
+        # itself is called by torch.autograd.grad too, which adds nothing to gradients.
+        note = weakly(self._note)
         for parameter in model.module.parameters():
             if parameter.requires_grad:
-                parameter.register_hook(partial(self._note, id(parameter)))
+                parameter.register_post_accumulate_grad_hook(note)
 
-    def _note(self, parameter: int, grad: Tensor | None) -> None:
-        if grad is not None:
-            self._used.add(parameter)
+    def _note(self, parameter: Tensor) -> None:
+        self._used.add(id(parameter))
 
     def begin(self) -> None:
         """Begin a backward pass: an error may have ended the one before."""

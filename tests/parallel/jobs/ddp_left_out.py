@@ -113,12 +113,15 @@ class Branches(nn.Module):
         return getattr(self, branch)(self.first(given)).square().mean()  # type: ignore[no-any-return]
 
 
-def left_out(method: str, options: dict[str, Any], last: str, *, keep: bool, **ddp: Any) -> dict[str, Any]:
+def left_out(
+    method: str, options: dict[str, Any], last: str, *, keep: bool = False, looks: bool = False, **ddp: Any
+) -> dict[str, Any]:
     """Use the left branch three times, and then not on any rank, or on rank 1 only, for three steps.
 
     Args:
         last: the branch that rank 1 uses in these steps.
         keep: leave gradients where they are, as zeros.
+        looks: take a gradient of the left branch in each step by torch.autograd.grad, as for a log.
 
     Returns:
         Whether all that is kept for the left branch is, bit for bit, as before, and so are its weights.
@@ -134,7 +137,10 @@ def left_out(method: str, options: dict[str, Any], last: str, *, keep: bool, **d
             before = kept(compression, "left"), [p.detach().clone() for p in model.left.parameters()]
         branch = "left" if step in (0, 1, 2, 6) else last if rank() else "right"
         optimizer.zero_grad(set_to_none=not keep)
-        called(torch.randn(6, 12, generator=generator(step)), branch).backward()
+        value = called(torch.randn(6, 12, generator=generator(step)), branch)
+        if looks:
+            torch.autograd.grad(model.left(torch.ones(1, 12)).sum(), list(model.left.parameters()))
+        value.backward()
         optimizer.step()
         if step == 5:
             after = kept(compression, "left"), [p.detach().clone() for p in model.left.parameters()]
@@ -189,6 +195,7 @@ report(
             }
             for name, (method, views, keep) in LEFT_OUT.items()
         },
+        "looked at": {last: left_out("topk", METHODS["topk"], last, looks=True) for last in ("right", "left")},
     }
 )
 dist.destroy_process_group()
