@@ -472,6 +472,36 @@ def test_a_compiled_module(tmp_path: Path) -> None:
     assert ended.returncode == 0 and ended.stdout == "1\n", ended.stderr
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, as it compiles
+def test_compiled_autograd_is_refused_where_it_runs(net: Net, compression: hvc.Compression) -> None:
+    import torch._dynamo
+
+    def backward() -> Tensor:
+        found = loss(net)
+        found.backward()
+        return found
+
+    compression.register(net)
+    alone = expected(lambda alone: loss(alone).backward())
+    try:
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            # The control: autograd itself runs a pass outside of what is compiled.
+            torch.compile(loss, backend="eager")(net).backward()
+            assert equal(grads(net), alone) and compression.stats()["steps"] == 1
+            net.zero_grad()
+            with compression.no_sync():
+                torch.compile(backward, backend="eager")()
+            assert equal(grads(net), alone) and compression.stats()["steps"] == 1
+            net.zero_grad()
+            with pytest.raises(hvc.ConfigError, match="compiled autograd has no end"):
+                torch.compile(backward, backend="eager")()
+        net.zero_grad()
+        backward()
+    finally:
+        torch._dynamo.reset()
+    assert equal(grads(net), alone) and compression.stats()["steps"] == 2
+
+
 def test_gradients_of_gradients_are_refused(net: Net, compression: hvc.Compression) -> None:
     compression.register(net)
     with pytest.raises(hvc.ConfigError, match="create_graph=False"):

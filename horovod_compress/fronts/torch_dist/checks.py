@@ -26,6 +26,12 @@ PYTHON_REDUCER = (
     'compression takes: set it to "ddp_optimizer", or leave it out, before DistributedDataParallel is created'
 )
 
+COMPILED_AUTOGRAD = (
+    "compiled autograd has no end of a backward pass, where results are waited for: leave out "
+    "torch._dynamo.config.compiled_autograd = True; torch.compile(model) alone compiles both passes of the model, and "
+    "works"
+)
+
 Named = Sequence[tuple[str, nn.Parameter]]
 
 
@@ -242,6 +248,17 @@ def numbers(parameters: Sequence[Tensor], index: Mapping[int, int], rank: int) -
             "named_parameters; give the compression all parameters of the model"
         )
     return [number for number in found if number is not None]
+
+
+def refuse_compiled_autograd() -> None:
+    """Refuse a backward pass that compiled autograd runs; where a program only allows it, others run as ever.
+
+    Raises:
+        ConfigError: this is one.
+    """
+    compiled: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    if compiled is not None and getattr(compiled, "in_compiled_autograd_region", False):
+        raise ConfigError(COMPILED_AUTOGRAD)
 
 
 # ---- ZeroRedundancyOptimizer, each of whose ranks steps its own share of the parameters ----

@@ -132,6 +132,7 @@ class Unwrapped:
         if self._paused:
             self._local.add(id(parameter))
             return
+        checks.refuse_compiled_autograd()
         session = self._session
         with session.lock:
             under_way, grad = self._under_way(), None if parameter.grad is None else local(parameter.grad)
@@ -211,8 +212,7 @@ class Unwrapped:
 
     def _called(self, index: int) -> str:
         """Return a gradient in words."""
-        session = self._session
-        return f"rank {session.job.number}: the gradient of {session.reducer.plan.names()[index]}"
+        return f"rank {self._session.job.number}: the gradient of {self._session.reducer.plan.names()[index]}"
 
     # ---- at its end ----
 
