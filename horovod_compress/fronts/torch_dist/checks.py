@@ -294,6 +294,42 @@ def refuse_sharded(optimizer: Any, own: bool) -> None:
         )
 
 
+# ---- update mode, in which gradients stay on their rank ----
+
+
+def refuse_averaged(parameters: Iterable[Tensor], group: Any) -> None:
+    """Refuse to exchange updates where DistributedDataParallel averages the gradients over some of the same ranks.
+
+    Over others it may: ranks of one host average gradients, say, and one of each host exchanges updates.
+
+    Args:
+        group: the ranks that would exchange updates.
+
+    Raises:
+        ConfigError: says what to do.
+    """
+    ours, ranks = {id(parameter) for parameter in parameters}, {*dist.get_process_group_ranks(group)}
+
+    def averages(found: DistributedDataParallel) -> bool:
+        over: Any = getattr(found, "process_group", None)  # none where it was refused itself
+        if over not in dist.distributed_c10d._world.pg_map:  # of a job before, which averages nothing any more
+            return False
+        shared = ranks.intersection(dist.get_process_group_ranks(over))
+        return len(shared) > 1 and any(id(parameter) in ours for _, parameter in _reduced(found))
+
+    def any_averages() -> bool:
+        return any(issubclass(type(found), DistributedDataParallel) and averages(found) for found in gc.get_objects())
+
+    if any_averages():
+        gc.collect()  # a wrapper that was dropped stays until then
+        if any_averages():
+            raise ConfigError(
+                "this model is in DistributedDataParallel, which averages gradients over ranks that are to exchange "
+                "updates: in update mode gradients stay on their rank. Train the model as it is, and drop the wrapper; "
+                "or register() the wrapped model, to exchange gradients"
+            )
+
+
 def sparse_in(module: nn.Module) -> set[int]:
     """Return the parameters whose gradients are sparse, by identity, as DistributedDataParallel expects it too."""
     kinds = (nn.Embedding, nn.EmbeddingBag)

@@ -140,6 +140,11 @@ class Compression(TorchCompression, Factories):
             leave_other(model.parameters())
             begin_alike([*model.named_parameters(), *model.named_buffers()], session, self._job.group)
 
+    def _for_updates(self, replicate: object) -> Session | None:
+        if session := super()._for_updates(replicate):
+            checks.refuse_averaged(session.steps.parameters, self._job.group)
+        return session
+
     @of_an_object
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Within this, backward passes only add up gradients; the first one behind it exchanges the sum.

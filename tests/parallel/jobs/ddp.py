@@ -273,6 +273,27 @@ def updates() -> None:
     compression.register(model)
 
 
+def averaged(*, alone: bool = False, other: bool = False, dropped: bool = False) -> None:
+    """Make an update optimizer for a model in DistributedDataParallel.
+
+    Args:
+        alone: that is of one rank, as where one rank of each host exchanges updates.
+        other: of another model.
+        dropped: nothing refers to the wrapper any more.
+    """
+    model = nn.Linear(2, 2)
+    own = [dist.new_group([each]) for each in range(dist.get_world_size())][rank()] if alone else None
+    called = DistributedDataParallel(nn.Linear(2, 2) if other else model, process_group=own)
+    if dropped:
+        del called
+    compression = made(model)
+    try:
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        hvc.DistributedUpdateOptimizer(plain, model.named_parameters(), compression)
+    finally:
+        compression.close()
+
+
 def local_steps() -> None:
     model = nn.Linear(2, 2)
     compression = hvc.Compression.diloco(model.named_parameters())
@@ -289,6 +310,10 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "skipping": skipping,
     "outside": outside,
     "updates": updates,
+    "averaged": averaged,
+    "averaged alone": lambda: averaged(alone=True),
+    "averaged elsewhere": lambda: averaged(other=True),
+    "averaged before": lambda: averaged(dropped=True),
     "local steps": local_steps,
     "group": lambda: hvc.Compression.none(nn.Linear(2, 2).named_parameters(), process_group="all"),
     "mismatch": lambda: made(nn.Linear(2, 2), seed=rank()),
