@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..observe import verdict
 from ..observe.metrics import AtAnyTime, Stats
 from ..observe.reports import PrometheusFile, Reports, TensorBoard
-from .session import Session
+from .session import Session, before_each_step, outside, weakly
 
 
 class Counters:
@@ -167,7 +167,36 @@ class Unexchanged:
 class Strangers(Unexchanged):
     """The same of parameters that only an optimizer is known to have: something else may reduce their gradients."""
 
+    _module: Callable[[], nn.Module | None] = staticmethod(lambda: None)
+
     _text = (
         "%s: the optimizer has it, and no compression of this program exchanges its gradient, as it was given to none, "
         "or added later; unless something else reduces it, each rank trains it on its own data"
     )
+
+    def __init__(self, session: Session) -> None:
+        late: weakref.WeakValueDictionary[str, nn.Parameter] = weakref.WeakValueDictionary()
+        super().__init__(lambda: (*session.strangers(), *(one for one in late.items() if not session.knows(one[1]))))
+        self._session, self._late = session, late
+        self._lengths: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def follow(self, module: nn.Module) -> Callable[[], object]:
+        """Look for parameters that a module has got since, as by a new layer, with an optimizer of their own.
+
+        Returns:
+            Ends it.
+        """
+        self._module = weakref.ref(module)
+        return before_each_step(weakly(self._look_at))
+
+    def _look_at(self, optimizer: Any) -> None:
+        """Look at an optimizer that is about to make a step: at what it has, only if that is new."""
+        module, length = self._module(), sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._told or module is None:
+            return
+        if self._lengths.get(optimizer) != length:
+            self._lengths[optimizer] = length
+            names, knows = {id(parameter): name for name, parameter in module.named_parameters()}, self._session.knows
+            self._late.update(outside(optimizer.param_groups, lambda p: id(p) not in names or knows(p), names))
+        if self._late:
+            self.look()

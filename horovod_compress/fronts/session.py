@@ -78,13 +78,15 @@ class Session:
         return False
 
     def strangers(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield what optimizers have, with a gradient, and no compression of this process knows, by name."""
-        mine, others = self.steps.index, {id(parameter) for _, parameter in self.others}
+        """Yield what attached optimizers have, with a gradient, and no compression of this process knows, by name."""
         for optimizer in self.steps.optimizers:
-            groups = optimizer.param_groups
-            for name, parameter in outside(groups, lambda p: id(p) in mine or p.grad is None or id(p) in others, {}):
-                if not any(id(parameter) in one.steps.index for one in _sessions):
-                    yield name, parameter
+            yield from outside(optimizer.param_groups, lambda p: p.grad is None or self.knows(p), {})
+
+    def knows(self, parameter: nn.Parameter) -> bool:
+        """Return whether a parameter was given to this compression, or another one of this process exchanges it."""
+        if id(parameter) in self.steps.index or any(parameter is other for _, other in self.others):
+            return True
+        return any(id(parameter) in one.steps.index for one in _sessions)
 
     # ---- the other ranks ----
 

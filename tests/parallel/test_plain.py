@@ -100,5 +100,14 @@ def test_what_an_optimizer_trains_and_nobody_exchanges_is_told_of_once(reports: 
     assert "parameter 2 of group 0, of shape (1, 3)" in more[0]
 
 
+def test_a_layer_that_was_replaced_is_told_of_though_its_optimizer_is_not_attached(
+    reports: list[dict[str, Any]],
+) -> None:
+    """Not what another compression exchanges, or what is trained beside the module."""
+    (at_once, late, exchanged, other), *others = (report["replaced"] for report in reports)
+    assert len(at_once) == len(late) == 1 and not exchanged and not other and not any(map(any, others))
+    assert all("1.weight, 1.bias: the optimizer has it" in text for text in (*at_once, *late))
+
+
 def test_a_frozen_parameter_loses_what_one_rank_has_accumulated(reports: list[dict[str, Any]]) -> None:
     assert all(report["frozen"] == [True] * 5 for report in reports)

@@ -98,7 +98,7 @@ class Compression(TorchCompression, Factories):
 
     def _begin(self, session: Session) -> None:
         self._unexchanged = Unexchanged(lambda: session.others, "the compression", "it")
-        self._strangers = Strangers(session.strangers)
+        self._strangers = Strangers(session)
 
     def __repr__(self) -> str:
         return super().__repr__() if self._session else f"<{type(self).__name__} {self.method}: not registered yet>"

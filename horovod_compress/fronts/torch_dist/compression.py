@@ -71,7 +71,7 @@ class Compression(TorchCompression, Factories):
         self._closing.add(self._wrapped.fetching.close)
         planned = "the compression, or DistributedDataParallel,"
         self._unexchanged = Unexchanged(lambda: session.others, planned, "both")
-        self._strangers = Strangers(session.strangers)
+        self._strangers = Strangers(session)
 
     # ---- the model and the optimizer ----
 
@@ -124,6 +124,8 @@ class Compression(TorchCompression, Factories):
         else:
             found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
             self._unwrapped = weakref.ref(found)
+            if not session.job.rank and session.job.size > 1:
+                self._closing.add(self._strangers.follow(model))
         self._registered = True
         return model
 

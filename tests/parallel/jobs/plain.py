@@ -409,9 +409,42 @@ def strangers_told(way: str) -> list[str]:
     return texts
 
 
+def replaced(way: str) -> list[str]:
+    """Return what is said where a layer is replaced while a module is trained, and another optimizer trains on.
+
+    Args:
+        way: "late" has the new layer's first gradient come a step later; "exchanged" gives it a compression of its
+            own; "other" leaves the module as it is, and trains that layer beside it.
+    """
+    model, beside = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), nn.Linear(3, 1)
+    with told() as texts:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        compressions = [hvc.Compression.none(model.named_parameters(), timeout=20.0)]
+        compressions[0].register(model, optimizer)
+        for step in range(6):
+            if step == 2:
+                if way != "other":
+                    model[1] = beside
+                if way == "exchanged":
+                    compressions.append(hvc.Compression.none(beside.named_parameters(), timeout=20.0))
+                    compressions[1].register(beside)
+                optimizer = torch.optim.SGD(
+                    [*model.parameters(), *(beside.parameters() if way == "other" else ())], 0.1
+                )
+            optimizer.zero_grad()
+            first = model[0](torch.full((1, 2), 1.0 + ODD))
+            value = first.sum() if way == "late" and step == 2 else model[1](first).sum()
+            (value + beside(first).sum() if way == "other" else value).backward()
+            optimizer.step()
+        for compression in compressions:
+            compression.close()
+    return texts
+
+
 report(
     {
         "strangers": strangers(),
+        "replaced": [replaced(way) for way in ("at once", "late", "exchanged", "other")],
         "stepped": [stepped(before, emptied) for before in (False, True) for emptied in (False, True)],
         "cut off": cut_off(),
         "frozen": frozen(),
