@@ -12,7 +12,8 @@ from tests.support.jobs import run_ranks
 SECONDS = 200.0
 WAYS = (
     "for some time", "kept whole after the forward pass", "bfloat16 weights", "accumulation by no_sync",
-    "accumulation of whole gradients", "frozen", "checkpoints", "offload", "a scaler, and an infinity in one shard",
+    "accumulation of whole gradients", "frozen", "checkpoints", "offload", "a factor",
+    "a scaler, and an infinity in one shard",
 )  # fmt: skip
 #: All that a model goes through as it is, and more.
 FEW = ("accumulation, a scaler, and an infinity in one shard",)
@@ -145,7 +146,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy(name: str, found: list[dic
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("grid", [(2, 2), *GRIDS])
 def test_every_way_on_every_grid(grid: tuple[int, int]) -> None:
-    ways = WAYS if grid == (2, 2) else WAYS[:8]
+    ways = WAYS if grid == (2, 2) else WAYS[:-1]
     reports = run(grid, ways=ways, conserve=CONSERVE)
     check_ways(reports, ways)
     assert all(report[f"{method} conserves"] < 1e-5 for report in reports for method, _ in CONSERVE)

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 import horovod_compress.fsdp as hvc
 from horovod_compress.engine.agreement import differences
-from horovod_compress.errors import MismatchError, StateError
+from horovod_compress.errors import ConfigError, MismatchError, StateError
 from horovod_compress.fronts.ending import left_open
 from horovod_compress.fronts.fsdp.grid import Column
 
@@ -107,4 +107,27 @@ def test_rates_are_those_of_a_checkpoint_that_was_dealt_out_anew(mesh: DeviceMes
     compression.resharded(replicas=1).load_state_dict(saved)
     state = compression._here().steps.state()
     assert {name: state.get(name) for name in ("rates", "rates_seen")} == {"rates": first["rates"], "rates_seen": None}
+    compression.close()
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_factor_in_place_of_the_mean_is_refused_with_the_arithmetic(registered: bool, mesh: DeviceMesh) -> None:
+    """Torch would add up over replicas, and means over them are what we hand back."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    for module in (net[1], net):
+        fully_shard(module, mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compression = hvc.Compression.none(net.named_parameters(), replicate=mesh["replicate"])
+    refused = pytest.raises(ConfigError, match=r"factor\(4\) was called for 1: .* multiply the loss by 0.25, the")
+    if not registered:
+        net[1].set_gradient_divide_factor(4.0)
+        with refused:
+            compression.register(net, optimizer)
+        net[1].set_gradient_divide_factor(None)
+    compression.register(net, optimizer)
+    net(torch.ones(2, 4)).sum().backward()  # the control
+    if registered:
+        net[1].set_gradient_divide_factor(4.0)
+        with refused:
+            net(torch.ones(2, 4)).sum().backward()
     compression.close()

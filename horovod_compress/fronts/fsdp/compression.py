@@ -71,6 +71,7 @@ class Compression(TorchCompression, Factories):
     _ranks_in_words = "mesh"
     _job: Column
     _sharded: Sharded
+    _factors: divided.DivideFactors
     _arguments: tuple[Any, ...] | None = None  # of a compression whose ranks have not met
     _end_look: Callable[[], object] = staticmethod(lambda: None)
 
@@ -154,7 +155,13 @@ class Compression(TorchCompression, Factories):
             module.reshard()  # a forward pass without a backward one leaves the root's parameters whole
         trained = [(name, one) for name, one in self._given if one.requires_grad]
         frozen = [one for one in self._given if not one[1].requires_grad]
-        session = self._meet(replicate, lambda: divided.check_model(model, trained, frozen))
+
+        def check() -> None:
+            divided.check_model(model, trained, frozen)
+            self._factors = divided.DivideFactors(model, self._job.size * self._job.row.size)
+            self._factors.refuse()
+
+        session = self._meet(replicate, check)
         with self._explained():
             begin_alike([*model.named_parameters(), *model.named_buffers()], session, self._job.group)
         self._attach_all(
@@ -220,6 +227,13 @@ class Compression(TorchCompression, Factories):
         found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
         self._unwrapped = weakref.ref(found)
         self._registered = True
+
+    def _begin_step(self) -> Session:
+        session = super()._begin_step()
+        if not session.is_over():
+            with session.failure.of_all("a backward pass"):
+                self._factors.refuse()
+        return session
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -96,6 +97,45 @@ def check_model(model: object, named: Named, others: Named) -> None:
             "compression; for a model that is whole on every rank, use horovod_compress.ddp"
         )
     check_parameters(model.named_parameters(), model, named, others)
+
+
+class DivideFactors:
+    """What torch is told to divide sums of gradients by, which a program may say at any time; keeps no model alive.
+
+    Torch's own hybrid sharding divides once and adds up over replicas then; here they are means over replicas.
+
+    Args:
+        ranks: number of those of all replicas.
+    """
+
+    def __init__(self, model: nn.Module, ranks: int) -> None:
+        self._ranks = ranks
+        self._groups: list[tuple[str, weakref.ref[Any]]] = []
+        for name, module in model.named_modules():
+            if isinstance(module, FSDPModule):
+                state: Any = module._get_fsdp_state()
+                groups = getattr(state, "_fsdp_param_groups", None)
+                if groups is None:  # an older torch has one at most
+                    groups = [getattr(state, "_fsdp_param_group", None)]
+                self._groups += [(name or "the model itself", weakref.ref(group)) for group in groups if group]
+
+    def refuse(self) -> None:
+        """Refuse any such factor: hundreds of modules take microseconds.
+
+        Raises:
+            ConfigError: says what to multiply the loss by instead.
+        """
+        for name, group in self._groups:
+            # Torch before 2.8 has another attribute, beside which it takes the mean over replicas, as is done here.
+            factor = getattr(group(), "gradient_divide_factor", None)
+            if factor is not None:
+                raise ConfigError(
+                    f"set_gradient_divide_factor({factor:g}) was called for {name}: torch's own hybrid sharding divides "
+                    "the sum over all ranks by that, but here gradients are means over replicas. Leave the call out, "
+                    f"and for the same gradients multiply the loss by {self._ranks / factor:g}, the number of ranks "
+                    f"({self._ranks}) divided by the factor; where other modules have another factor or none, multiply "
+                    "the gradients of this one when backward() has returned"
+                )
 
 
 def shard_mesh(named: Named) -> DeviceMesh:

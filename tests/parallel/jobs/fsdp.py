@@ -68,7 +68,7 @@ def loss_of(model: nn.Module, step: int, part: int = 0, of: int | None = None) -
 
 
 def divided(model: Any, mesh: DeviceMesh, case: dict[str, Any]) -> Any:
-    """Return a model whose blocks, and itself, were given to fully_shard()."""
+    """Return a model whose blocks, and itself, were given to fully_shard(); torch's own sharding has the factor."""
     options: dict[str, Any] = {"mesh": mesh}
     if precision := case.get("precision"):
         options["mp_policy"] = MixedPrecisionPolicy(*precision)
@@ -87,7 +87,11 @@ def divided(model: Any, mesh: DeviceMesh, case: dict[str, Any]) -> Any:
         model.second.compile()
     for block in model.children():
         fully_shard(block, **options)
-    return fully_shard(model, **options)
+    fully_shard(model, **options)
+    for module in (*model.children(), model) if "factor" in case and mesh.ndim > 1 else ():
+        module.set_force_sum_reduction_for_comms(SHARDS > 1)  # Gloo has no other, and one shard is divided twice by it
+        module.set_gradient_divide_factor(case["factor"])
+    return model
 
 
 def made(method: str | None, case: dict[str, Any], mesh: DeviceMesh = MESH) -> tuple[Any, Any, Any]:
@@ -144,6 +148,8 @@ def train(method: str | None, case: dict[str, Any]) -> tuple[list[Tensor], list[
             last = compression is None or case.get("sync") or part + 1 == passes
             with contextlib.nullcontext() if last else compression.no_sync():
                 loss = loss_of(model, step, part) * (float("inf") if case.get("bad") == [step, rank()] else 1.0)
+                if compression and "factor" in case:
+                    loss = loss * (dist.get_world_size() / case["factor"])  # as it is advised
                 try:
                     (scaler.scale(loss) if scaler else loss).backward()
                 except hvc.NonFiniteError as error:
@@ -176,6 +182,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "frozen": {"frozen": True},
     "checkpoints": {"checkpoints": True},
     "offload": {"offload": True},
+    "a factor": {"factor": 7.0, "lr": 0.1},
     "a scaler, and an infinity in one shard": {"scaler": True, "bad": [3, 3]},
     "accumulation, a scaler, and an infinity in one shard": {"passes": 3, "scaler": True, "bad": [3, 3]},
     "compiled": {"compiled": True},
