@@ -16,7 +16,7 @@ from ..errors import DigestError, MismatchError
 from ..exchange import everywhere
 from ..exchange.wire import NonFiniteCount
 from ..ops.checksums import hash_of, hash_of_text, signed
-from .agreement.differences import by_value, minority
+from .agreement.differences import by_value, explained, minority
 from .buckets import Buckets, BucketState
 from .context import Context
 
@@ -181,10 +181,11 @@ class Weights:
     Args:
         every: compare every this many steps, and at the first one; 0: never.
         warns: whether this rank is to log what all find.
+        ranks_in_words: what the numbers of ranks mean, see :class:`.context.Hooks`.
     """
 
-    def __init__(self, every: int, warns: bool) -> None:
-        self._every, self._warns = every, warns
+    def __init__(self, every: int, warns: bool, ranks_in_words: str = "") -> None:
+        self._every, self._warns, self._ranks_in_words = every, warns, ranks_in_words
         self._first = True
         self._suspicion = ""  # what is to be said if the weights differ in the next step too
         self._step, self._hashes = -1, torch.zeros(0, dtype=torch.int64)
@@ -238,7 +239,7 @@ class Weights:
             return
         self.differ = True
         if self._warns:
-            _log.warning("%s", text)
+            _log.warning("%s", explained(text, self._ranks_in_words))
 
 
 def _warning(step: int, odd: Sequence[str], count: int, values: Sequence[str]) -> str:
@@ -259,8 +260,8 @@ def _warning(step: int, odd: Sequence[str], count: int, values: Sequence[str]) -
 class Verification:
     """Compares hashes at the end of a step: of results, which no exchange makes different, and of weights."""
 
-    def __init__(self, context: Context, buckets: Buckets) -> None:
-        self._context, self._buckets = context, buckets
+    def __init__(self, context: Context, buckets: Buckets, ranks_in_words: str) -> None:
+        self._context, self._buckets, self._ranks_in_words = context, buckets, ranks_in_words
         self._hashes: dict[int, int] = {}  # of results, by bucket
         #: Compares weights, where somebody shows them: see :meth:`watch_weights`.
         self.weights: Weights | None = None
@@ -273,7 +274,8 @@ class Verification:
     def watch_weights(self) -> None:
         """Compare weights from now on; on every rank alike, before the first step."""
         if self._context.world > 1:
-            self.weights = Weights(self._context.options.verify_every, warns=self._context.rank == 0)
+            every, warns = self._context.options.verify_every, self._context.rank == 0
+            self.weights = Weights(every, warns, self._ranks_in_words)
 
     def take_weights(self, step: int, weights: Sequence[Tensor]) -> None:
         """Look at the weights of a step that is about to begin, if they are compared there.

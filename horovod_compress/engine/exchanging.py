@@ -26,6 +26,7 @@ from torch import Tensor
 from ..codecs.work import Counts
 from ..errors import ExchangeError, HorovodCompressError
 from ..exchange.wire import NonFiniteCount
+from .agreement.differences import explained
 from .agreement.notes import Uneven
 from .buckets import Buckets, BucketState
 from .comparison import Start, Verification
@@ -315,12 +316,12 @@ class Exchanging:
         if state.dropped and not self._told_of_dropped:
             self._told_of_dropped = True
             name, number = next(iter(state.dropped.items()))
-            _log.warning(
-                "rank %d: %d value(s) kept for %s were not finite, or above 7.9e28, and have been dropped with a step "
-                "that was refused; if gradients were never so large, check what else writes to the compression's "
-                "state, or this host's memory",
-                *(self._context.rank, number, name),
+            text = (
+                f"rank {self._context.rank}: {number} value(s) kept for {name} were not finite, or above 7.9e28, and "
+                "have been dropped with a step that was refused; if gradients were never so large, check what else "
+                "writes to the compression's state, or this host's memory"
             )
+            _log.warning("%s", explained(text, self._failure.ranks_in_words))
 
     def _deliver(self, turn: Turn, began: float) -> None:
         """Hand results to the training thread; where norms are known at the end of the step only, all of them then."""

@@ -22,7 +22,7 @@ from typing import Any
 from ..errors import DigestError, ExchangeError, HorovodCompressError, PeerError
 from ..observe import files
 from ..options import FLOW_SECONDS
-from .agreement.differences import listed
+from .agreement.differences import explained, listed
 from .agreement.notes import (
     disagreement,
     last_finished,
@@ -59,6 +59,8 @@ class Failure:
 
     def __init__(self, context: Context, hooks: Hooks) -> None:
         self._context, self._hooks = context, hooks
+        #: What the numbers of ranks mean that this rank's texts have, see :class:`.context.Hooks`.
+        self.ranks_in_words = hooks.ranks_in_words
         self._workers: list[Worker] = []
         #: What this rank has failed with; nothing more will come of it then.
         self.error: HorovodCompressError | None = None
@@ -257,8 +259,7 @@ class Failure:
 
     def _fail(self, failure: HorovodCompressError) -> None:
         context = self._context
-        if words := self._hooks.ranks_in_words:
-            failure.args = (f"{failure}. {words}",)
+        failure.args = (explained(str(failure), self.ranks_in_words),)
         for worker in self._workers:
             worker.leave_out()
         host = socket.gethostname()
@@ -380,10 +381,8 @@ class Patience:
         text = f"rank {context.rank} has been waiting since {began} ({now - since:.0f} s) for rank(s) {listed(missing)}"
         state = "no sign of life" if silent else "alive, and busy with something else, such as evaluation"
         left = context.options.busy_seconds - (now - since)
-        _log.warning(
-            "%s, before bucket %d of step %d: %s; this becomes an error in %.0f s (timeout=)",
-            text, bucket, step, state, left,
-        )  # fmt: skip
+        text += f", before bucket {bucket} of step {step}: {state}; this becomes an error in {left:.0f} s (timeout=)"
+        _log.warning("%s", explained(text, self._failure.ranks_in_words))
 
 
 def _place(text: str) -> Position:

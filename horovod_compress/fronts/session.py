@@ -173,7 +173,9 @@ class Session:
             self.steps.options(),
             self.steps.sparse,
         )
-        differences.check([Way(**way) for way in self.gather(asdict(mine), "hvc.attach", by_name=True)])
+        found = [Way(**way) for way in self.gather(asdict(mine), "hvc.attach", by_name=True)]
+        with differences.explaining(self.failure.ranks_in_words):
+            differences.check(found)
         self.compared = True
 
     def offer(self, index: int, grad: Tensor) -> int:

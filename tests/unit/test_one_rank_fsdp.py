@@ -131,3 +131,21 @@ def test_a_factor_in_place_of_the_mean_is_refused_with_the_arithmetic(registered
         with refused:
             net(torch.ones(2, 4)).sum().backward()
     compression.close()
+
+
+def test_a_difference_at_the_first_gradient_says_which_ranks_its_numbers_are(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differ(ways: object) -> None:
+        raise MismatchError("rank 0 = 'SGD', rank 1 = 'AdamW'; give every rank the same optimizer")
+
+    net = nn.Linear(4, 3)
+    fully_shard(net, mesh=mesh["shard"])
+    compression = hvc.Compression.none(net.named_parameters(), replicate=mesh["replicate"])
+    compression.register(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    monkeypatch.setattr(differences, "check", differ)
+    with pytest.raises(
+        MismatchError, match=r"same optimizer\. Numbers of ranks are .* in the job, replica 0 is rank 0\.$"
+    ):
+        net(torch.ones(2, 4)).sum().backward()
+    compression.close()

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from horovod_compress import options
+from horovod_compress.engine import failure
 from horovod_compress.engine.context import AWAITED, MEETING, Progress
 from horovod_compress.engine.failure import Patience
+from horovod_compress.engine.reducer import Hooks
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange.transports.transport import Transport
 from tests.support.connected import connected
@@ -27,8 +29,8 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "BUSY_SECONDS", BUSY)
 
 
-def fleet(wrap: Callable[[Transport], Any] = lambda transport: transport) -> Fleet:
-    return Fleet(2, TENSORS, "none", exchange="ring", wrap=wrap, timeout=None)
+def fleet(wrap: Callable[[Transport], Any] = lambda transport: transport, hooks: Hooks | None = None) -> Fleet:
+    return Fleet(2, TENSORS, "none", exchange="ring", wrap=wrap, hooks=hooks, timeout=None)
 
 
 class Wrapped:
@@ -83,6 +85,19 @@ def test_who_answers_may_not_come_later_than_that() -> None:
         text, seconds = failure_of(ranks, 1, ranks.reducers[1].offer(0, torch.ones(8)))
         assert "rank(s) 0 kept the others waiting for 1 s" in text and seconds >= BUSY
         assert "Rank(s) 0 had not reached bucket 0 of step 0 yet" in text
+
+
+@pytest.mark.parametrize("words", ["", "In the job, rank 0 is rank 3."])
+def test_a_wait_and_its_end_say_which_ranks_of_the_job_their_numbers_are(
+    words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure, "_WARN_SECONDS", FLOW)
+    monkeypatch.setattr(failure, "_SOON", 0.0)
+    with fleet(hooks=Hooks(ranks_in_words=words)) as ranks:
+        text, _ = failure_of(ranks, 1, ranks.reducers[1].offer(0, torch.ones(8)))
+    [told] = [record.getMessage() for record in caplog.records if "has been waiting since" in record.getMessage()]
+    assert text.endswith(f"raise timeout=. {words}" if words else "raise timeout=")
+    assert told.endswith(f"(timeout=). {words}" if words else "(timeout=)")
 
 
 def test_who_gives_no_answer_is_not_waited_for() -> None:

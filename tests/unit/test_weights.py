@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress.engine.comparison import Weights
+from horovod_compress.engine.reducer import Hooks
 from tests.support.local import Fleet, random_grads, spec
 
 WORLD = 3
@@ -74,6 +75,19 @@ def test_a_difference_is_said_once_with_the_first_tensor(odd: int, caplog: pytes
         else ("ranks 0, 1 = " in text and "rank 2 = " in text)
     )
     assert "hvd.broadcast_parameters" in text and "docs/troubleshooting.md" in text
+
+
+@pytest.mark.parametrize("words", ["", "In the job, rank 0 is rank 3."])
+def test_a_warning_says_which_ranks_of_the_job_its_numbers_are(words: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Fleet(WORLD, TENSORS, "none", verify_every=1, hooks=Hooks(ranks_in_words=words)) as fleet:
+        for reducer in fleet.reducers:
+            reducer.verification.watch_weights()
+        for number in range(2):
+            for reducer in fleet.reducers:
+                reducer.verification.take_weights(number, weights_of(reducer.rank, 1))
+            fleet.step(random_grads(WORLD, TENSORS, number))
+    [record] = caplog.records
+    assert record.getMessage().endswith(f"appears only once. {words}" if words else "appears only once")
 
 
 @pytest.mark.parametrize("lasts", [False, True])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ExchangeError, MismatchError
+from ...errors import ExchangeError, HorovodCompressError, MismatchError
 
 if TYPE_CHECKING:  # `inspect` reads notes, and needs no torch
     from ...exchange.transports.transport import Transport
@@ -39,6 +40,22 @@ def minority(values: Sequence[int] | Sequence[str]) -> str:
     """Return the ranks whose value is not that of most, in words; among as many, the lowest rank's counts."""
     usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
     return listed(rank for rank, value in enumerate(values) if value != usual)
+
+
+def explained(text: str, ranks_in_words: str) -> str:
+    """Return a text with what the numbers of ranks in it mean, unless that is their place in the job, or it says so."""
+    return f"{text}. {ranks_in_words}" if ranks_in_words and ranks_in_words not in text else text
+
+
+@contextlib.contextmanager
+def explaining(ranks_in_words: str) -> Iterator[None]:
+    """Let an error say what the numbers of ranks in it mean, see :func:`explained`."""
+    try:
+        yield
+    except HorovodCompressError as error:
+        if (text := explained(str(error), ranks_in_words)) == str(error):
+            raise
+        raise type(error)(text) from None
 
 
 # ---- what a rank decodes with --------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,7 @@ from ...engine.agreement.notes import last_error
 from ...engine.job import Job
 from ...engine.names import in_arguments, listed, pairs
 from ...engine.reducer import Hooks
-from ...errors import ConfigError, HorovodCompressError, MismatchError
+from ...errors import ConfigError, MismatchError
 from ..compression import BaseCompression
 from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Strangers, Unexchanged
@@ -162,7 +162,7 @@ class Compression(TorchCompression, Factories):
             self._factors.refuse()
 
         session = self._meet(replicate, check)
-        with self._explained():
+        with differences.explaining(self._job.in_words):
             begin_alike([*model.named_parameters(), *model.named_buffers()], session, self._job.group)
         self._attach_all(
             optimizer,
@@ -186,7 +186,7 @@ class Compression(TorchCompression, Factories):
             return self._here()
         job: Any = self._job
         self._job = Column(job.replicate if replicate is None else replicate, divided.shard_mesh(self._given))
-        with self._explained():
+        with differences.explaining(self._job.in_words):
             with before_handshake(self._job):
                 check()
                 divided.leave_others(self._given)
@@ -217,7 +217,7 @@ class Compression(TorchCompression, Factories):
         if self._arguments is None:
             return self._here()
         session = self._meet(replicate, lambda: None)
-        with self._explained():
+        with differences.explaining(self._job.in_words):
             begin_alike(self._given, session, self._job.group)
         return session
 
@@ -234,16 +234,6 @@ class Compression(TorchCompression, Factories):
             with session.failure.of_all("a backward pass"):
                 self._factors.refuse()
         return session
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Let an error of the start say which ranks its numbers mean."""
-        try:
-            yield
-        except HorovodCompressError as error:
-            if (words := self._job.in_words) in str(error):
-                raise
-            raise type(error)(f"{error}. {words}") from None
 
     @of_an_object
     def no_sync(self) -> contextlib.AbstractContextManager[None]:

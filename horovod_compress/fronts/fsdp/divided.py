@@ -130,11 +130,11 @@ class DivideFactors:
             factor = getattr(group(), "gradient_divide_factor", None)
             if factor is not None:
                 raise ConfigError(
-                    f"set_gradient_divide_factor({factor:g}) was called for {name}: torch's own hybrid sharding divides "
-                    "the sum over all ranks by that, but here gradients are means over replicas. Leave the call out, "
-                    f"and for the same gradients multiply the loss by {self._ranks / factor:g}, the number of ranks "
-                    f"({self._ranks}) divided by the factor; where other modules have another factor or none, multiply "
-                    "the gradients of this one when backward() has returned"
+                    f"set_gradient_divide_factor({factor:g}) was called for {name}: torch's own hybrid sharding "
+                    "divides the sum over all ranks by that, but here gradients are means over replicas. Leave the "
+                    f"call out, and for the same gradients multiply the loss by {self._ranks / factor:g}, the number "
+                    f"of ranks ({self._ranks}) divided by the factor; where other modules have another factor or "
+                    "none, multiply the gradients of this one when backward() has returned"
                 )
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from ...engine.agreement.differences import explained
 from ...errors import ConfigError, NonFiniteError
 from ..torch_dist.job import TorchJob
 
@@ -105,5 +106,5 @@ class Column(TorchJob):
                 "from a checkpoint"
             )
         elif mine is not None:
-            mine = NonFiniteError(f"{mine}. {self.in_words}")
+            mine = NonFiniteError(explained(str(mine), self.in_words))
         return mine
