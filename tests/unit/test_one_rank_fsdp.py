@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import horovod_compress.fsdp as hvc
 from horovod_compress.engine.agreement import differences
@@ -148,4 +149,21 @@ def test_a_difference_at_the_first_gradient_says_which_ranks_its_numbers_are(
         MismatchError, match=r"same optimizer\. Numbers of ranks are .* in the job, replica 0 is rank 0\.$"
     ):
         net(torch.ones(2, 4)).sum().backward()
+    compression.close()
+
+
+def test_what_a_forward_pass_leaves_whole_is_divided_by_the_line_that_is_advised(mesh: DeviceMesh) -> None:
+    """Also in blocks that are kept whole after it, which reshard() of the model leaves alone: the control."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    for module in (model[0], model):
+        fully_shard(module, mesh=mesh["shard"], reshard_after_forward=False)
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+    model.reshard()
+    with pytest.raises(ConfigError, match=r"0\.weight is not divided among ranks") as caught:
+        hvc.Compression.none(model.named_parameters())
+    (line,) = re.findall(r"write (\[module\.reshard\(\) .*\]) first$", str(caught.value))
+    eval(line, {"model": model, "FSDPModule": FSDPModule})
+    compression = hvc.Compression.none(model.named_parameters(), replicate=mesh["replicate"])
+    compression.register(model)
     compression.close()

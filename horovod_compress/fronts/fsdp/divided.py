@@ -151,8 +151,9 @@ def shard_mesh(named: Named) -> DeviceMesh:
         if not isinstance(parameter, DTensor):
             raise ConfigError(
                 f"{name} is not divided among ranks: call fully_shard() with the whole model, after its blocks, and "
-                "then create the compression, with the parameters that the model has by then; after a forward pass "
-                "without a backward one, call model.reshard() first"
+                "then create the compression, with the parameters that the model has by then; a forward pass without a "
+                "backward one leaves some whole, and model.reshard() divides those of one module only: write "
+                "[module.reshard() for module in model.modules() if isinstance(module, FSDPModule)] first"
             )
         mesh, kinds = parameter.device_mesh, parameter.placements
         if mesh.ndim > 1 and any(kind.is_replicate() for kind in kinds):
