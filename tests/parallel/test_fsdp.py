@@ -90,6 +90,8 @@ def test_what_comes_before_register_does_no_harm(found: list[dict[str, Any]]) ->
         way = report["before"]
         assert "not registered yet" in way["shown"] and "has none of the parameters" in way["wrong"]
         assert way["equal"]
+    tells = [report["before"]["assigned"] for report in found]
+    assert tells[0] == 1 and sum(tells) < len(tells)  # one replica of each shard, once
     assert "residuals of 4 replicas" in found[0]["before"]["other"], found[0]["before"]["other"]
 
 

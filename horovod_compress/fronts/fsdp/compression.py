@@ -226,6 +226,7 @@ class Compression(TorchCompression, Factories):
         session.others = not_exchanged(model, session.steps.named)
         found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
         self._unwrapped = weakref.ref(found)
+        self._watch(model)
         self._registered = True
 
     def _begin_step(self) -> Session:

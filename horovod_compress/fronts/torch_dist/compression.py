@@ -124,8 +124,7 @@ class Compression(TorchCompression, Factories):
         else:
             found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
             self._unwrapped = weakref.ref(found)
-            if not session.job.rank and session.job.size > 1:
-                self._closing.add(self._strangers.follow(model))
+            self._watch(model)
         self._registered = True
         return model
 

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 from ...engine.agreement.notes import last_error
 from ...engine.job import Job
 from ...engine.optimizer.family import uncompiled
@@ -48,6 +50,12 @@ class TorchCompression(BaseCompression):
         if not session.job.rank and session.job.size > 1:
             self._unexchanged.look()
             self._strangers.look()
+
+    def _watch(self, module: nn.Module) -> None:
+        """Tell of parameters that a module has got since, as by a new layer, and that nobody exchanges."""
+        job = self._here().job
+        if not job.rank and job.size > 1:
+            self._closing.add(self._strangers.follow(module))
 
     # ---- the optimizer ----
 
