@@ -50,7 +50,10 @@ def test_counters() -> None:
             count = sum(t.count for t in TENSORS)
             assert found["bytes_dense"] == round(5 * 8 * count * 2 / 3)
             assert found["bytes_sent"] > found["bytes_dense"]
-            assert set(found["seconds"]) == set(PHASES) and all(s > 0 for s in found["seconds"].values())
+            assert set(found["seconds"]) == set(PHASES)
+            # A rank that is asked last may have its results by then.
+            assert all(s > 0 for phase, s in found["seconds"].items() if phase != "wait")
+        assert any(reducer.metrics.seconds["wait"] > 0 for reducer in fleet.reducers)
 
 
 def test_time_is_counted_when_a_phase_fails() -> None:
