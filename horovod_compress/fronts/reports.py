@@ -191,12 +191,13 @@ class Strangers(Unexchanged):
 
     def _look_at(self, optimizer: Any) -> None:
         """Look at an optimizer that is about to make a step: at what it has, only if that is new."""
-        module, length = self._module(), sum(len(group["params"]) for group in optimizer.param_groups)
+        module = self._module()
         if self._told or module is None:
             return
-        if self._lengths.get(optimizer) != length:
+        if self._lengths.get(optimizer) != (length := sum(len(group["params"]) for group in optimizer.param_groups)):
             self._lengths[optimizer] = length
-            names, knows = {id(parameter): name for name, parameter in module.named_parameters()}, self._session.knows
-            self._late.update(outside(optimizer.param_groups, lambda p: id(p) not in names or knows(p), names))
+            names = {id(parameter): name for name, parameter in module.named_parameters()}
+            given = outside(optimizer.param_groups, lambda p: id(p) not in names or self._session.knows(p), names)
+            self._late.update(given)
         if self._late:
             self.look()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -130,6 +133,19 @@ def test_nobody_is_kept_alive() -> None:
     del layers
     gc.collect()
     assert [ref() for ref in gone] == [None] * len(gone)
+
+
+def test_a_program_may_send_its_model_to_another_process() -> None:
+    """Hooks are no part of it, and refer to no parameter: torch can swap those that nothing refers to weakly."""
+    layers = model()
+    cleared = Cleared([*layers], lambda: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ForkingPickler.dumps(layers)
+        copy.deepcopy(layers)
+    assert not any(weakref.getweakrefs(layer) for layer in layers)
+    add(layers)
+    cleared.begin()
 
 
 def test_no_parameter_trains() -> None:

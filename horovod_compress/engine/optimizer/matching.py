@@ -37,9 +37,9 @@ OFTEN = 4
 _DROPPED = (
     "the results of %d of the last %d exchanges were dropped without a step of the optimizer, as a program drops what "
     "the generator's pass of a GAN brings for its discriminator. Such exchanges count all the same: what they left "
-    "unsent goes into the next step's results, and what they sent of the residual is lost. Keep gradients that nobody "
-    "uses from being exchanged: set requires_grad_(False) for that pass or, without Horovod, run it within "
-    "compression.no_sync()"
+    "unsent goes into the next step's results, and what they sent of the residual is lost. Unless the program itself "
+    "uses these results, keep such gradients from being exchanged: set requires_grad_(False) for that pass or, without "
+    "Horovod, run it within compression.no_sync()"
 )
 
 
@@ -211,16 +211,18 @@ class Cleared:
         #: Of each backward pass since the last step began, whether gradients were there when it came to them.
         self._passes: dict[int, list[bool]] = {}
         self._before: list[list[bool]] = []  # the same of those before that
-        found = [p for p in parameters if p.requires_grad and not is_divided(p)]
-        for number in sorted({0, len(found) // 2, len(found) - 1}) if found else ():
-            hook = partial(_come_upon, weakref.ref(self), weakref.ref(found[number]))
-            weakref.finalize(self, found[number].register_hook(hook).remove).atexit = False
+        found = [at for at, p in enumerate(parameters) if p.requires_grad and not is_divided(p)]
+        for place in {0, len(found) // 2, len(found) - 1} if found else ():
+            hook: Any = partial(_come_upon, weakref.ref(self), found[place])
+            hook.__torch_unserializable__ = True  # nobody is to be warned that another process does without it
+            weakref.finalize(self, parameters[found[place]].register_hook(hook).remove).atexit = False
 
     @torch.no_grad()
-    def look(self, parameter: nn.Parameter) -> None:
-        """Look at a gradient that autograd is about to add to."""
+    def look(self, at: int) -> None:
+        """Look at the gradient of one of the parameters, which autograd is about to add to."""
         if self._is_unused():
-            self._passes.setdefault(torch._C._current_graph_task_id(), []).append(_filled([parameter]) == 1)
+            filled = _filled([self._parameters[at]]) == 1
+            self._passes.setdefault(torch._C._current_graph_task_id(), []).append(filled)
 
     def begin(self) -> None:
         """Begin a step, within its pass."""
@@ -234,10 +236,9 @@ class Cleared:
         return 2 * _filled(trained) > len(trained)
 
 
-def _come_upon(cleared: weakref.ref[Cleared], parameter: weakref.ref[nn.Parameter], grad: Tensor) -> None:
-    found, of = cleared(), parameter()
-    if found and of is not None:
-        found.look(of)
+def _come_upon(cleared: weakref.ref[Cleared], at: int, grad: Tensor) -> None:
+    if found := cleared():
+        found.look(at)
 
 
 def _filled(parameters: Sequence[nn.Parameter]) -> int:

@@ -158,10 +158,13 @@ class Compression(TorchCompression, Factories):
 
         def check() -> None:
             divided.check_model(model, trained, frozen)
-            self._factors = divided.DivideFactors(model, self._job.size * self._job.row.size)
-            self._factors.refuse()
+            factors().refuse()
+
+        def factors() -> divided.DivideFactors:
+            return divided.DivideFactors(model, self._job.size * self._job.row.size)
 
         session = self._meet(replicate, check)
+        self._factors = factors()
         with differences.explaining(self._job.in_words):
             begin_alike([*model.named_parameters(), *model.named_buffers()], session, self._job.group)
         self._attach_all(

@@ -311,8 +311,10 @@ def refuse_averaged(parameters: Iterable[Tensor], group: Any) -> None:
     ours, ranks = {id(parameter) for parameter in parameters}, {*dist.get_process_group_ranks(group)}
 
     def averages(found: DistributedDataParallel) -> bool:
-        over: Any = getattr(found, "process_group", None)  # none where it was refused itself
+        over: Any = getattr(found, "process_group", None)
         if over not in dist.distributed_c10d._world.pg_map:  # of a job before, which averages nothing any more
+            return False
+        if not isinstance(getattr(found, "module", None), nn.Module):  # it was refused itself, half made
             return False
         shared = ranks.intersection(dist.get_process_group_ranks(over))
         return len(shared) > 1 and any(id(parameter) in ours for _, parameter in _reduced(found))

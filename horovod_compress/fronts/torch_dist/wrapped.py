@@ -117,6 +117,9 @@ class Wrapped:
 
 # ---- how gradients lie in buckets ----
 
+#: Look at so many buckets at most to learn how a gradient lies in them: one whose values are equal does not show it.
+_LOOKS = 20
+
 
 class Layouts:
     """Takes the gradients out of buckets, each element in its place.
@@ -130,8 +133,9 @@ class Layouts:
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
         self._named = named
-        self._strides: dict[int, tuple[int, ...]] = {}  # as they were first, by the identity of a parameter
-        self._seen: set[int] = set()  # those whose bucket is known to lie like them
+        self._strides: dict[int, tuple[int, ...]] = {}  # of parameters, by identity, as they are
+        self._laid: dict[int, tuple[int, ...]] = {}  # as they were first, see _strides()
+        self._looks: dict[int, int] = {}  # how many buckets have still to be looked at
 
     def gradients(self, bucket: dist.GradBucket) -> list[Tensor]:
         """Return the gradients of a bucket, with the layouts of their parameters.
@@ -143,9 +147,7 @@ class Layouts:
         for parameter, flat in zip(bucket.parameters(), bucket.gradients(), strict=True):
             dense = not parameter.is_contiguous() and _is_dense(parameter)
             found.append(grad := flat.view(-1).as_strided(parameter.size(), parameter.stride()) if dense else flat)
-            strides = _strides(parameter)
-            changed = self._strides.setdefault(id(parameter), strides) != strides
-            if changed or (id(parameter) not in self._seen and self._lies_apart(parameter, grad)):
+            if self._changed(parameter) or (self._looks[id(parameter)] and self._lies_apart(parameter, grad)):
                 name = next(name for name, other in self._named if other is parameter)
                 raise ConfigError(
                     f"{name} no longer lies in memory as it did when DistributedDataParallel made its buckets, as "
@@ -154,17 +156,25 @@ class Layouts:
                 )
         return found
 
+    def _changed(self, parameter: Tensor) -> bool:
+        """Return whether a parameter lies otherwise than when it was first seen."""
+        key, strides = id(parameter), parameter.stride()
+        if self._strides.get(key) == strides:
+            return False
+        self._strides[key], laid = strides, _strides(parameter)
+        self._looks.setdefault(key, _LOOKS if len(laid) > 1 and parameter.numel() else 0)
+        return self._laid.setdefault(key, laid) != laid
+
     def _lies_apart(self, parameter: Tensor, grad: Tensor) -> bool:
         """Return whether a bucket has the values of ``.grad`` for other elements; equal values show nothing."""
         own, key = parameter.grad, id(parameter)
-        if len(self._strides[key]) < 2:
-            self._seen.add(key)
-        if key in self._seen or own is None or own.is_sparse:
+        if own is None or own.is_sparse:
             return False
+        self._looks[key] -= 1
         if not _alike(own, grad):
             return _alike(own.flatten().sort().values, grad.flatten().sort().values)  # else it is of an earlier pass
         if bool(own.isfinite().all()) and bool(own.min() != own.max()):
-            self._seen.add(key)
+            self._looks[key] = 0
         return False
 
 

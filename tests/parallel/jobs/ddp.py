@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -273,17 +274,22 @@ def updates() -> None:
     compression.register(model)
 
 
-def averaged(*, alone: bool = False, other: bool = False, dropped: bool = False) -> None:
+def averaged(*, alone: bool = False, other: bool = False, dropped: bool = False, half: bool = False) -> None:
     """Make an update optimizer for a model in DistributedDataParallel.
 
     Args:
         alone: that is of one rank, as where one rank of each host exchanges updates.
         other: of another model.
         dropped: nothing refers to the wrapper any more.
+        half: torch has refused to make it, and somebody keeps that error.
     """
     model = nn.Linear(2, 2)
+    if half:
+        with pytest.raises(RuntimeError) as kept:
+            DistributedDataParallel(nn.Linear(2, 2).requires_grad_(False))
+        assert kept
     own = [dist.new_group([each]) for each in range(dist.get_world_size())][rank()] if alone else None
-    called = DistributedDataParallel(nn.Linear(2, 2) if other else model, process_group=own)
+    called = DistributedDataParallel(nn.Linear(2, 2) if other or half else model, process_group=own)
     if dropped:
         del called
     compression = made(model)
@@ -314,6 +320,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "averaged alone": lambda: averaged(alone=True),
     "averaged elsewhere": lambda: averaged(other=True),
     "averaged before": lambda: averaged(dropped=True),
+    "averaged in vain": lambda: averaged(half=True),
     "local steps": local_steps,
     "group": lambda: hvc.Compression.none(nn.Linear(2, 2).named_parameters(), process_group="all"),
     "mismatch": lambda: made(nn.Linear(2, 2), seed=rank()),

@@ -176,11 +176,14 @@ def laid_with_gaps(views: bool) -> str:
     torch.manual_seed(5)
     model = nn.Linear(6, 8, bias=False)
     model.weight = nn.Parameter(torch.randn(8, 12)[:, ::2])
+    model.none = nn.Parameter(torch.zeros(0, 5))  # two dimensions, and no element
     compression = hvc.Compression.marsit(model.named_parameters(), timeout=LONG)
     call = DistributedDataParallel(model, gradient_as_bucket_view=views)
     compression.register(call)
     try:
-        return refused(lambda: [call(torch.randn(4, 6)).square().mean().backward() for _ in range(3)])
+        return refused(
+            lambda: [(call(torch.randn(4, 6)).square().mean() + model.none.sum()).backward() for _ in range(3)]
+        )
     finally:
         compression.close()
 
