@@ -205,8 +205,8 @@ FAULTS = (
     Fault(
         "front: buckets are taken to lie as weights do now",
         "horovod_compress/fronts/torch_dist/wrapped.py",
-        "            if changed or (",
-        "            if False and (",
+        "            if self._changed(parameter) or (",
+        "            if self._changed(parameter) and (",
         "tests/parallel/test_plain.py",
     ),
     Fault(
