@@ -460,8 +460,13 @@ report(
         ],
         "laid anew": {
             f"{when} {options}": laid_anew(when, **options)
-            for when in ("before it is registered", "before step 0", "before step 2")
-            for options in ({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True})
+            for when, options in (
+                ("before it is registered", {}),
+                ("before it is registered", {"gradient_as_bucket_view": True}),
+                ("before it is registered", {"find_unused_parameters": True}),
+                ("before step 0", {}),
+                ("before step 2", {"gradient_as_bucket_view": True}),
+            )
         },
         "laid alike": [laid_anew("before step 1", kernel=1), *(laid_with_gaps(views) for views in (False, True))],
         "dropped": {
