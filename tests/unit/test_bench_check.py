@@ -111,6 +111,7 @@ def kernels(arrays: kernel_cases.Arrays) -> dict[str, Callable[[], object]]:
     return {case.name: case.run for case in cases(arrays, "sign_")}
 
 
+@pytest.mark.alone
 def test_what_is_slower_in_the_compiled_module_of_one_version_is_found(other: Path) -> None:
     """And nothing else: with one compiled module for both versions, it would be compared with itself."""
     version, arrays = check.Version(other), kernel_cases.Arrays(300_000)
