@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PASSED, FAILED, NO_TESTS = 0, 1, 5  # pytest's exit statuses
-ALONE = ("tests/parallel", "tests/faults")  # where such tests are
+ALONE = ("tests/parallel", "tests/faults", "tests/unit/test_bench_check.py")  # where such tests are
 BYTECODE = Path(__file__).resolve().parents[1] / "build" / "bytecode"
 MOST_WORKERS = 8  # a worker holds torch and its samples: about 1 GB
 
