@@ -59,7 +59,7 @@ def test_without_a_path_the_second_part_collects_only_where_its_tests_are(monkey
     run_tests.main(["-m", "not slow", "-x", "-k", "tests"])
     together, alone = seen
     assert together[-1] == "-x"
-    assert alone[-2:] == ["tests/parallel", "tests/faults"]
+    assert alone[-3:] == ["tests/parallel", "tests/faults", "tests/unit/test_bench_check.py"]
 
 
 @pytest.mark.parametrize(
