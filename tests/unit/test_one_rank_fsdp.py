@@ -22,6 +22,7 @@ import horovod_compress.fsdp as hvc
 from horovod_compress.engine.agreement import differences
 from horovod_compress.errors import ConfigError, MismatchError, StateError
 from horovod_compress.fronts.ending import left_open
+from horovod_compress.fronts.fsdp.divided import DivideFactors
 from horovod_compress.fronts.fsdp.grid import Column
 
 
@@ -111,27 +112,40 @@ def test_rates_are_those_of_a_checkpoint_that_was_dealt_out_anew(mesh: DeviceMes
     compression.close()
 
 
-@pytest.mark.parametrize("registered", [False, True])
-def test_a_factor_in_place_of_the_mean_is_refused_with_the_arithmetic(registered: bool, mesh: DeviceMesh) -> None:
-    """Torch would add up over replicas, and means over them are what we hand back."""
+def test_a_factor_in_place_of_the_mean_is_shared_among_replicas_until_the_compression_is_closed(
+    mesh: DeviceMesh,
+) -> None:
+    """Torch adds up within a replica, and results are means over replicas."""
+    net = nn.Linear(4, 3)
+    fully_shard(net, mesh=mesh["shard"])
+    (group,) = net._get_fsdp_state()._fsdp_param_groups
+    net.set_gradient_divide_factor(6.0)
+    first, second = DivideFactors(net, replicas=3), DivideFactors(net, replicas=2)
+    first.share()
+    assert group.gradient_divide_factor == 2.0
+    second.share()  # of the next compression, where nobody has closed this one
+    assert group.gradient_divide_factor == 3.0
+    first.give_back()
+    second.refuse_others()
+    assert group.gradient_divide_factor == 3.0
+    second.give_back()
+    assert group.gradient_divide_factor == 6.0 and type(group.gradient_divide_factor) is float
+
+
+def test_a_factor_that_comes_behind_register_is_refused(mesh: DeviceMesh) -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     for module in (net[1], net):
         fully_shard(module, mesh=mesh["shard"])
+    net[1].set_gradient_divide_factor(4.0)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     compression = hvc.Compression.none(net.named_parameters(), replicate=mesh["replicate"])
-    refused = pytest.raises(ConfigError, match=r"factor\(4\) was called for 1: .* multiply the loss by 0.25, the")
-    if not registered:
-        net[1].set_gradient_divide_factor(4.0)
-        with refused:
-            compression.register(net, optimizer)
-        net[1].set_gradient_divide_factor(None)
     compression.register(net, optimizer)
     net(torch.ones(2, 4)).sum().backward()  # the control
-    if registered:
-        net[1].set_gradient_divide_factor(4.0)
-        with refused:
-            net(torch.ones(2, 4)).sum().backward()
+    net[1].set_gradient_divide_factor(2.0)
+    with pytest.raises(ConfigError, match=r"factor\(2\) was called for 1 after register\(\), .* call it before"):
+        net(torch.ones(2, 4)).sum().backward()
     compression.close()
+    assert net[1]._get_fsdp_state()._fsdp_param_groups[0].gradient_divide_factor == 2.0
 
 
 def test_a_difference_at_the_first_gradient_says_which_ranks_its_numbers_are(

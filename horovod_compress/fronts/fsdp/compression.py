@@ -71,7 +71,7 @@ class Compression(TorchCompression, Factories):
     _ranks_in_words = "mesh"
     _job: Column
     _sharded: Sharded
-    _factors: divided.DivideFactors
+    _factors: divided.DivideFactors | None = None
     _arguments: tuple[Any, ...] | None = None  # of a compression whose ranks have not met
     _end_look: Callable[[], object] = staticmethod(lambda: None)
 
@@ -156,15 +156,7 @@ class Compression(TorchCompression, Factories):
         trained = [(name, one) for name, one in self._given if one.requires_grad]
         frozen = [one for one in self._given if not one[1].requires_grad]
 
-        def check() -> None:
-            divided.check_model(model, trained, frozen)
-            factors().refuse()
-
-        def factors() -> divided.DivideFactors:
-            return divided.DivideFactors(model, self._job.size * self._job.row.size)
-
-        session = self._meet(replicate, check)
-        self._factors = factors()
+        session = self._meet(replicate, lambda: divided.check_model(model, trained, frozen))
         with differences.explaining(self._job.in_words):
             begin_alike([*model.named_parameters(), *model.named_buffers()], session, self._job.group)
         self._attach_all(
@@ -230,13 +222,16 @@ class Compression(TorchCompression, Factories):
         found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
         self._unwrapped = weakref.ref(found)
         self._watch(model)
+        self._factors = divided.DivideFactors(model, self._job.size)
+        self._factors.share()
         self._registered = True
 
     def _begin_step(self) -> Session:
         session = super()._begin_step()
         if not session.is_over():
             with session.failure.of_all("a backward pass"):
-                self._factors.refuse()
+                if self._factors:
+                    self._factors.refuse_others()
         return session
 
     @of_an_object
@@ -315,6 +310,8 @@ class Compression(TorchCompression, Factories):
         if not quiet and (text := self._why_unregistered(True)):
             _log.warning("%s", text)
         self._end_look()
+        if self._factors:
+            self._factors.give_back()
         super().close()
 
 

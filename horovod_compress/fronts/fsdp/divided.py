@@ -100,16 +100,17 @@ def check_model(model: object, named: Named, others: Named) -> None:
 
 
 class DivideFactors:
-    """What torch is told to divide sums of gradients by, which a program may say at any time; keeps no model alive.
+    """What torch is told to divide sums of gradients by, in place of the mean; keeps no model alive.
 
-    Torch's own hybrid sharding divides once and adds up over replicas then; here they are means over replicas.
+    Torch's own hybrid sharding divides the sum over all ranks by it. Here torch adds up within a replica, and results
+    are means over replicas: with a factor of 1/replicas of that, they are what torch's would be.
 
     Args:
-        ranks: number of those of all replicas.
+        replicas: their number.
     """
 
-    def __init__(self, model: nn.Module, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, model: nn.Module, replicas: int) -> None:
+        self._replicas = replicas
         self._groups: list[tuple[str, weakref.ref[Any]]] = []
         for name, module in model.named_modules():
             if isinstance(module, FSDPModule):
@@ -119,23 +120,52 @@ class DivideFactors:
                     groups = [getattr(state, "_fsdp_param_group", None)]
                 self._groups += [(name or "the model itself", weakref.ref(group)) for group in groups if group]
 
-    def refuse(self) -> None:
-        """Refuse any such factor: hundreds of modules take microseconds.
+    def share(self) -> None:
+        """Let torch divide by a replica's share of each factor."""
+        for _, group, factor in self._found():
+            whole = factor.whole if isinstance(factor, _Shared) else factor
+            group.gradient_divide_factor = _Shared(whole, self._replicas, self)
+
+    def give_back(self) -> None:
+        """Let torch divide by what the program has said."""
+        for _, group, factor in self._found():
+            if isinstance(factor, _Shared) and factor.by is self:
+                group.gradient_divide_factor = factor.whole
+
+    def refuse_others(self) -> None:
+        """Refuse factors that came later: hundreds of modules take microseconds.
 
         Raises:
-            ConfigError: says what to multiply the loss by instead.
+            ConfigError: says what to do.
         """
-        for name, group in self._groups:
+        for name, _, factor in self._found():
+            if isinstance(factor, _Shared):
+                continue
+            raise ConfigError(
+                f"set_gradient_divide_factor({factor:g}) was called for {name} after register(), which has to know "
+                "the factor, as torch adds up within a replica only: call it before register(), and for a factor that "
+                "changes multiply the loss instead"
+            )
+
+    def _found(self) -> Iterator[tuple[str, Any, float]]:
+        """Yield module, group and factor of each group that has one."""
+        for name, reference in self._groups:
             # Torch before 2.8 has another attribute, beside which it takes the mean over replicas, as is done here.
-            factor = getattr(group(), "gradient_divide_factor", None)
+            factor = getattr(group := reference(), "gradient_divide_factor", None)
             if factor is not None:
-                raise ConfigError(
-                    f"set_gradient_divide_factor({factor:g}) was called for {name}: torch's own hybrid sharding "
-                    "divides the sum over all ranks by that, but here gradients are means over replicas. Leave the "
-                    f"call out, and for the same gradients multiply the loss by {self._ranks / factor:g}, the number "
-                    f"of ranks ({self._ranks}) divided by the factor; where other modules have another factor or "
-                    "none, multiply the gradients of this one when backward() has returned"
-                )
+                yield name, group, factor
+
+
+class _Shared(float):
+    """A replica's share of a factor."""
+
+    whole: float
+    by: DivideFactors
+
+    def __new__(cls, whole: float, replicas: int, by: DivideFactors) -> _Shared:
+        made = super().__new__(cls, whole / replicas)
+        made.whole, made.by = whole, by
+        return made
 
 
 def shard_mesh(named: Named) -> DeviceMesh:

@@ -69,7 +69,7 @@ def loss_of(model: nn.Module, step: int, part: int = 0, of: int | None = None) -
 
 
 def divided(model: Any, mesh: DeviceMesh, case: dict[str, Any]) -> Any:
-    """Return a model whose blocks, and itself, were given to fully_shard(); torch's own sharding has the factor."""
+    """Return a model whose blocks, and itself, were given to fully_shard()."""
     options: dict[str, Any] = {"mesh": mesh}
     if precision := case.get("precision"):
         options["mp_policy"] = MixedPrecisionPolicy(*precision)
@@ -89,7 +89,7 @@ def divided(model: Any, mesh: DeviceMesh, case: dict[str, Any]) -> Any:
     for block in model.children():
         fully_shard(block, **options)
     fully_shard(model, **options)
-    for module in (*model.children(), model) if "factor" in case and mesh.ndim > 1 else ():
+    for module in (*model.children(), model) if "factor" in case else ():
         module.set_force_sum_reduction_for_comms(SHARDS > 1)  # Gloo has no other, and one shard is divided twice by it
         module.set_gradient_divide_factor(case["factor"])
     return model
@@ -149,8 +149,6 @@ def train(method: str | None, case: dict[str, Any]) -> tuple[list[Tensor], list[
             last = compression is None or case.get("sync") or part + 1 == passes
             with contextlib.nullcontext() if last else compression.no_sync():
                 loss = loss_of(model, step, part) * (float("inf") if case.get("bad") == [step, rank()] else 1.0)
-                if compression and "factor" in case:
-                    loss = loss * (dist.get_world_size() / case["factor"])  # as it is advised
                 try:
                     (scaler.scale(loss) if scaler else loss).backward()
                 except hvc.NonFiniteError as error:
