@@ -133,7 +133,7 @@ def draw(records: Sequence[Record], first: Record, path: Path) -> None:
 
 
 def run(options: argparse.Namespace, argv: Sequence[str] | None) -> int:
-    """Run the cases and print the table; return 1 where a result is wrong."""
+    """Run the cases and print the table; return 1 where a result is wrong, 2 where there is none."""
     torch.set_num_threads(options.threads)
     print(f"{processor()}, {ops.instruction_set()}, {options.count:,} elements, {options.threads} thread(s)")
     try:
@@ -141,6 +141,9 @@ def run(options: argparse.Namespace, argv: Sequence[str] | None) -> int:
     except (MemoryError, RuntimeError) as error:  # torch's own error is the last
         print(f"kernels: --count {options.count} takes more memory than there is: {error}", file=sys.stderr)
         return 1
+    if len(lines) == 1 and options.filter not in lines[0].name:
+        print(f"kernels: no case has {options.filter!r} in its name; without --filter all are shown", file=sys.stderr)
+        return 2
     for line in lines:
         line.check()
     measure([case for line in lines for case in line.cases.values()], options.repeat)

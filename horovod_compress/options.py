@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import numbers
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -118,6 +119,17 @@ class Options:
         if isinstance(self.schedule, Plan):
             ours["schedule"] = f"plan {self.schedule.fingerprint()}"
         return ours
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with numbers of Python in place of NumPy's, as ranks compare them and states hold them."""
+    return {name: _plain(value) for name, value in options.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

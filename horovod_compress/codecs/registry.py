@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from ..errors import ConfigError
 from ..known import MethodName
-from ..options import PRESETS, check_own, installed, package_of, unknown_method
+from ..options import PRESETS, check_own, installed, package_of, plain, unknown_method
 from .base import Codec
 
 _CODECS: dict[str, type[Codec]] = {}
@@ -100,7 +100,7 @@ def create(name: str, **options: Any) -> Codec:
     """
     codec = codec_class(name)
     check_own(name, options, option_names(name))
-    return codec(**(preset_options(name) | options))
+    return codec(**(preset_options(name) | plain(options)))
 
 
 def preset_options(name: str) -> dict[str, Any]:

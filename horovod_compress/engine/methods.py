@@ -13,7 +13,8 @@ from ..codecs.by_step import ByStep, config_of, described, method, warmed
 from ..codecs.dense import Dense, Uncompressed
 from ..codecs.masked import Masked
 from ..errors import ConfigError
-from ..options import Options, meant, own_options
+from ..options import Options, meant, own_options, plain
+from ..schedule.by_name import check_schedule
 from ..schedule.plan import Bucket, Plan, TensorSpec
 
 _ALL = "*"
@@ -260,7 +261,8 @@ def parse(method: str | Codec | Masked | Methods, given: Mapping[str, Any]) -> t
             f"{said}; options of all methods are {', '.join(Options.names())} and process_set, or process_group with "
             "DistributedDataParallel"
         )
-    options = Options(**common)
+    options = Options(**plain(common))
+    check_schedule(options.schedule)
     if not isinstance(method, Methods):
         method = single(method if isinstance(method, Codec) else registry.create(method, **own))
     return replace(method, warmup=options.warmup_steps or 0), options

@@ -67,12 +67,14 @@ class Ranks(Protocol):
         method: MethodName | Codec,
         wrap: Wrap = as_it_is,
         optimizer: Optimizer | None = None,
+        match_norm: bool = True,
         **options: Any,
     ) -> Training:
         """Begin a training with a method; by SGD, if nothing else is given.
 
         Args:
             wrap: returns the transport of the compression, given the one to the other ranks.
+            match_norm: an option of ``attach()``.
         """
 
     def exchange(self, training: Training, parameter: nn.Parameter, grad: Tensor) -> None:
@@ -121,8 +123,9 @@ def measure(ranks: Ranks, elements: int, repeat: int, method: MethodName, option
     for ours, given in both.items():
         model, parameter = nn.Module(), nn.Parameter(torch.zeros_like(grad))
         model.register_parameter(f"headroom_{ours}", parameter)
-        # One bucket; and nothing is to choose not to compress it.
-        trainings.append(ranks.train(model, ours, schedule="single", **given))
+        # One bucket; and nothing is to choose not to compress it. No optimizer uses the results: an engine that compares
+        # norms would take that for a program that drops them.
+        trainings.append(ranks.train(model, ours, match_norm=False, schedule="single", **given))
         contestants[ours] = partial(ranks.exchange, trainings[-1], parameter, grad)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(_WARM_UP + repeat):

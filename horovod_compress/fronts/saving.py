@@ -82,8 +82,9 @@ def save(
         ConfigError: some rank could not, or another job saves there; the checkpoint of before is still there.
         ExchangeError: some rank has failed, or did not come.
     """
-    path, entry, problem, mine, known = Path(folder), None, None, {}, known or Known()
+    path, entry, problem, mine, known = Path(), None, None, {}, known or Known()
     try:
+        path = _path(folder)
         if rank == 0:
             known.is_foreign(path, state_folder.found(path))
         mine = dict(state())
@@ -149,12 +150,13 @@ def load(
     Raises:
         ConfigError, StateError, CorruptFrameError: some rank could not; no rank has changed anything.
     """
-    path = Path(folder)
+    path = Path()
     for _ in range(state_folder.LOOKS):
         state, way, problem, seen = {}, "restore", None, None  # type: tuple[dict[str, Any], str, Any, Manifest | None]
         try:
             if residuals not in WAYS:
                 raise ConfigError(f"residuals should be one of {', '.join(WAYS)}, got {residuals!r}")
+            path = _path(folder)
             state, way, seen = state_folder.of_one_look(path, lambda seen: _read(path, seen, residuals, saver, deal))
             check(state, way)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
@@ -174,6 +176,12 @@ def load(
     if seen and way == "restore" and seen.world != saver.count and saver.rank == 0:
         tell_dealt(seen.world // saver.shards, saver.world, state)
     return state, way
+
+
+def _path(folder: object) -> Path:
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
+        raise ConfigError(f'the folder of a checkpoint should be a path such as "checkpoint", got {folder!r}')
+    return Path(folder)
 
 
 def tell_dealt(before: int, now: int, state: Mapping[str, Any]) -> None:
@@ -279,9 +287,10 @@ class Saved:
 
     def save_folder(self, folder: str | os.PathLike[str]) -> None:
         """Save the state of all ranks, see :meth:`~.compression.BaseCompression.save`."""
-        session, path = self._session, Path(folder).resolve()
+        session = self._session
 
         def state() -> dict[str, Any]:
+            path = Path(folder).resolve()
             other = _savers.get(path)
             if other and not other.is_over() and other.steps.index.keys().isdisjoint(session.steps.index):
                 raise ConfigError(
@@ -291,7 +300,7 @@ class Saved:
             return self.state()
 
         save(folder, state, self._saver().number, lambda value: session.gather_all(value, "hvc.save"), _known)
-        _savers[path] = session
+        _savers[Path(folder).resolve()] = session
 
     def load_folder(self, folder: str | os.PathLike[str], residuals: str) -> None:
         """Restore this rank's part, once every rank has found its own good."""

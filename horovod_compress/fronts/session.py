@@ -67,6 +67,16 @@ class Session:
         self.updating: Any = None
         _sessions.add(self)
 
+    def refuse_closed(self) -> None:
+        """Refuse to begin with what was closed or has failed.
+
+        Raises:
+            ConfigError: it was closed.
+        """
+        self.failure.raise_if_failed()
+        if self.failure.closing:
+            raise ConfigError(f"this compression was closed {self.failure.closed}")
+
     def is_over(self) -> bool:
         """Return whether nothing will be exchanged any more: closed, failed, or of ranks that are no longer there."""
         if self.failure.closing or self.failure.failed():

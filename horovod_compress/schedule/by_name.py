@@ -30,6 +30,26 @@ def is_adaptive(schedule: str | Plan) -> bool:
     return isinstance(schedule, str) and schedule.partition(":")[0] in ADAPTIVE
 
 
+def check_schedule(schedule: object) -> None:
+    """Refuse what is no schedule, whatever the tensors are.
+
+    Raises:
+        ConfigError: says which there are.
+    """
+    if isinstance(schedule, Plan):
+        return
+    name, _, argument = str(schedule).partition(":")
+    if name in ADAPTIVE:
+        ADAPTIVE[name].check(argument)
+    elif name in _SCHEDULES:
+        _SCHEDULES[name]([], argument)
+    else:
+        raise ConfigError(
+            f"schedule should be a Plan or one of {', '.join(sorted(_SCHEDULES | ADAPTIVE))}, "
+            f'got {schedule!r}; an example is schedule="size:25MB"'
+        )
+
+
 def make_plan(
     schedule: str | Plan,
     tensors: Sequence[TensorSpec],
@@ -73,15 +93,10 @@ def _plan(schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int
     if isinstance(schedule, Plan):
         schedule.check_covers(tensors)
         return schedule.placed(tensors)
-    name, _, argument = str(schedule).partition(":")
+    check_schedule(schedule)
+    name, _, argument = schedule.partition(":")
     if name in ADAPTIVE:
-        ADAPTIVE[name].check(argument)
         name, argument = "size", USUAL_SIZE
-    if name not in _SCHEDULES:
-        raise ConfigError(
-            f"schedule should be a Plan or one of {', '.join(sorted(_SCHEDULES | ADAPTIVE))}, "
-            f'got {schedule!r}; an example is schedule="size:25MB"'
-        )
     small = [tensor for tensor in tensors if tensor.count < min_elements]
     large = by_kind((tensor for tensor in tensors if tensor.count >= min_elements), method)
     groups = [(g, number) for (number, _, _), own in large.items() for g in _SCHEDULES[name](own, argument)]

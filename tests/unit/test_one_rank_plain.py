@@ -290,6 +290,13 @@ def test_closing_refuses_later_passes(net: Net, compression: hvc.Compression) ->
     assert "this compression was closed" in str(passed(net))
 
 
+@pytest.mark.parametrize("begin", ["register", "attach"])
+def test_what_is_closed_takes_no_model_or_optimizer(net: Net, compression: hvc.Compression, begin: str) -> None:
+    compression.close()
+    with pytest.raises(hvc.ConfigError, match=r"this compression was closed by close\(\)"):
+        getattr(compression, begin)(net if begin == "register" else torch.optim.SGD(net.parameters(), lr=0.1))
+
+
 @pytest.mark.parametrize("hooks", [True, False])
 def test_gradients_that_no_hook_has_seen_are_told_of(
     net: Net, compression: hvc.Compression, hooks: bool, caplog: pytest.LogCaptureFixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -117,6 +118,22 @@ def test_good_values_pass(value: int) -> None:
     methods, options = parse("marsit", given)
     assert options.seed == value and options.timeout == SHORTEST_SECONDS
     assert methods.config()["step_size"] == 3
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    given = {"density": np.float64(0.25), "seed": np.int64(3), "timeout": np.float32(2.5)}
+    methods, options = parse("topk", given)
+    found = [methods.config()["density"], options.seed, options.timeout]
+    assert found == [0.25, 3, 2.5] and [type(value) for value in found] == [float, int, float]
+    with pytest.raises(ConfigError, match=r"density should be a number above 0, at most 1, got 1\.5$"):
+        parse("topk", {"density": np.float64(1.5)})
+
+
+@pytest.mark.parametrize("schedule", [25, "Single", "size:25", "size:0MB", "mergecomp:none", "auto:3"])
+def test_a_schedule_that_there_is_not_is_refused_without_the_tensors(schedule: Any) -> None:
+    """So every rank says it by itself, where it might be one rank's only that makes the plan."""
+    with pytest.raises(ConfigError):
+        parse("none", {"schedule": schedule})
 
 
 @pytest.mark.parametrize("method", registry.methods())

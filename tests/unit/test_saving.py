@@ -67,6 +67,28 @@ def test_an_error_of_any_kind_is_told_to_all(tmp_path: Path, error: Exception) -
         assert files(tmp_path) == before
 
 
+@pytest.mark.parametrize("folder", ["", None, 3], ids=repr)
+def test_a_rank_without_a_folder_is_told_of_by_all(tmp_path: Path, folder: Any) -> None:
+    """Such as that of a variable that is not set on its host; the others do not wait for it."""
+    with fleet_of() as fleet:
+        team = Team(fleet)
+        assert team.save(tmp_path) == [None] * WORLD
+
+        def save(rank: int) -> None:
+            given, state = folder if rank == ODD else tmp_path, checkpoint.save(fleet.reducers[rank], fleet.methods)
+            saving.save(given, lambda: state, rank, lambda value: team._share(rank, value))
+
+        def load(rank: int) -> None:
+            given, saver = folder if rank == ODD else tmp_path, saving.Saver(rank, WORLD)
+            saving.load(
+                given, "reset", saver, lambda *given: {}, lambda *given: None, lambda value: team._share(rank, value)
+            )
+
+        for call in (save, load):
+            for told in team.each(call):
+                assert type(told) is ConfigError and f"rank {ODD}: the folder of a checkpoint should be" in str(told)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_of_ours_is_of_the_same_kind_on_all_ranks(tmp_path: Path, kind: type[HorovodCompressError]) -> None:
     with fleet_of() as fleet:

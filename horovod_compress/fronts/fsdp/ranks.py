@@ -58,13 +58,15 @@ class FsdpRanks(TorchRanks):
         method: MethodName | Codec,
         wrap: Wrap = as_it_is,
         optimizer: Optimizer | None = None,
+        match_norm: bool = True,
         **options: Any,
     ) -> Training:
         fully_shard(model, mesh=self._mesh["shard"])
         replicate = self._mesh["replicate"]
         compression = Compression(method, model.named_parameters(), options, Unmet(replicate), wrap)
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=_LR)
-        return Training(compression, optimizer, compression.register(model, optimizer, replicate=replicate))
+        called = compression.register(model, optimizer, replicate=replicate, match_norm=match_norm)
+        return Training(compression, optimizer, called)
 
 
 run_local = partial(run_torch, module=_MODULE)

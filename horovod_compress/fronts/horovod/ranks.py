@@ -72,13 +72,14 @@ class HorovodRanks:
         method: MethodName | Codec,
         wrap: Wrap = as_it_is,
         optimizer: Optimizer | None = None,
+        match_norm: bool = True,
         **options: Any,
     ) -> Training:
         named = list(model.named_parameters())
         compression = Compression(method, named, options, HorovodJob(hvd.global_process_set), wrap)
         plain = optimizer or torch.optim.SGD(model.parameters(), lr=_LR)
         optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=compression)
-        return Training(compression, compression.attach(optimizer), model)
+        return Training(compression, compression.attach(optimizer, match_norm=match_norm), model)
 
     def exchange(self, training: Training, parameter: nn.Parameter, grad: Tensor) -> None:
         parameter.grad = grad

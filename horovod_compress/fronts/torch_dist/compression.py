@@ -57,8 +57,8 @@ class Compression(TorchCompression, Factories):
 
     _wrapped: Wrapped
     _what_copies_lack = (
-        "a copy of a DistributedDataParallel model has no compression; if it is trained, it exchanges gradients "
-        "uncompressed: create one, and write compression.register(ddp_model, optimizer)"
+        "a copy of a model has no compression; if it is trained, it exchanges nothing, or gradients uncompressed under "
+        "DistributedDataParallel: create one, and write compression.register(model, optimizer)"
     )
     _how_to_use = (
         "a model; write compression.register(model, optimizer), with the wrapped model under DistributedDataParallel, "
@@ -130,6 +130,7 @@ class Compression(TorchCompression, Factories):
 
     def _prepare(self, session: Session, model: nn.Module) -> None:
         """Refuse a model that does not fit, and let all ranks begin with the same one, as the wrapper has seen to."""
+        session.refuse_closed()
         if session.exchanges == "updates":
             raise ConfigError(TAKEN)
         if self._unwrapped():

@@ -109,6 +109,7 @@ class TorchCompression(BaseCompression):
         session, given = self._joined(), optimizers if others else optimizer
         if not session:
             return given
+        session.refuse_closed()
         if session.exchanges == "updates":
             raise ConfigError(TAKEN)
         if session.compared:

@@ -79,11 +79,13 @@ class TorchRanks:
         method: MethodName | Codec,
         wrap: Wrap = as_it_is,
         optimizer: Optimizer | None = None,
+        match_norm: bool = True,
         **options: Any,
     ) -> Training:
         compression = Compression(method, model.named_parameters(), options, TorchJob(None), wrap)
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=_LR)
-        return Training(compression, optimizer, compression.register(DistributedDataParallel(model), optimizer))
+        called = compression.register(DistributedDataParallel(model), optimizer, match_norm=match_norm)
+        return Training(compression, optimizer, called)
 
     def exchange(self, training: Training, parameter: nn.Parameter, grad: Tensor) -> None:
         assert isinstance(training.compression, Compression)
