@@ -123,8 +123,8 @@ def measure(ranks: Ranks, elements: int, repeat: int, method: MethodName, option
     for ours, given in both.items():
         model, parameter = nn.Module(), nn.Parameter(torch.zeros_like(grad))
         model.register_parameter(f"headroom_{ours}", parameter)
-        # One bucket; and nothing is to choose not to compress it. No optimizer uses the results: an engine that compares
-        # norms would take that for a program that drops them.
+        # One bucket; and nothing is to choose not to compress it. No optimizer uses the results, which an engine that
+        # matches norms would take for a program that drops them.
         trainings.append(ranks.train(model, ours, match_norm=False, schedule="single", **given))
         contestants[ours] = partial(ranks.exchange, trainings[-1], parameter, grad)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}

@@ -157,7 +157,8 @@ def load(
             if residuals not in WAYS:
                 raise ConfigError(f"residuals should be one of {', '.join(WAYS)}, got {residuals!r}")
             path = _path(folder)
-            state, way, seen = state_folder.of_one_look(path, lambda seen: _read(path, seen, residuals, saver, deal))
+            read = partial(_read, path, residuals=residuals, saver=saver, deal=deal)
+            state, way, seen = state_folder.of_one_look(path, read)
             check(state, way)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
             problem = _said(error)
