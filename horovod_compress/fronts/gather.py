@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..engine.agreement.differences import listed
@@ -43,6 +44,10 @@ _PURPOSES = {
 }
 
 
+def _purpose(name: str) -> str:
+    return _PURPOSES.get(name.split(".")[1], name)
+
+
 def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int]) -> str:
     """Return what is known of a gather that did not take place.
 
@@ -52,7 +57,7 @@ def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int])
         within: the time that ranks had to come, None if it was not that.
         absent: the ranks that are known not to have come, as people know them.
     """
-    purpose = _PURPOSES.get(name.split(".")[1], name)
+    purpose = _purpose(name)
     what = f"not every rank came to {purpose} within {within}" if within else f"{purpose} did not take place"
     who = f" Rank(s) {listed(absent)} never came: look at their output." if absent else ""
     return (
@@ -74,12 +79,57 @@ def why_apart(meant: Sequence[str], ranks: Sequence[int], rank: int) -> str | No
     found = []
     for name in dict.fromkeys(meant):
         some = [number for number, other in zip(ranks, meant, strict=True) if other == name]
-        found.append(f"rank(s) {listed(some)} to {_PURPOSES.get(name.split('.')[1], name)}")
+        found.append(f"rank(s) {listed(some)} to {_purpose(name)}")
     return (
         f"rank {rank}: the ranks have come to different things: {', '.join(found)}; call save(), load() and the "
         "optimizers' steps in the same order on every rank. One that joins an elastic job meets the others where "
         "hvd.elastic.run begins: save and load within the function that it wraps; docs/elastic.md says when"
     )
+
+
+# ---- gathers of a compression that has started ----
+
+
+class Rounds:
+    """The gathers of one compression, told apart: one that a rank has given up may still take place, without it.
+
+    What it has shown then meets a rank that comes late, and whatever it shows next meets what the late one does next.
+    So each rank shows the compression and the number of its round as well, of those that have the same name.
+
+    Args:
+        names: each rank's name of the compression, which no other one has; None for those that they show first.
+    """
+
+    def __init__(self, names: Sequence[str] | None, mine: str) -> None:
+        self._names, self._mine = names, mine
+        self._next: dict[str, int] = {}
+
+    def gather(self, job: Job, value: Any, asked: Gathering) -> list[Any]:
+        """Return every rank's value.
+
+        Raises:
+            ExchangeError: not every rank came, or not to the same round; all can begin the next one together.
+        """
+        deadline, purpose = Deadline(asked.seconds), _purpose(asked.name)
+        for _ in range(2):  # where another compression has left something, its rank comes again
+            number = self._next.get(asked.name, 0)
+            found = job.gather([self._mine, number, value], asked)
+            asked = replace(asked, seconds=round(max(deadline.left(), 0.01), 2))
+            names, numbers, values = zip(*found, strict=True)
+            self._names = self._names or names
+            if [*names] != [*self._names]:
+                continue
+            self._next[asked.name] = max(numbers) + 1
+            if min(numbers) == max(numbers):
+                return [*values]
+            raise ExchangeError(
+                f"rank {job.number}: the ranks have come to different rounds of {purpose}, as some had given one up; "
+                "begin it again on every rank"
+            )
+        raise ExchangeError(
+            f"rank {job.number}: the ranks have come to {purpose} with different compressions; use them in the same "
+            "order on every rank"
+        )
 
 
 # ---- the stages of a start ----

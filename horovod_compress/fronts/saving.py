@@ -172,6 +172,7 @@ def load(
             f"the ranks have found different checkpoints in {folder}; save() and load() need a folder that all ranks "
             "share"
         )
+    gather(None)  # a rank that came late has met what others showed before they gave up: it is alone here
     if known and seen:
         known.loaded(path, state_folder.fingerprint(seen))
     if seen and way == "restore" and seen.world != saver.count and saver.rank == 0:

@@ -25,6 +25,7 @@ from ..engine.optimizer.family import uncompiled
 from ..engine.reducer import Reducer
 from ..engine.shards import is_divided, local
 from ..errors import ConfigError, ExchangeError, HorovodCompressError
+from .gather import Rounds
 from .steps import Named, Steps
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class Session:
         self.compared, self.unused, self.attached = False, True, False
         self.exchanges = "gradients"
         self.updating: Any = None
+        self._rounds, self._rounds_of_row = Rounds([name] * job.size, name), Rounds(None, name)
         _sessions.add(self)
 
     def refuse_closed(self) -> None:
@@ -100,14 +102,17 @@ class Session:
 
     # ---- the other ranks ----
 
-    def gather(self, value: Any, name: str, *, by_name: bool = False) -> list[Any]:
+    def gather(self, value: Any, name: str, *, by_name: bool = False, with_others: bool = False) -> list[Any]:
         """Return every rank's value.
+
+        Args:
+            with_others: ranks that are at another compression are to be met, too, and the caller sees to that.
 
         Raises:
             ExchangeError: not every rank arrived in time, or this one has heard that some rank has failed.
         """
         try:
-            return self._gather(value, name, by_name)
+            return self._gather(value, name, by_name, with_others)
         except ExchangeError:
             self.reducer.wait_idle(0.0)  # raises what this rank has failed with, which says more
             raise
@@ -122,7 +127,7 @@ class Session:
         if (row := self.job.row) is None:
             return column
         asked = Gathering(name, self.reducer.options.longest_seconds, by_name=True, failed=self.failure.failed)
-        columns = row.gather(column, asked)
+        columns = self._rounds_of_row.gather(row, column, asked)
         return [column[rank] for rank in range(len(column)) for column in columns]
 
     def _gather_times(self, value: Any) -> list[Any] | None:
@@ -131,7 +136,7 @@ class Session:
         They would wait for each other, so all compressions meet by one name. Where that fails, no rank goes on.
         """
         with self.calling_off():
-            found = self._gather([self._name, value], "hvc.tuning")
+            found = self._gather([self._name, value], "hvc.tuning", with_others=True)
             return [theirs for _, theirs in found] if {name for name, _ in found} == {self._name} else None
 
     @contextmanager
@@ -148,10 +153,10 @@ class Session:
                 why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
                 raise (self.failure.call_off(why) or error) from error
 
-    def _gather(self, value: Any, name: str, by_name: bool = False) -> list[Any]:
+    def _gather(self, value: Any, name: str, by_name: bool = False, with_others: bool = False) -> list[Any]:
         asked = Gathering(name, self.reducer.options.longest_seconds, by_name=by_name, failed=self.failure.failed)
         with self._progress.meeting():
-            return self.job.gather(value, asked)
+            return self.job.gather(value, asked) if with_others else self._rounds.gather(self.job, value, asked)
 
     # ---- a step ----
 
@@ -183,7 +188,7 @@ class Session:
             self.steps.options(),
             self.steps.sparse,
         )
-        found = [Way(**way) for way in self.gather(asdict(mine), "hvc.attach", by_name=True)]
+        found = [Way(**way) for way in self.gather(asdict(mine), "hvc.attach", by_name=True, with_others=True)]
         with differences.explaining(self.failure.ranks_in_words):
             differences.check(found)
         self.compared = True

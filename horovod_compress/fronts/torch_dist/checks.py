@@ -46,7 +46,10 @@ def check_model(model: DistributedDataParallel, group: object, named: Named, oth
         ConfigError: says what to do.
     """
     if model.process_group is not group:
-        raise ConfigError("give DistributedDataParallel and the compression the same process_group=")
+        raise ConfigError(
+            "give DistributedDataParallel and the compression the same process_group=; a wrapper from before "
+            "torch.distributed was initialized again has the former one: wrap the model again"
+        )
     hooks = [hook for hook, state in getattr(model, "_comm_hooks", ()) if not isinstance(state, Copied)]
     if hooks or getattr(model, "mixed_precision", None):
         raise ConfigError(

@@ -89,11 +89,10 @@ class TorchJob:
     def check(self) -> None:
         if self.forked():
             raise ConfigError(FORKED)
-        if dist.is_initialized() and self.group not in c10d._world.pg_map:
+        if self.group not in c10d._world.pg_map:
             raise ConfigError(
-                f"rank {self._number}: torch.distributed was shut down and initialized again, perhaps with other "
-                "ranks, and this compression belongs to the previous ones; create model, compression and optimizer "
-                "again"
+                f"rank {self._number}: torch.distributed was shut down, and this compression belongs to the ranks that "
+                "there were; create model, compression and optimizer again when it is initialized again"
             )
 
     def place(self) -> Place:
