@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import numbers
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -121,15 +121,10 @@ class Options:
         return ours
 
 
-def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with numbers of Python in place of NumPy's, as ranks compare them and states hold them."""
-    return {name: _plain(value) for name, value in options.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return value
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
+def plain(value: Any) -> Any:
+    """Return a number of NumPy as Python's, as ranks compare options and states hold them; anything else as it is."""
+    numpy: Any = sys.modules.get("numpy")  # which a program that has such a number has imported
+    return value.item() if numpy and isinstance(value, numpy.generic) else value
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

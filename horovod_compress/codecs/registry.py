@@ -100,7 +100,7 @@ def create(name: str, **options: Any) -> Codec:
     """
     codec = codec_class(name)
     check_own(name, options, option_names(name))
-    return codec(**(preset_options(name) | plain(options)))
+    return codec(**(preset_options(name) | {option: plain(value) for option, value in options.items()}))
 
 
 def preset_options(name: str) -> dict[str, Any]:

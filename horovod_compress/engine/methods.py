@@ -248,7 +248,7 @@ def parse(method: str | Codec | Masked | Methods, given: Mapping[str, Any]) -> t
             f'a method should be a name or hvc.method("name", option=...), got a {type(method).__name__}; the '
             "parameters are the second argument"
         )
-    common = {key: value for key, value in given.items() if key in Options.names()}
+    common = {key: plain(value) for key, value in given.items() if key in Options.names()}
     own = {key: value for key, value in given.items() if key not in common}
     known = registry.option_names(method) if isinstance(method, str) else []
     if unknown := sorted(set(own) - set(known)):
@@ -261,7 +261,7 @@ def parse(method: str | Codec | Masked | Methods, given: Mapping[str, Any]) -> t
             f"{said}; options of all methods are {', '.join(Options.names())} and process_set, or process_group with "
             "DistributedDataParallel"
         )
-    options = Options(**plain(common))
+    options = Options(**common)
     check_schedule(options.schedule)
     if not isinstance(method, Methods):
         method = single(method if isinstance(method, Codec) else registry.create(method, **own))

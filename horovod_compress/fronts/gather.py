@@ -90,36 +90,41 @@ def why_apart(meant: Sequence[str], ranks: Sequence[int], rank: int) -> str | No
 # ---- gathers of a compression that has started ----
 
 
-class Rounds:
+class Meetings:
     """The gathers of one compression, told apart: one that a rank has given up may still take place, without it.
 
     What it has shown then meets a rank that comes late, and whatever it shows next meets what the late one does next.
     So each rank shows the compression and the number of its round as well, of those that have the same name.
 
     Args:
-        names: each rank's name of the compression, which no other one has; None for those that they show first.
+        name: what all ranks call the compression, and no other one; each rank of a row has a name of its own.
     """
 
-    def __init__(self, names: Sequence[str] | None, mine: str) -> None:
-        self._names, self._mine = names, mine
-        self._next: dict[str, int] = {}
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._row: tuple[str, ...] = ()  # the names that its ranks have shown first
+        self._next: dict[tuple[bool, str], int] = {}
 
-    def gather(self, job: Job, value: Any, asked: Gathering) -> list[Any]:
+    def gather(self, job: Job, value: Any, asked: Gathering, *, row: bool = False) -> list[Any]:
         """Return every rank's value.
+
+        Args:
+            row: the ranks are those of a row.
 
         Raises:
             ExchangeError: not every rank came, or not to the same round; all can begin the next one together.
         """
-        deadline, purpose = Deadline(asked.seconds), _purpose(asked.name)
+        deadline, purpose, key = Deadline(asked.seconds), _purpose(asked.name), (row, asked.name)
         for _ in range(2):  # where another compression has left something, its rank comes again
-            number = self._next.get(asked.name, 0)
-            found = job.gather([self._mine, number, value], asked)
+            number = self._next.get(key, 0)
+            found = job.gather([self._name, number, value], asked)
             asked = replace(asked, seconds=round(max(deadline.left(), 0.01), 2))
             names, numbers, values = zip(*found, strict=True)
-            self._names = self._names or names
-            if [*names] != [*self._names]:
+            if row:
+                self._row = self._row or names
+            if names != (self._row if row else (self._name,) * len(names)):
                 continue
-            self._next[asked.name] = max(numbers) + 1
+            self._next[key] = max(numbers) + 1
             if min(numbers) == max(numbers):
                 return [*values]
             raise ExchangeError(

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +25,7 @@ from ..engine.optimizer.family import uncompiled
 from ..engine.reducer import Reducer
 from ..engine.shards import is_divided, local
 from ..errors import ConfigError, ExchangeError, HorovodCompressError
-from .gather import Rounds
+from .gather import Meetings
 from .steps import Named, Steps
 
 T = TypeVar("T")
@@ -66,13 +66,14 @@ class Session:
         self.compared, self.unused, self.attached = False, True, False
         self.exchanges = "gradients"
         self.updating: Any = None
-        self._rounds, self._rounds_of_row = Rounds([name] * job.size, name), Rounds(None, name)
+        self._meetings = Meetings(name)
         _sessions.add(self)
 
     def refuse_closed(self) -> None:
         """Refuse to begin with what was closed or has failed.
 
         Raises:
+            HorovodCompressError: what it has failed with.
             ConfigError: it was closed.
         """
         self.failure.raise_if_failed()
@@ -127,7 +128,7 @@ class Session:
         if (row := self.job.row) is None:
             return column
         asked = Gathering(name, self.reducer.options.longest_seconds, by_name=True, failed=self.failure.failed)
-        columns = self._rounds_of_row.gather(row, column, asked)
+        columns = self._meetings.gather(row, column, asked, row=True)
         return [column[rank] for rank in range(len(column)) for column in columns]
 
     def _gather_times(self, value: Any) -> list[Any] | None:
@@ -156,7 +157,8 @@ class Session:
     def _gather(self, value: Any, name: str, by_name: bool = False, with_others: bool = False) -> list[Any]:
         asked = Gathering(name, self.reducer.options.longest_seconds, by_name=by_name, failed=self.failure.failed)
         with self._progress.meeting():
-            return self.job.gather(value, asked) if with_others else self._rounds.gather(self.job, value, asked)
+            gather = self.job.gather if with_others else partial(self._meetings.gather, self.job)
+            return gather(value, asked)
 
     # ---- a step ----
 

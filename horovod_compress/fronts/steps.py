@@ -28,6 +28,7 @@ from ..engine.saved import checkpoint
 from ..engine.shards import local
 from ..engine.tuning import Share, Tuner
 from ..errors import ConfigError, StateError
+from ..options import plain
 from ..schedule.by_name import is_adaptive
 from .scale import Scale
 
@@ -129,7 +130,7 @@ class Steps:
         scale = self.scale.value if match_norm else None
         for taker in takers:
             self._norms.follow((), by=id(taker.optimizer))
-            taker.meet(reducer, self.named, options, scale, full_precision_every=full, step=step)
+            taker.meet(reducer, self.named, [*map(plain, options)], scale, full_precision_every=full, step=step)
         self._takers.know(takers, self._take_weights if self._verification.weights else None)
         self._take_order()
         self._takers.load_rates(self._loaded.rates)

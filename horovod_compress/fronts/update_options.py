@@ -17,7 +17,7 @@ from ..engine.optimizer.local_steps import Settings
 from ..engine.optimizer.outer import Factory
 from ..engine.optimizer.second_moment import REBUILD_EVERY
 from ..errors import ConfigError, MismatchError
-from ..options import PRESETS
+from ..options import PRESETS, plain
 from ..schedule.by_name import OPTIONAL
 from .session import Session
 
@@ -54,8 +54,9 @@ class UpdateOptions:
     def completed(self, method: str) -> UpdateOptions:
         """Return these with what the preset of that name says, where nothing was given."""
         preset = PRESETS[method].updates if method in PRESETS else {}
-        missing = {name: value for name, value in preset.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **missing)
+        given = {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        missing = {name: value for name, value in preset.items() if given[name] is None}
+        return UpdateOptions(**given | missing)
 
 
 def settings_of(optimizer: torch.optim.Optimizer, session: Session, given: UpdateOptions) -> Settings:

@@ -106,6 +106,7 @@ def distributed_update_optimizer(
     session: Session | None = compression._for_updates(replicate)
     if session is None:
         return optimizer  # a rank outside the process set trains by itself, as under Horovod
+    session.refuse_closed()
     given = UpdateOptions(
         communication_delay, outer_optimizer, warmup_exchanges, overlap, fragments, mixing, clip, second_moment,
         warmup_steps, rebuild_every, momentum_masking,

@@ -38,7 +38,7 @@ def check_schedule(schedule: object) -> None:
     """
     if isinstance(schedule, Plan):
         return
-    name, _, argument = str(schedule).partition(":")
+    name, _, argument = schedule.partition(":") if isinstance(schedule, str) else ("", "", "")
     if name in ADAPTIVE:
         ADAPTIVE[name].check(argument)
     elif name in _SCHEDULES:

@@ -16,7 +16,7 @@ WAYS = (
     "a scaler, and an infinity in one shard",
 )  # fmt: skip
 #: All that a model goes through as it is, and more.
-FEW = ("accumulation, a scaler, and an infinity in one shard",)
+FEW = ("accumulation, a scaler, and an infinity in one shard", "a factor")
 CONSERVE = (("topk", {"density": 0.1}), ("ef_signsgd", {}), ("none", {}))
 GRIDS = [(2, 3), (1, 4), (3, 2)]
 

@@ -20,7 +20,7 @@ COMMANDS = [
     ["--check-build"],
     ["plan", "--model", "mlp"],
     ["plan", "--model", "mlp", "--method", "none", "--ranks", "2,3"],
-    ["bench", "kernels", "--count", "2048", "--repeat", "1", "--filter", "checksum"],
+    ["bench", "kernels", "--count", "2048", "--repeat", "1", "--filter", "crc32c"],
 ]
 
 

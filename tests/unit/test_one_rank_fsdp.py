@@ -132,6 +132,40 @@ def test_a_factor_in_place_of_the_mean_is_shared_among_replicas_until_the_compre
     assert group.gradient_divide_factor == 6.0 and type(group.gradient_divide_factor) is float
 
 
+@pytest.mark.parametrize(
+    ("dtype", "forced", "refused"),
+    [(torch.float32, False, False), (torch.float32, True, True), (torch.float64, False, True)],
+)
+def test_a_factor_that_torch_divides_by_twice_is_refused(
+    mesh: DeviceMesh, dtype: torch.dtype, forced: bool, refused: bool
+) -> None:
+    """As it does where one rank has the whole model, and gradients are summed without a product."""
+    net = nn.Linear(4, 3, dtype=dtype)
+    fully_shard(net, mesh=mesh["shard"])
+    net.set_gradient_divide_factor(4.0)
+    net.set_force_sum_reduction_for_comms(forced)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compression = hvc.Compression.none(net.named_parameters(), replicate=mesh["replicate"])
+    if refused:
+        with pytest.raises(ConfigError, match=r"divides twice where .* multiply the loss by 0\.25\."):
+            compression.register(net, optimizer)
+    else:
+        compression.register(net, optimizer)
+    net(torch.ones(2, 4, dtype=dtype)).sum().backward()
+    assert net.bias.grad.full_tensor().tolist() == [2.0 / (16.0 if refused else 4.0)] * 3
+    compression.close()
+
+
+def test_what_is_closed_takes_no_model(mesh: DeviceMesh) -> None:
+    net = nn.Linear(4, 3)
+    fully_shard(net, mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compression = hvc.Compression.none(net.named_parameters(), replicate=mesh["replicate"])
+    compression.close()
+    with pytest.raises(ConfigError, match="was closed before its ranks have met"):
+        compression.register(net, optimizer)
+
+
 def test_a_factor_that_comes_behind_register_is_refused(mesh: DeviceMesh) -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     for module in (net[1], net):

@@ -294,6 +294,8 @@ def test_closing_refuses_later_passes(net: Net, compression: hvc.Compression) ->
 def test_what_is_closed_takes_no_model_or_optimizer(net: Net, compression: hvc.Compression, begin: str) -> None:
     compression.close()
     with pytest.raises(hvc.ConfigError, match=r"this compression was closed by close\(\)"):
+        hvc.DistributedUpdateOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), compression)
+    with pytest.raises(hvc.ConfigError, match=r"this compression was closed by close\(\)"):
         getattr(compression, begin)(net if begin == "register" else torch.optim.SGD(net.parameters(), lr=0.1))
 
 

@@ -71,9 +71,10 @@ class Compression(TorchCompression, Factories):
     _ranks_in_words = "mesh"
     _job: Column
     _sharded: Sharded
-    _factors: divided.DivideFactors | None = None
+    _factors: divided.DivideFactors
     _arguments: tuple[Any, ...] | None = None  # of a compression whose ranks have not met
     _end_look: Callable[[], object] = staticmethod(lambda: None)
+    _ended = False  # by close()
 
     def _start(self, method: Any, named: Any, options: Mapping[str, Any], wrap: Wrap) -> None:
         """Check what needs no other ranks, which meet in :meth:`register`."""
@@ -156,7 +157,12 @@ class Compression(TorchCompression, Factories):
         trained = [(name, one) for name, one in self._given if one.requires_grad]
         frozen = [one for one in self._given if not one[1].requires_grad]
 
-        session = self._meet(replicate, lambda: divided.check_model(model, trained, frozen))
+        def check() -> None:
+            divided.check_model(model, trained, frozen)
+            if self._job.row.size == 1:
+                divided.DivideFactors(model, self._job.size).refuse_twice()
+
+        session = self._meet(replicate, check)
         with differences.explaining(self._job.in_words):
             begin_alike([*model.named_parameters(), *model.named_buffers()], session, self._job.group)
         self._attach_all(
@@ -178,7 +184,11 @@ class Compression(TorchCompression, Factories):
         """
         if self._arguments is None:  # what came after that has failed
             check()
-            return self._here()
+            session = self._here()
+            session.refuse_closed()
+            return session
+        if self._ended:
+            raise ConfigError("this compression was closed before its ranks have met: create another one")
         job: Any = self._job
         self._job = Column(job.replicate if replicate is None else replicate, divided.shard_mesh(self._given))
         with differences.explaining(self._job.in_words):
@@ -224,14 +234,14 @@ class Compression(TorchCompression, Factories):
         self._watch(model)
         self._factors = divided.DivideFactors(model, self._job.size)
         self._factors.share()
+        self._closing.add(self._factors.give_back)
         self._registered = True
 
     def _begin_step(self) -> Session:
         session = super()._begin_step()
         if not session.is_over():
             with session.failure.of_all("a backward pass"):
-                if self._factors:
-                    self._factors.refuse_others()
+                self._factors.refuse_others()
         return session
 
     @of_an_object
@@ -310,8 +320,7 @@ class Compression(TorchCompression, Factories):
         if not quiet and (text := self._why_unregistered(True)):
             _log.warning("%s", text)
         self._end_look()
-        if self._factors:
-            self._factors.give_back()
+        self._ended = True
         super().close()
 
 

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -119,6 +120,23 @@ class DivideFactors:
                 if groups is None:  # an older torch has one at most
                     groups = [getattr(state, "_fsdp_param_group", None)]
                 self._groups += [(name or "the model itself", weakref.ref(group)) for group in groups if group]
+
+    def refuse_twice(self) -> None:
+        """Refuse factors where a replica is one rank, and torch would divide by them twice.
+
+        Raises:
+            ConfigError: says what to multiply the loss by instead.
+        """
+        for name, group, factor in self._found():
+            policy = group.mp_policy
+            own = {policy.reduce_dtype or policy.param_dtype or one.sharded_param.dtype for one in group.fsdp_params}
+            forced = getattr(group, "force_sum_reduction_for_comms", False)
+            if forced or not own <= {torch.float32, torch.bfloat16}:
+                raise ConfigError(
+                    f"set_gradient_divide_factor({factor:g}) was called for {name}, by which torch divides twice where "
+                    "a replica is one rank, and gradients are reduced by sums or in another dtype than float32 and "
+                    f"bfloat16: leave it out, and multiply the loss by {self._replicas / factor:g}"
+                )
 
     def share(self) -> None:
         """Let torch divide by a replica's share of each factor."""

@@ -206,7 +206,6 @@ class Compression(BaseCompression, Factories):
             self._check_same_ranks(each)
         if not session:
             return given
-        session.refuse_closed()
         refuse_fewer(optimizers, session)
         options = (second_moment, warmup_steps, rebuild_every), {"match_norm": match_norm, "step": step}
         self._meet(session, optimizers, *options[0], **options[1])

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from horovod_compress.engine.job import Gathering
 from horovod_compress.errors import ExchangeError
-from horovod_compress.fronts.gather import Rounds, pack, unpack
+from horovod_compress.fronts.gather import Meetings, pack, unpack
 from horovod_compress.fronts.torch_dist.job import FailedGather, Gathers
 
 WORLD, LONG, SHORT = 2, 20.0, 0.2
@@ -40,8 +40,8 @@ def job() -> list[Any]:
     return [Ranks(store, rank) for rank in range(WORLD)]
 
 
-def rounds(name: str) -> list[Rounds]:
-    return [Rounds([name] * WORLD, name) for _ in range(WORLD)]
+def meetings(name: str) -> list[Meetings]:
+    return [Meetings(name) for _ in range(WORLD)]
 
 
 def asked(seconds: float = LONG) -> Gathering:
@@ -57,7 +57,7 @@ def side_by_side(*calls: Callable[[], Any]) -> list[Any]:
 
 def test_who_comes_late_does_not_go_on_with_who_begins_again() -> None:
     """Else each would take the other's next value for one of its own round."""
-    ranks, mine = job(), rounds("one")
+    ranks, mine = job(), meetings("one")
     with pytest.raises(ExchangeError, match="late"):
         mine[0].gather(ranks[0], "first", asked(SHORT))
     assert mine[1].gather(ranks[1], "late", asked()) == ["first", "late"]  # which nobody can tell from in time
@@ -71,7 +71,7 @@ def test_who_comes_late_does_not_go_on_with_who_begins_again() -> None:
 
 
 def test_what_another_compression_has_left_is_no_answer() -> None:
-    ranks, before, now = job(), rounds("before"), rounds("now")
+    ranks, before, now = job(), meetings("before"), meetings("now")
     with pytest.raises(ExchangeError, match="late"):
         before[1].gather(ranks[1], "left", asked(SHORT))
     found = side_by_side(*(lambda at=at: now[at].gather(ranks[at], at, asked()) for at in range(WORLD)))
@@ -83,20 +83,18 @@ def test_what_another_compression_has_left_is_no_answer() -> None:
 
 
 def test_compressions_in_another_order_are_an_error_on_all() -> None:
-    ranks, first, second = job(), rounds("first"), rounds("second")
-    told = side_by_side(
-        lambda: first[0].gather(ranks[0], 0, asked()), lambda: second[1].gather(ranks[1], 1, asked())
-    )
+    ranks, first, second = job(), meetings("first"), meetings("second")
+    told = side_by_side(lambda: first[0].gather(ranks[0], 0, asked()), lambda: second[1].gather(ranks[1], 1, asked()))
     assert all("with different compressions" in text for text in told), told
 
 
 def test_ranks_of_a_row_have_other_names_which_they_show_first() -> None:
-    ranks, mine = job(), [Rounds(None, f"column {rank}") for rank in range(WORLD)]
+    ranks, mine = job(), [Meetings(f"column {rank}") for rank in range(WORLD)]
     for _ in range(2):
-        found = side_by_side(*(lambda at=at: mine[at].gather(ranks[at], at, asked()) for at in range(WORLD)))
+        found = side_by_side(*(lambda at=at: mine[at].gather(ranks[at], at, asked(), row=True) for at in range(WORLD)))
         assert found == [[0, 1]] * WORLD
-    mine[1] = Rounds(None, "another column")
+    mine[1] = Meetings("another column")
     with pytest.raises(ExchangeError):
-        mine[1].gather(ranks[1], "left", asked(SHORT))
+        mine[1].gather(ranks[1], "left", asked(SHORT), row=True)
     with pytest.raises(ExchangeError, match="late"):
-        mine[0].gather(ranks[0], 0, asked(SHORT))
+        mine[0].gather(ranks[0], 0, asked(SHORT), row=True)
