@@ -15,10 +15,17 @@ import torch.distributed as dist
 from horovod_compress.engine.job import Gathering
 from horovod_compress.errors import ExchangeError
 from horovod_compress.fronts.gather import Meetings, pack, unpack
+from horovod_compress.fronts.torch_dist import job as torch_job
 from horovod_compress.fronts.torch_dist.job import FailedGather, Gathers
 
 WORLD, LONG, SHORT = 2, 20.0, 0.2
 APART = "different rounds of the saving of a checkpoint folder"
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks do not wait long for others to read, which need not end before them here."""
+    monkeypatch.setattr(torch_job, "_PARTING_SECONDS", 0.1)
 
 
 class Ranks:
