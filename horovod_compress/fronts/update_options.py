@@ -52,7 +52,7 @@ class UpdateOptions:
     momentum_masking: bool = True
 
     def completed(self, method: str) -> UpdateOptions:
-        """Return these with what the preset of that name says, where nothing was given."""
+        """Return these as plain numbers, with what the preset of that name says where nothing was given."""
         preset = PRESETS[method].updates if method in PRESETS else {}
         given = {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
         missing = {name: value for name, value in preset.items() if given[name] is None}

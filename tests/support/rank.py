@@ -61,6 +61,15 @@ def _write(name: str, text: str) -> None:
     temporary.rename(folder() / name)  # a reader sees all of it or nothing
 
 
+def refusal(attempt: Callable[[], Any]) -> str:
+    """Return what a call says where it fails, "accepted" where it does not."""
+    try:
+        attempt()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
 def check(name: str, case: Callable[[], Any]) -> None:
     """Run one check of a job that does many, and report what it returned or raised.
 

@@ -183,9 +183,9 @@ class Compression(TorchCompression, Factories):
             check: refuses what this rank was given.
         """
         if self._arguments is None:  # what came after that has failed
-            check()
             session = self._here()
             session.refuse_closed()
+            check()
             return session
         if self._ended:
             raise ConfigError("this compression was closed before its ranks have met: create another one")

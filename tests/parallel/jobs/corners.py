@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import horovod_compress.torch as hvc
 from horovod_compress.schedule.plan import Plan
 from tests.support.logs import told
-from tests.support.rank import check
+from tests.support.rank import check, refusal
 from tests.support.states import unsealed
 from tests.support.training import digest, farthest, gathered, loss_of, net, optimizer_for, train, weights
 
@@ -29,14 +29,6 @@ def against_horovod(play: Callable[[str | None, bool], list[Tensor]]) -> list[fl
     """Return how far both paths of "none" are from Horovod alone."""
     alone = play(None, False)
     return [farthest(alone, play("none", attach)) for attach in PATHS]
-
-
-def refused(attempt: Callable[[], Any]) -> str:
-    try:
-        attempt()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "accepted"
 
 
 def filled_by_hand(method: str | None, attach: bool) -> list[Tensor]:
@@ -144,7 +136,7 @@ def after_nan(attach: bool) -> dict[str, Any]:
         optimizer.zero_grad()
         loss = loss_of(model, step) * (float("nan") if step == 1 and RANK == 0 else 1.0)
         loss.backward()
-        texts.append(refused(optimizer.step))
+        texts.append(refusal(optimizer.step))
     compression.close()
     return {"texts": texts, "ranks": gathered(digest(weights(model)))}
 
@@ -156,7 +148,7 @@ def after_close() -> str:
     model = net()
     _, compression = optimizer_for(model, "none", True)
     compression.close()
-    return refused(lambda: loss_of(model, 0).backward())
+    return refusal(lambda: loss_of(model, 0).backward())
 
 
 check("after close", after_close)
@@ -166,9 +158,9 @@ def in_a_step() -> list[str]:
     model = net()
     optimizer, compression = optimizer_for(model, "none", True)
     loss_of(model, 0).backward()
-    found = [refused(compression.state_dict)]
+    found = [refusal(compression.state_dict)]
     optimizer.step()
-    found.append(refused(compression.state_dict))
+    found.append(refusal(compression.state_dict))
     hvd.barrier()
     compression.close()
     return found
@@ -181,7 +173,7 @@ def largest() -> str:
     model = net()
     optimizer, compression = optimizer_for(model, "none", False, op=hvd.Max)
     loss_of(model, 0).backward()
-    text = refused(optimizer.step)
+    text = refusal(optimizer.step)
     hvd.barrier()
     compression.close()
     return text
@@ -197,7 +189,7 @@ def one_rank_resumes() -> str:
     if RANK == 1:
         compression.load_state_dict(unsealed(compression.state_dict()) | {"step": 7})
     loss_of(model, 0).backward()
-    text = refused(optimizer.step)
+    text = refusal(optimizer.step)
     compression.close()
     return text
 
@@ -215,7 +207,7 @@ def one_rank_has_other_buckets() -> str:
         reducer.replan(Plan.of([([tensor], 1) for tensor in tensors]))
         compression.load_state_dict(compression.state_dict())
     loss_of(model, 0).backward()
-    text = refused(optimizer.step)
+    text = refusal(optimizer.step)
     compression.close()
     return text
 
@@ -235,7 +227,7 @@ def rolled_back(attach: bool) -> list[Any]:
     first = next(iter(model.parameters())).requires_grad_(False)
     rested = first.clone()
     train(model, optimizer, range(5, 7))
-    found = [torch.equal(first, rested), refused(compression.state_dict)]
+    found = [torch.equal(first, rested), refusal(compression.state_dict)]
     compression.close()
     return [*found, len(set(gathered(digest(model.parameters()))))]
 
@@ -250,7 +242,7 @@ def copied(attach: bool) -> list[Any]:
     train(model, optimizer, range(1))
     with told() as texts:
         copies = [copy.deepcopy(compression), pickle.loads(pickle.dumps(compression))]
-    found = [refused(lambda copied=copied: copied.compress(torch.zeros(1))) for copied in copies]
+    found = [refusal(lambda copied=copied: copied.compress(torch.zeros(1))) for copied in copies]
     train(model, optimizer, range(1, 3))
     compression.close()
     return [found, texts]
@@ -266,7 +258,7 @@ def rolled_back_in_the_middle(attach: bool) -> tuple[str, float]:
     before = optimizer.state_dict()
     model[0](torch.ones(1, 4)).sum().backward()
     began = time.monotonic()
-    text = refused(lambda: optimizer.load_state_dict(before))
+    text = refusal(lambda: optimizer.load_state_dict(before))
     seconds = time.monotonic() - began
     optimizer.synchronize()  # as the message says
     with optimizer.skip_synchronize():
@@ -307,7 +299,7 @@ check("step left out", lambda: [step_left_out(attach) for attach in PATHS])
 def closure(attach: bool) -> str:
     model = net()
     optimizer, compression = optimizer_for(model, "none", attach)
-    said = refused(lambda: optimizer.step(lambda: loss_of(model, 0).backward()))
+    said = refusal(lambda: optimizer.step(lambda: loss_of(model, 0).backward()))
     compression.close()
     return said
 
@@ -341,7 +333,7 @@ def unfrozen_in_updates() -> str:
     )
     train(model, optimizer, [0])
     late.requires_grad_(True)
-    said = refused(lambda: train(model, optimizer, [1]))
+    said = refusal(lambda: train(model, optimizer, [1]))
     compression.close()
     return said
 
@@ -367,7 +359,7 @@ def other_mode(saved_in: str) -> list[str]:
     said = []
     for mode in ("gradients", "updates"):
         _, _, other = make(mode)
-        said += [refused(lambda: other.load_state_dict(state)), refused(lambda: other.load_state_dict(state, "reset"))]
+        said += [refusal(lambda: other.load_state_dict(state)), refusal(lambda: other.load_state_dict(state, "reset"))]
         other.close()
     return said
 
@@ -424,11 +416,11 @@ def scaler_too_soon(attach: bool) -> list[str]:
     optimizer, compression = optimizer_for(model, "none", attach)
     scaler = compression.follow(torch.amp.GradScaler("cpu", init_scale=8.0))
     scaler.scale(loss_of(model, 0)).backward()
-    said = [refused(lambda: scaler.unscale_(optimizer)), refused(lambda: scaler.step(optimizer))]
+    said = [refusal(lambda: scaler.unscale_(optimizer)), refusal(lambda: scaler.step(optimizer))]
     optimizer.synchronize()
-    said.append(refused(lambda: scaler.unscale_(optimizer)))
+    said.append(refusal(lambda: scaler.unscale_(optimizer)))
     with optimizer.skip_synchronize():
-        said.append(refused(lambda: scaler.step(optimizer)))
+        said.append(refusal(lambda: scaler.step(optimizer)))
     compression.close()
     return said
 

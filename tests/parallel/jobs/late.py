@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import horovod_compress.ddp as hvc
-from tests.support.rank import arguments, rank, report
+from tests.support.rank import arguments, rank, refusal, report
 
 dist.init_process_group("gloo")
 FOLDER = Path(arguments()["folder"])
@@ -36,18 +36,9 @@ def kept(compression: Any) -> list[float]:
     return [float(one.double().norm()) for one in compression.state_dict()["state"]["residual"].values()]
 
 
-def told(call: Callable[[], object]) -> str:
-    """Return what a call says where it fails, empty where it does not."""
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def after_one_gave_up(who: int, call: Callable[[], object]) -> str:
     """Let one rank call alone, until it gives up."""
-    found = told(call) if rank() == who else ""
+    found = refusal(call) if rank() == who else ""
     dist.barrier()
     return found
 
@@ -55,9 +46,9 @@ def after_one_gave_up(who: int, call: Callable[[], object]) -> str:
 def retried() -> dict[str, Any]:
     compression, folder = made(1, 3), FOLDER / "retried"
     given_up = after_one_gave_up(0, lambda: compression.save(folder))
-    apart = told(lambda: compression.save(folder))  # for one rank the second time, for the other one the first
+    apart = refusal(lambda: compression.save(folder))  # for one rank the second time, for the other one the first
     dist.barrier()
-    again = told(lambda: compression.save(folder))
+    again = refusal(lambda: compression.save(folder))
     compression.close()
     return {"given up": given_up, "apart": apart, "again": again}
 
@@ -70,7 +61,7 @@ def loaded() -> dict[str, Any]:
     compression = made(2, 5)
     before = kept(compression)
     given_up = after_one_gave_up(0, lambda: compression.load(folder))
-    late = told(lambda: compression.load(folder)) if rank() == 1 else ""
+    late = refusal(lambda: compression.load(folder)) if rank() == 1 else ""
     dist.barrier()
     after = kept(compression)
     compression.close()

@@ -19,7 +19,7 @@ import horovod_compress.torch as hvc
 from horovod_compress.codecs.dense import FullPrecision
 from tests.support.jobs import ROOT
 from tests.support.logs import told
-from tests.support.rank import check
+from tests.support.rank import check, refusal
 from tests.support.training import (
     digest,
     farthest,
@@ -422,14 +422,6 @@ def as_if_dense(stock: str, attached: str) -> dict[str, float]:
 
 check("as if dense", lambda: as_if_dense("none", "ef_signsgd"))
 check("as if dense, to and fro", lambda: as_if_dense("ef_signsgd", "none"))
-
-
-def refusal(attempt: Callable[[], Any]) -> str:
-    try:
-        attempt()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "accepted"
 
 
 def used_wrongly(make: Callable[[], nn.Module], loss: Any, attach: bool, **options: Any) -> str:
