@@ -125,8 +125,8 @@ def collect(environment: Mapping[str, str]) -> Report:
     horovod = horovod_items()
     return Report(
         version=package_version(),
-        kernels=[attempt("reference", _reference), attempt("CPU", _cpu), attempt("CUDA", _cuda)],
-        transports=[attempt("local", _local), attempt("gloo", _gloo), attempt("nccl", _nccl)],
+        kernels=[attempt("reference", _reference), attempt("CPU", _cpu), attempt("CUDA", _cuda, needed=False)],
+        transports=[attempt("local", _local), attempt("gloo", _gloo), attempt("nccl", _nccl, needed=False)],
         methods=method_items(),
         horovod=horovod,
         torch=[attempt("PyTorch", _torch)],
@@ -149,16 +149,16 @@ class Unavailable(Exception):
     """A reason, in words, why something cannot be used here."""
 
 
-def attempt(name: str, check: Callable[[], str]) -> Item:
+def attempt(name: str, check: Callable[[], str], needed: bool = True) -> Item:
     """Runs one check; its answer is the detail, and its exception the reason why not."""
     try:
-        return Item(name, True, check())
+        return Item(name, True, check(), needed)
     except Unavailable as reason:
-        return Item(name, False, str(reason))
+        return Item(name, False, str(reason), needed)
     except Exception as error:  # noqa: BLE001  a broken installation must be reported, whatever way it breaks
         # The reason stands in the first line: what follows it is for whoever debugs that package.
         first = (str(error).strip() or "no message").splitlines()[0]
-        return Item(name, False, f"{type(error).__name__}: {first}")
+        return Item(name, False, f"{type(error).__name__}: {first}", needed)
 
 
 # ---- kernels ----------------------------------------------------------------------------------

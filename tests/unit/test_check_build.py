@@ -124,6 +124,8 @@ def test_this_installation_is_described(monkeypatch):
     kernels = {item.name: item for item in report.kernels}
     assert kernels["CPU"].available
     assert kernels["CPU"].detail in ("generic", "avx2", "avx512")
+    every = (*report.kernels, *report.transports)
+    assert {item.name for item in every if not item.needed} == {"CUDA", "nccl"}  # a job on CPUs runs without them
     assert Item("PyTorch framework", True) in report.horovod
     assert report.torch[0].available
     assert report.environment == {"HVC_TEST_ONLY": "yes"}

@@ -46,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compute-ms", type=float, default=300.0, help="compute time of a step, without exchange (default 300)"
     )
     parser.add_argument("--cores", type=float, default=1.0, help="processor cores per rank, such as 0.5 (default 1)")
-    parser.add_argument("--exchange", default="auto", help="auto, ring, fold, torus, or torus:ROWS (default auto)")
+    parser.add_argument(
+        "--exchange",
+        default="auto",
+        help="auto, ring, fold, torus, or torus:ROWS (default auto); hierarchical is predicted by --per-host",
+    )
     parser.add_argument("--per-host", type=int, metavar="N", help="ranks on a host: predict exchange=hierarchical")
     parser.add_argument(
         "--local-rate", help=f"rate of copies in a host's memory, with --per-host (default {_LOCAL_RATE})"
@@ -97,7 +101,10 @@ def _case(arguments: argparse.Namespace, table: Table, ranks: int) -> Case:
 def _one_world(arguments: argparse.Namespace, case: Case, codec: Codec) -> int:
     from . import prediction, report
 
-    _measure_codecs(_with_plain([codec]))
+    methods = _with_plain([codec])
+    for one in methods:
+        prediction.check(one, case.world)
+    _measure_codecs(methods)
     found, bare = prediction.predicted(case, codec), prediction.plain(case)
     if arguments.save:
         found.best.plan.save(arguments.save)

@@ -176,8 +176,11 @@ def _check_plot(target: str) -> None:
         raise ConfigError(f"--plot takes a folder, or a file that ends in .png or .svg, got {target!r}")
     if not path.suffix and path.exists() and not path.is_dir():
         raise ConfigError(f"--plot {target} is a file; give a folder, or a file that ends in .png or .svg")
-    if not next(parent for parent in path.absolute().parents if parent.exists()).is_dir():
+    there = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir() and there != path:
         raise ConfigError(f"--plot {target} cannot be created: one of its folders is a file")
+    if not os.access(there, os.W_OK):
+        raise ConfigError(f"--plot {target}: no permission to write there")
     try:
         import matplotlib  # noqa: F401
     except ImportError:

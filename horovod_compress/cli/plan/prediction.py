@@ -15,6 +15,7 @@ from ...codecs.base import Codec, check_world
 from ...codecs.by_step import config_of
 from ...engine.bucket.shares import share_of
 from ...errors import ConfigError
+from ...exchange.choose import Choose
 from ...schedule import layerfusion
 from ...schedule.by_name import make_plan
 from ...schedule.costs import Arrivals, Costs, fitted
@@ -161,7 +162,7 @@ class Predictor:
     """
 
     def __init__(self, table: Table, codec: Codec, world: World, compute: float) -> None:
-        check_world(codec, world.ranks // (world.hosts[0] if world.hosts else 1))
+        check(codec, world)
         self._codec, self._world, self._table, self._compute = codec, world, table, compute
         #: In backward order, as a job's plan has them.
         self.tensors = [TensorSpec(tensor.name, tensor.shape, "float32") for tensor in table.backward()]
@@ -218,6 +219,18 @@ class Predictor:
             cut.append((self.tensors[first : first + number], 1))
             first += number
         return Plan.of(cut)
+
+
+def check(codec: Codec, world: World) -> None:
+    """Refuse what no bucket could be exchanged with, before anything is measured.
+
+    Raises:
+        ConfigError: the method cannot serve that many ranks, or the exchange does not fit it.
+    """
+    ranks = world.ranks // (world.hosts[0] if world.hosts else 1)
+    check_world(codec, ranks)
+    for one, _ in rounds(codec):
+        Choose(world.exchange)(one, 0, ranks)
 
 
 def slots(come: Arrivals, plan: Plan, kind: RoundCosts) -> list[Slot]:
