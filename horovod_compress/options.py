@@ -196,6 +196,14 @@ PRESETS: dict[str, Preset] = {
     ),
 }
 
+#: Why presets of update mode do not exchange gradients.
+FOR_UPDATES = {
+    name: f"{name} takes local steps: write optimizer = hvc.DistributedUpdateOptimizer(optimizer, "
+    f'model.named_parameters(), compression); to exchange gradients, take its method, "{preset.method}"'
+    for name, preset in PRESETS.items()
+    if preset.updates
+}
+
 
 def check_known(method: str, given: Mapping[str, Any]) -> None:
     """Refuse a method, an option of its own or a word that there is not; a method itself checks the rest.

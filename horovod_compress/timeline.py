@@ -11,11 +11,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .errors import ConfigError
+
+#: What a merged file says of itself, so that another merge may replace it.
+_MERGED = {"merged by": "horovod_compress.timeline"}
 _HOROVOD_START = "start_time_since_epoch_in_micros"
 
 
 def merge(paths: Sequence[str | Path]) -> Iterator[dict[str, Any]]:
-    """Yield the events of several timelines, Horovod's own among them, on one clock."""
+    """Yield the events of several timelines, Horovod's own among them, on one clock.
+
+    Raises:
+        ConfigError: one of them cannot be read, or is no timeline.
+    """
     for path in paths:
         events = _read(Path(path))
         # Horovod counts from its start, and says when that was.
@@ -25,19 +33,41 @@ def merge(paths: Sequence[str | Path]) -> Iterator[dict[str, Any]]:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text().strip()
-    if text.startswith("["):  # Horovod leaves its list open
-        found: list[dict[str, Any]] = json.loads(text.rstrip(",]") + "]")
-        return found
-    return list(json.loads(text)["traceEvents"])
+    try:
+        text = path.read_text().strip()
+        of_horovod = text.startswith("[")  # which leaves its list open
+        found = json.loads(text.rstrip(",]") + "]") if of_horovod else json.loads(text)["traceEvents"]
+        return [dict(event) for event in found]
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"{path} is no timeline, neither of this package nor of Horovod") from None
+
+
+def _check_target(path: Path) -> None:
+    """Refuse to replace anything but what was merged before, such as the first of the timelines."""
+    try:
+        if not path.exists() or json.loads(path.read_text())["otherData"] == _MERGED:
+            return
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise ConfigError(f"{path} is there already, and no merged timeline: give first the name of the file to write")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Merge timelines: the file to write, then those to read."""
+    """Merge timelines: the file to write, then those to read; return the exit status."""
     if len(arguments) < 2:
         print("usage: python -m horovod_compress.timeline MERGED TIMELINE...", file=sys.stderr)
         return 2
-    Path(arguments[0]).write_text(json.dumps({"traceEvents": list(merge(arguments[1:]))}))
+    target, *timelines = arguments
+    try:
+        _check_target(Path(target))
+        merged = json.dumps({"otherData": _MERGED, "traceEvents": list(merge(timelines))})
+        Path(target).write_text(merged)
+    except (ConfigError, OSError) as error:
+        told = f"{target}: {error.strerror}" if isinstance(error, OSError) else error
+        print(f"horovod_compress.timeline: {told}", file=sys.stderr)
+        return 2
     return 0
 
 

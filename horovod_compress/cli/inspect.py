@@ -35,19 +35,20 @@ _MOST_IN_A_CELL = 80
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the folder."""
-    parser.add_argument("folder", type=Path, help="the folder with the ranks' records, HVC_DUMP_DIR of the job")
+    parser.add_argument("folder", help="the folder with the ranks' records, HVC_DUMP_DIR of the job")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what the records say; return 0, or 2 where there are none."""
     from ..engine.agreement import notes
 
-    if not arguments.folder.is_dir():
-        return _refuse(f"{arguments.folder} is not a folder; give the one that HVC_DUMP_DIR named in the job")
-    records, problems = read(arguments.folder)
+    folder = Path(arguments.folder)
+    if not arguments.folder or not folder.is_dir():  # an empty name is that of a variable that is not set
+        return _refuse(f"{arguments.folder!r} is not a folder; give the one that HVC_DUMP_DIR named in the job")
+    records, problems = read(folder)
     if not records:
         also = "".join(f"\n  {problem}" for problem in problems)
-        return _refuse(f"{arguments.folder} contains no flight records, which are files such as rank0.json{also}")
+        return _refuse(f"{folder} contains no flight records, which are files such as rank0.json{also}")
     first = min(record.time for record in records)
     world = world_size(records)
     left = {record.rank: record.note for record in records}

@@ -77,6 +77,15 @@ class Job(Protocol):
     def gather(self, value: Any, asked: Gathering) -> list[Any]:
         """Return the plain data of every rank, in rank order; tuples have become lists.
 
+        All ranks wait for it at the same time: what one of them has given up is no answer to another.
+
         Raises:
             ExchangeError: not every rank came in time.
+        """
+
+    def gather_all(self, value: Any, asked: Gathering) -> list[Any]:
+        """Return that of the ranks of all rows, row by row; where there are no rows, that of every rank.
+
+        Raises:
+            ExchangeError: likewise.
         """

@@ -22,6 +22,7 @@ from ..errors import ConfigError
 from ..observe import trace as recording
 from ..observe.metrics import Stats
 from ..observe.trace import Trace
+from ..options import FOR_UPDATES
 from ..schedule.plan import Plan
 from .copies import copied
 from .ending import Closing, keep_open, left_open
@@ -29,7 +30,7 @@ from .reports import Counters
 from .saving import Saved
 from .session import Session, look_for_steps, meetings, weakly
 from .startup import Wrap, as_at_first, as_it_is, before_handshake, start
-from .update_options import FOR_UPDATES, TAKEN
+from .update_options import TAKEN
 
 Scaler = TypeVar("Scaler")
 
@@ -269,6 +270,7 @@ class BaseCompression(metaclass=_Listed):
         Raises:
             ConfigError: some rank could not write its part, and says why; every rank raises it. Or another job has
                 saved there since this one did, or another compression of this process saves there.
+            ExchangeError: not every rank came in time; the next call of all takes place.
         """
         self._current()
         self._saved.save_folder(folder)
@@ -276,7 +278,8 @@ class BaseCompression(metaclass=_Listed):
     def load(self, folder: str | os.PathLike[str], residuals: str = "refuse") -> None:
         """Restore what :meth:`save` left in a folder; call it on every rank, between the same two steps.
 
-        Either every rank restores its part, or none changes anything.
+        Either every rank restores its part, or none changes anything; only a rank that is frozen for as long as the
+        others wait, right after all have found their parts good, may be alone.
 
         Args:
             residuals: if the number of ranks has changed since saving, "refuse" raises an error, "redistribute" divides
@@ -286,6 +289,7 @@ class BaseCompression(metaclass=_Listed):
             ConfigError: a step is under way on some rank.
             StateError: the checkpoint is missing, or belongs to another method, model, schedule or number of ranks.
             CorruptFrameError: a file is not, byte for byte, what was written.
+            ExchangeError: not every rank came in time; the next call of all takes place.
         """
         session = self._current()
         self._saved.load_folder(folder, residuals)

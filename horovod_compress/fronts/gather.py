@@ -1,14 +1,14 @@
 """Gathers of small plain data of all ranks, before and between steps: as bytes, and in words where ranks stay away.
 
-What ranks show each other is JSON behind a header with its length and checksum. Nothing that arrives is ever executed.
+A gather takes place among ranks that wait for it at the same time; what one has given up is no answer to another. What
+ranks show each other is JSON behind a header with its length and checksum. Nothing that arrives is ever executed.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..engine.agreement.differences import listed
@@ -32,6 +32,7 @@ _PURPOSES = {
     "nccl": "the set-up of NCCL's connections",
     "linked": "the end of the set-up of NCCL's connections",
     "register": "the comparison of modules, by which register() begins",
+    "grid": "the comparison of shards, by which register() begins",
     "memory": "showing the memory that ranks of a host share",
     "mapped": "the end of the set-up of shared memory",
     "attach": "the comparison of ranks before the first gradient",
@@ -87,54 +88,47 @@ def why_apart(meant: Sequence[str], ranks: Sequence[int], rank: int) -> str | No
     )
 
 
-# ---- gathers of a compression that has started ----
-
-
-class Meetings:
-    """The gathers of one compression, told apart: one that a rank has given up may still take place, without it.
-
-    What it has shown then meets a rank that comes late, and whatever it shows next meets what the late one does next.
-    So each rank shows the compression and the number of its round as well, of those that have the same name.
+def why_not_together(shown: Sequence[Sequence[str]], rank: int) -> str | None:
+    """Return what is wrong where ranks meet for one purpose, but not for the same; None where they do.
 
     Args:
-        name: what all ranks call the compression, and no other one; each rank of a row has a name of its own.
+        shown: by each rank, the name of its compression, which all ranks call it by, and what it meets for.
+        rank: the number of this one, as people know it.
     """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._row: tuple[str, ...] = ()  # the names that its ranks have shown first
-        self._next: dict[tuple[bool, str], int] = {}
-
-    def gather(self, job: Job, value: Any, asked: Gathering, *, row: bool = False) -> list[Any]:
-        """Return every rank's value.
-
-        Args:
-            row: the ranks are those of a row.
-
-        Raises:
-            ExchangeError: not every rank came, or not to the same round; all can begin the next one together.
-        """
-        deadline, purpose, key = Deadline(asked.seconds), _purpose(asked.name), (row, asked.name)
-        for _ in range(2):  # where another compression has left something, its rank comes again
-            number = self._next.get(key, 0)
-            found = job.gather([self._name, number, value], asked)
-            asked = replace(asked, seconds=round(max(deadline.left(), 0.01), 2))
-            names, numbers, values = zip(*found, strict=True)
-            if row:
-                self._row = self._row or names
-            if names != (self._row if row else (self._name,) * len(names)):
-                continue
-            self._next[key] = max(numbers) + 1
-            if min(numbers) == max(numbers):
-                return [*values]
-            raise ExchangeError(
-                f"rank {job.number}: the ranks have come to different rounds of {purpose}, as some had given one up; "
-                "begin it again on every rank"
-            )
-        raise ExchangeError(
-            f"rank {job.number}: the ranks have come to {purpose} with different compressions; use them in the same "
-            "order on every rank"
+    compressions, stages = ({*found} for found in zip(*shown, strict=True))
+    if len(compressions) > 1:
+        purpose = _purpose(shown[0][1])
+        return (
+            f"rank {rank}: the ranks have come to {purpose} with different compressions; use them in the same order on "
+            "every rank"
         )
+    if len(stages) > 1:
+        return (
+            f"rank {rank}: some rank has given up {_purpose(shown[0][1])} and begun it again; begin it again on every "
+            "rank"
+        )
+    return None
+
+
+# ---- what was given up ----
+
+
+def confirmed(value: Any, meet: Callable[[Any], list[Any]]) -> list[Any]:
+    """Return every rank's value, once all are known to wait for those of the others.
+
+    A rank that gives up cannot take back what it has shown, which one that comes late would take for an answer. So all
+    come again when they have seen the others: a rank that has gone does not, and one that has begun anew says so.
+
+    Args:
+        meet: shows something to all ranks, and returns what each shows. All ranks go through the same series of these,
+            and take no part in the next one before the last one that they gave up has taken place.
+    """
+    has_seen = False
+    while True:
+        found = meet([has_seen, value])
+        if all(seen for seen, _ in found):
+            return [theirs for _, theirs in found]
+        has_seen = True
 
 
 # ---- the stages of a start ----
@@ -161,7 +155,7 @@ def gather_stage(stage: str, value: Any, job: Job, seconds: float) -> list[Any]:
     while True:
         asked = Gathering(f"hvc.{stage}", left, by_name=stage == STAGES[0], under=_START)
         found = job.gather([mine, value], asked)
-        left = max(deadline.left(), 0.01)
+        left = round(max(deadline.left(), 0.01), 2)
         stages = [theirs for theirs, _ in found]
         if min(stages) == max(stages):
             return [theirs for _, theirs in found]
@@ -190,7 +184,7 @@ def check_all(problems: Sequence[str | None]) -> None:
 # ---- as bytes ----
 
 _HEADER = struct.Struct("<4sIQ")
-_MAGIC = b"HVCJ"
+_MAGIC = b"HVCG"  # another one than before, where what is shown has another form: versions are compared by it
 
 
 def pack(value: Any) -> bytes:

@@ -92,8 +92,8 @@ def save(
         known.wrote(path, entry)
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         problem = _said(error)
-    # What was shown may be seen by ranks that come later than this one waits: the file stays then, for the next save
-    # to remove.
+    # Where this rank waits in vain, another one may just have gone on with what it has shown, so the file stays, for a
+    # save that takes place a day later to remove.
     found = gather([problem, entry and asdict(entry), mine.get("step")])
     with _discarding(path, entry):
         steps = sorted({step for told, _, step in found if not told})
@@ -172,7 +172,6 @@ def load(
             f"the ranks have found different checkpoints in {folder}; save() and load() need a folder that all ranks "
             "share"
         )
-    gather(None)  # a rank that came late has met what others showed before they gave up: it is alone here
     if known and seen:
         known.loaded(path, state_folder.fingerprint(seen))
     if seen and way == "restore" and seen.world != saver.count and saver.rank == 0:
@@ -301,7 +300,9 @@ class Saved:
                 )
             return self.state()
 
-        save(folder, state, self._saver().number, lambda value: session.gather_all(value, "hvc.save"), _known)
+        stages = iter(("hvc.save.files", "hvc.save.manifest"))
+        number = self._saver().number
+        save(folder, state, number, lambda value: session.gather_all(value, next(stages), by_name=True), _known)
         _savers[Path(folder).resolve()] = session
 
     def load_folder(self, folder: str | os.PathLike[str], residuals: str) -> None:
@@ -310,7 +311,7 @@ class Saved:
         deal = partial(redistributed, owned=methods.folded(), coded=methods.coded())
         state, how = load(
             folder, residuals, self._saver(), deal, self._check,
-            lambda value: session.gather_all(value, "hvc.load"), _known,
+            lambda value: session.gather_all(value, "hvc.load", by_name=True), _known,
         )  # fmt: skip
         self._take(state, how)
 

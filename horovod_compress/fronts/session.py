@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -25,10 +25,11 @@ from ..engine.optimizer.family import uncompiled
 from ..engine.reducer import Reducer
 from ..engine.shards import is_divided, local
 from ..errors import ConfigError, ExchangeError, HorovodCompressError
-from .gather import Meetings
+from .gather import why_not_together
 from .steps import Named, Steps
 
 T = TypeVar("T")
+Gather = Callable[[Any, Gathering], list[Any]]  # of a job: returns every rank's value
 
 _log = logging.getLogger("horovod_compress")
 
@@ -42,8 +43,11 @@ class Session:
 
     Args:
         given: the parameters that the compression was given, by name.
+        name: what all ranks call this compression, and no other one that they have.
 
     Attributes:
+        name: that.
+        name_of_all: what the ranks of all rows call it; empty before they have met.
         others: those that were given and are not exchanged, as they were frozen.
         lock: with two devices there are two threads of autograd, and both hand gradients over.
         under_way: gradients handed over whose results were not fetched yet.
@@ -55,8 +59,8 @@ class Session:
         updating: the optimizer in update mode; None where there is none.
     """
 
-    def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named, name: str = "") -> None:
-        self._name = name  # what all ranks call this compression, and no other one that they have
+    def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named, name: str) -> None:
+        self.name, self.name_of_all = name, name if job.row is None else ""
         self.job, self.methods, self.reducer, self.failure = job, methods, reducer, reducer.failure
         self._progress = reducer.context.progress
         self.steps = Steps(reducer, methods, given, self._gather_times)
@@ -66,7 +70,6 @@ class Session:
         self.compared, self.unused, self.attached = False, True, False
         self.exchanges = "gradients"
         self.updating: Any = None
-        self._meetings = Meetings(name)
         _sessions.add(self)
 
     def refuse_closed(self) -> None:
@@ -103,33 +106,41 @@ class Session:
 
     # ---- the other ranks ----
 
-    def gather(self, value: Any, name: str, *, by_name: bool = False, with_others: bool = False) -> list[Any]:
+    def gather(self, value: Any, name: str, *, by_name: bool = False) -> list[Any]:
         """Return every rank's value.
 
         Args:
-            with_others: ranks that are at another compression are to be met, too, and the caller sees to that.
+            name: of what they meet for, in two words, and a third one where that has several stages.
 
         Raises:
-            ExchangeError: not every rank arrived in time, or this one has heard that some rank has failed.
+            ExchangeError: not every rank arrived in time, or they are at different stages, or with different
+                compressions; or this one has heard that some rank has failed.
         """
-        try:
-            return self._gather(value, name, by_name, with_others)
-        except ExchangeError:
-            self.reducer.wait_idle(0.0)  # raises what this rank has failed with, which says more
-            raise
+        return self._gather_alike(self.job.gather, [self.name, name], value, by_name)
 
-    def gather_all(self, value: Any, name: str) -> list[Any]:
+    def gather_all(self, value: Any, name: str, *, by_name: bool = False) -> list[Any]:
         """Return every rank's value; where there are rows, by those, which are in the order of the session's ranks.
 
         Raises:
             ExchangeError: see :meth:`gather`.
         """
-        column = self.gather(value, name)
-        if (row := self.job.row) is None:
-            return column
-        asked = Gathering(name, self.reducer.options.longest_seconds, by_name=True, failed=self.failure.failed)
-        columns = self._meetings.gather(row, column, asked, row=True)
-        return [column[rank] for rank in range(len(column)) for column in columns]
+        return self._gather_alike(self.job.gather_all, [self.name_of_all, name], value, by_name)
+
+    def _gather_alike(self, gather: Gather, mine: list[str], value: Any, by_name: bool) -> list[Any]:
+        with self._saying_more():
+            found = self._gather(gather, [mine, value], mine[-1], by_name)
+            if told := why_not_together([theirs for theirs, _ in found], self.job.number):
+                raise ExchangeError(told)
+        return [theirs for _, theirs in found]
+
+    @contextmanager
+    def _saying_more(self) -> Iterator[None]:
+        """Raise what this rank has failed with, if it has, where ranks do not meet."""
+        try:
+            yield
+        except ExchangeError:
+            self.reducer.wait_idle(0.0)
+            raise
 
     def _gather_times(self, value: Any) -> list[Any] | None:
         """Return every rank's measured times, None where some rank begins a step of another compression.
@@ -137,8 +148,8 @@ class Session:
         They would wait for each other, so all compressions meet by one name. Where that fails, no rank goes on.
         """
         with self.calling_off():
-            found = self._gather([self._name, value], "hvc.tuning", with_others=True)
-            return [theirs for _, theirs in found] if {name for name, _ in found} == {self._name} else None
+            found = self._gather(self.job.gather, [self.name, value], "hvc.tuning")
+            return [theirs for _, theirs in found] if {name for name, _ in found} == {self.name} else None
 
     @contextmanager
     def calling_off(self) -> Iterator[None]:
@@ -154,10 +165,10 @@ class Session:
                 why = str(error).removeprefix(f"rank {self.job.number}: ").rstrip(".")
                 raise (self.failure.call_off(why) or error) from error
 
-    def _gather(self, value: Any, name: str, by_name: bool = False, with_others: bool = False) -> list[Any]:
-        asked = Gathering(name, self.reducer.options.longest_seconds, by_name=by_name, failed=self.failure.failed)
+    def _gather(self, gather: Gather, value: Any, name: str, by_name: bool = False) -> list[Any]:
+        purpose = ".".join(name.split(".")[:2])
+        asked = Gathering(purpose, self.reducer.options.longest_seconds, by_name=by_name, failed=self.failure.failed)
         with self._progress.meeting():
-            gather = self.job.gather if with_others else partial(self._meetings.gather, self.job)
             return gather(value, asked)
 
     # ---- a step ----
@@ -184,13 +195,14 @@ class Session:
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
         self.steps.settle_moments()
         mine = Way(
-            self._name,
+            self.name,
             attached,
             self.steps.second_moment(),
             self.steps.options(),
             self.steps.sparse,
         )
-        found = [Way(**way) for way in self.gather(asdict(mine), "hvc.attach", by_name=True, with_others=True)]
+        with self._saying_more():
+            found = [Way(**way) for way in self._gather(self.job.gather, asdict(mine), "hvc.attach", by_name=True)]
         with differences.explaining(self.failure.ranks_in_words):
             differences.check(found)
         self.compared = True

@@ -26,13 +26,6 @@ TAKEN = (
     "a compression serves one optimizer: make another one for DistributedUpdateOptimizer, or for the optimizer whose "
     "gradients are to be exchanged"
 )
-#: Why presets of update mode do not exchange gradients.
-FOR_UPDATES = {
-    name: f"{name} takes local steps: write optimizer = hvc.DistributedUpdateOptimizer(optimizer, "
-    f'model.named_parameters(), compression); to exchange gradients, take its method, "{preset.method}"'
-    for name, preset in PRESETS.items()
-    if preset.updates
-}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from horovod_compress.codecs.registry import methods
-from horovod_compress.fronts.update_options import FOR_UPDATES
+from horovod_compress.options import FOR_UPDATES
 from tests.support.jobs import run_ranks
 
 FRONTS = ("torch", "horovod", "plain")

@@ -1,4 +1,4 @@
-"""Saves and loads that one rank has given up when another one comes to them, on real ranks."""
+"""What one rank has given up when another one comes to it, on real ranks: no answer to what comes behind it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,28 @@ import pytest
 
 from tests.support.jobs import run_ranks
 
+LATE, OK = "ExchangeError: rank", "accepted"
+
 
 @pytest.mark.slow
-def test_what_was_given_up_is_no_answer_to_what_comes_behind_it(tmp_path: Path) -> None:
-    first, second = run_ranks(2, "late.py", timeout=100, arguments={"folder": str(tmp_path)}, front="torch").reports
-    late = "ExchangeError: rank"
-    assert first["retried"]["given up"].startswith(late) and first["loaded"]["given up"].startswith(late)
-    assert second["of another"]["given up"].startswith(late)
-    for report in (first, second):
-        assert "different rounds of the saving of a checkpoint folder" in report["retried"]["apart"]
-        assert report["retried"]["again"] == "accepted"
-        assert report["loaded"]["same"] and report["loaded"]["control"]
-        assert report["of another"]["own"] and report["of another"]["control"]
-    assert second["loaded"]["late"].startswith(late)
+@pytest.mark.parametrize(("front", "world"), [("torch", 2), ("horovod", 2), ("fsdp", 4)])
+def test_what_was_given_up_is_no_answer_and_the_next_call_of_all_takes_place(
+    tmp_path: Path, front: str, world: int
+) -> None:
+    given = {"folder": str(tmp_path), "front": front}
+    launcher = "horovod" if front == "horovod" else "torch"
+    reports = run_ranks(world, "late.py", timeout=200, arguments=given, front=launcher).reports
+    for report in reports:
+        assert report["saved"]["told"] == [OK] * 2
+        assert report["loaded"]["same"] and report["loaded"]["control"] and report["loaded"]["again"]
+        assert report["of_another"]["own"] and report["of_another"]["control"]
+        assert report["started"]["told"] == [OK] * 3
+        assert "begun" not in report or report["begun"]["told"] == [OK] * 4
+    first, second = reports[:2]
+    assert first["saved"]["given up"].startswith(LATE) and second["saved"]["given up"].startswith(LATE)
+    assert first["loaded"]["given up"].startswith(LATE) and second["loaded"]["late"].startswith(LATE)
+    assert second["of_another"]["given up"].startswith(LATE) and second["started"]["given up"].startswith(LATE)
+    if front == "torch":
+        assert second["started"]["unregistered"].startswith(LATE)
+    if front != "fsdp":
+        assert all(told.startswith(LATE) for told in second["begun"]["given up"])

@@ -240,7 +240,13 @@ def test_options_written_as_code_exist(page: Path) -> None:
     known |= {"every", "labels", "callbacks", "ddp_comm_hook", "comm_hook"}  # of publish(), Lightning and Accelerate
     known |= {"gradient_accumulation_steps", "ddp_find_unused_parameters", "torch_compile"}  # of the Trainer
     known |= {"fused", "lr", "momentum", "nesterov", "eps", "set_to_none"}  # of optimizers
-    known |= {"replicas", "replicate", "reshard_after_forward", "checkpoint_id"}  # of fully_shard and its checkpoints
+    known |= {
+        "replicas",
+        "replicate",
+        "reshard_after_forward",
+        "checkpoint_id",
+        "optim_state_dict",
+    }  # of fully_shard and its checkpoints
     known |= {"neighbour_copy"}  # of elastic()
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
     assert not set(calls) - known

@@ -160,5 +160,6 @@ def test_inspect_does_without_notes(odd: Any, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_inspect_refuses_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(tmp_path / "none")]) == 2
-    assert "is not a folder" in capsys.readouterr().err
+    for given in (str(tmp_path / "none"), ""):  # as of a variable that is not set
+        assert main(["inspect", given]) == 2
+        assert "is not a folder" in capsys.readouterr().err

@@ -89,22 +89,6 @@ def test_a_rank_without_a_folder_is_told_of_by_all(tmp_path: Path, folder: Any) 
                 assert type(told) is ConfigError and f"rank {ODD}: the folder of a checkpoint should be" in str(told)
 
 
-def test_nobody_loads_alone(tmp_path: Path) -> None:
-    """A rank that comes late meets what the others have shown before they gave up, and they do not come any more."""
-    with fleet_of(2) as fleet:
-        team = Team(fleet)
-        assert team.save(tmp_path) == [None] * 2
-
-        def gather(value: Any) -> list[Any]:
-            if value is None:
-                raise ExchangeError("rank 0 did not come in time")
-            return [value, value]
-
-        deal, check = (lambda *given: {}), (lambda *given: None)
-        with pytest.raises(ExchangeError, match="did not come"):
-            saving.load(tmp_path, "refuse", saving.Saver(1, 2), deal, check, gather)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_of_ours_is_of_the_same_kind_on_all_ranks(tmp_path: Path, kind: type[HorovodCompressError]) -> None:
     with fleet_of() as fleet:

@@ -319,6 +319,28 @@ def test_the_environment_asks_for_a_trace(
     assert "HVC_TRACE_STEPS should be a number" in caplog.text
 
 
+def test_a_merge_replaces_nothing_but_what_was_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name of the file to write is easily forgotten, and then it is that of the first timeline."""
+    trace, merged, odd = tmp_path / "trace.rank0.json", tmp_path / "all.json", tmp_path / "odd.json"
+    trace.write_text('{"traceEvents": [{"name": "step", "ts": 1}]}')
+    odd.write_text("{}")
+    for given, said in (
+        ([trace, trace], f"{trace} is there already, and no merged timeline"),
+        ([odd, trace], f"{odd} is there already"),
+        ([merged, tmp_path / "none.json"], "none.json: No such file"),
+        ([merged, odd], f"{odd} is no timeline"),
+        ([tmp_path, trace], "is there already"),
+        ([tmp_path / "none" / "all.json", trace], "No such file"),
+    ):
+        assert timeline.main([*map(str, given)]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+    assert not merged.exists() and "step" in trace.read_text()
+    for _ in range(2):
+        assert timeline.main([str(merged), str(trace)]) == 0
+    assert "step" in merged.read_text()
+
+
 def test_timelines_are_laid_on_one_clock(tmp_path: Path) -> None:
     with Fleet(2, TENSORS) as fleet:
         ours = record(tmp_path, fleet, 1)

@@ -32,10 +32,9 @@ class Compression:
     def __init__(self, fleet: Fleet, rank: int, named: dict[str, nn.Parameter], method: str = "") -> None:
         self._fleet, self._reducer = fleet, fleet.reducers[rank]
         self.method = method or fleet.methods.name
-        job: Any = SimpleNamespace(
-            number=rank, row=None, gather=lambda value, asked: [value] * fleet.world, agree=lambda mine: mine
-        )
-        self._session = Session(job, fleet.methods, self._reducer, list(named.items()))
+        share = lambda value, asked: [value] * fleet.world  # noqa: E731
+        job: Any = SimpleNamespace(number=rank, row=None, gather=share, gather_all=share, agree=lambda mine: mine)
+        self._session = Session(job, fleet.methods, self._reducer, list(named.items()), "fleet")
         self._counters = Counters(self._session, self.method)
 
     def _for_updates(self, replicate: object) -> Session:

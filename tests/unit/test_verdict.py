@@ -285,7 +285,7 @@ def test_a_users_function_is_not_asked_for_steps_to_come(total: int | None) -> N
     def shown(codec: Codec) -> str:
         with Fleet(2, TENSORS, codec, total_steps=total, verify_every=0) as fleet:
             job: Any = SimpleNamespace(number=0, row=None)
-            session = Session(job, fleet.methods, fleet.reducers[0], named)
+            session = Session(job, fleet.methods, fleet.reducers[0], named, "fleet")
             counters = Counters(session, fleet.methods.name)
             for step in range(exact + 4):
                 counters.reports.look()

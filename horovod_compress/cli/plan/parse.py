@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...known import OPTIONS
-from ...options import check_exchange, check_known
+from ...options import FOR_UPDATES, check_exchange, check_known
 
 _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -69,13 +69,15 @@ def names(text: str) -> list[str]:
     """Return the methods' names of ``all``, or of names separated by commas.
 
     Raises:
-        ConfigError: there are none, or one is unknown.
+        ConfigError: there are none, or one is unknown, or does not exchange gradients in every step.
     """
     found = list(OPTIONS) if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
     if not found:
         raise ConfigError(f"--method takes a method's name, several separated by commas, or all; got {text!r}")
     for name in found:
         check_known(name, {})
+        if name in FOR_UPDATES:
+            raise ConfigError(f"steps that exchange gradients are predicted, and {FOR_UPDATES[name]}")
     return list(dict.fromkeys(found))
 
 

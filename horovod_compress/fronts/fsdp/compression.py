@@ -213,10 +213,12 @@ class Compression(TorchCompression, Factories):
         """See that all columns have the same options, and are a grid; return its mesh."""
         reducer = session.reducer
         shown = handshake.fields(session.methods, reducer.options, [], "", reducer.world)
-        found = session.gather_all([self._job.place_in_grid(), shown], "hvc.grid")
-        if told := differences.difference({place[-1]: theirs for place, theirs in found}):
+        found = session.gather_all([self._job.place_in_grid(), shown, session.name], "hvc.grid")
+        if told := differences.difference({place[-1]: theirs for place, theirs, _ in found}):
             raise MismatchError(told)
-        return self._job.mesh([place for place, _ in found])
+        mesh = self._job.mesh([place for place, *_ in found])
+        session.name_of_all = " ".join(dict.fromkeys(name for *_, name in found))
+        return mesh
 
     def _for_updates(self, replicate: object) -> Session | None:
         if self._arguments is None:

@@ -5,13 +5,16 @@ Each column has an engine of its own, whose ranks are numbered by replica.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...engine.agreement.differences import explained
+from ...engine.job import Gathering
 from ...errors import ConfigError, NonFiniteError
-from ..torch_dist.job import TorchJob
+from ..torch_dist.job import TorchJob, gather_among
 
 RECIPE = (
     'mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard")); '
@@ -60,6 +63,7 @@ class Column(TorchJob):
                 f"dimensions of one mesh, with no rank in both but this one, {self.number}. Write {RECIPE}"
             )
         which = ", ".join(f"replica {replica} is rank {rank}" for replica, rank in enumerate(mine))
+        self._numbers: list[int] = []  # of all ranks, in the order of mesh(), once they have met there
         #: What an error's numbers of ranks mean.
         self.in_words = f"Numbers of ranks are those of the replicas of shard {row.rank} here; in the job, {which}."
 
@@ -71,12 +75,18 @@ class Column(TorchJob):
         super().check()
         self.row.check()
 
+    def gather_all(self, value: Any, asked: Gathering) -> list[Any]:
+        if self._numbers:
+            return gather_among(self._numbers, dist.group.WORLD, value, asked)
+        columns = self.row.gather(self.gather(value, asked), asked)
+        return [column[rank] for rank in range(self.size) for column in columns]
+
     def place_in_grid(self) -> list[int]:
         """Return the replica, the shard and the number of this rank."""
         return [self.rank, self.row.rank, self.number]
 
     def mesh(self, places: list[list[int]]) -> DeviceMesh:
-        """Return the mesh of all ranks, replicas first.
+        """Return the mesh of all ranks, replicas first; from then on they meet at once, no longer row by row.
 
         Args:
             places: of every rank, replica by replica.
@@ -92,6 +102,7 @@ class Column(TorchJob):
                 f"{found}, and should be {expected}. Write {RECIPE}"
             )
         dimensions, groups = (self.replicate, self._divides), [self.group, self.row.group]
+        self._numbers = numbers.tolist()
         names = [(mesh.mesh_dim_names or (name,))[0] for mesh, name in zip(dimensions, _NAMES, strict=True)]
         by_replica = numbers.view(self.size, self.row.size)
         return DeviceMesh.from_group(groups, self._divides.device_type, by_replica, mesh_dim_names=tuple(names))

@@ -107,7 +107,7 @@ class UpdateModeHandler(stock.OptimizerStateHandler):  # type: ignore[misc]
         """Give new ranks the optimizer's state of rank 0, and all the common weights and counters."""
         compression: Compression = self.value._compression
         session, resets = compression._here(), compression._resets
-        members = session.gather(self._member, ELASTIC)
+        members = session.gather(self._member, f"{ELASTIC}.members")
         if any(members):
             mine = self.value._state()
             shown = {STATE_KEY: mine[STATE_KEY]} | ({} if all(members) else _by_texts(mine))

@@ -26,7 +26,7 @@ from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError, MismatchError, NonFiniteError
 from ...exchange.device import Deadline
 from ...exchange.transports import gloo
-from ..gather import ELASTIC, FORKED, pack, unpack, why_apart, why_not_all
+from ..gather import ELASTIC, FORKED, confirmed, pack, unpack, why_apart, why_not_all
 from .private import Run
 
 #: What ranks that begin meet for first: one that joins a job has its model to make before.
@@ -122,6 +122,9 @@ class HorovodJob:
             raise ExchangeError(told)
         return [theirs for _, theirs in found]
 
+    def gather_all(self, value: Any, asked: Gathering) -> list[Any]:
+        return self.gather(value, asked)
+
     def _gather(self, value: Any, asked: Gathering) -> list[Any]:
         # Word that this rank is there: an error can then name the ranks that are not. It takes messages of its own.
         roll = RollCall(asked.name, self.process_set) if asked.by_name else None
@@ -179,8 +182,6 @@ class StoppedGather(HorovodInternalError):  # type: ignore[misc]
 def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Callable[[], bool]) -> list[Any]:
     """Return every rank's value, in rank order; tuples have become lists.
 
-    What is left of a gather that was given up is not taken for an answer.
-
     Args:
         value: plain data.
         failed: returns whether it is known that not every rank will come.
@@ -200,13 +201,17 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
             raise
         except (ValueError, HorovodInternalError):  # a handle of an earlier run of Horovod, or one that failed
             pass
-    data = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
-    handle = hvd.allgather_async(data, name=name, process_set=process_set)
-    try:
-        return unpack(_wait(handle, deadline, failed).numpy().tobytes(), process_set.size())
-    except (LateGather, StoppedGather):
-        _given_up[key] = handle
-        raise
+
+    def show(shown: Any) -> list[Any]:
+        data = torch.frombuffer(bytearray(pack(shown)), dtype=torch.uint8)
+        handle = hvd.allgather_async(data, name=name, process_set=process_set)
+        try:
+            return unpack(_wait(handle, deadline, failed).numpy().tobytes(), process_set.size())
+        except (LateGather, StoppedGather):
+            _given_up[key] = handle
+            raise
+
+    return confirmed(value, show)
 
 
 def forget_given_up() -> None:

@@ -176,7 +176,7 @@ class Resets:
             self._member, before["step"], self._pooled is not None, before["rank"], before["world"], self._is_summed(),
             self._norms, self._neighbour.rank, self._committed.get("step", -1), self._scale().scaler_state(),
         )  # fmt: skip
-        found = [_Shown(**each) for each in session.gather(asdict(shown), ELASTIC)]
+        found = [_Shown(**each) for each in session.gather(asdict(shown), f"{ELASTIC}.sync")]
         stays = _who_stays(found)
         self._scale().load_scaler(found[0].scaler)
         if self._unloaded or not all(stays):
@@ -207,7 +207,7 @@ class Resets:
         kept = session.reducer.kept
         waiting = kept.withholding.waiting()
         counts = {name: tensor.numel() for name, tensor in waiting.items()}
-        found = session.gather([bool(session.under_way), counts], ELASTIC)
+        found = session.gather([bool(session.under_way), counts], f"{ELASTIC}.parting")
         if any(under_way for under_way, _ in found):
             raise ExchangeError(
                 f"rank {session.job.number}: hosts change while a step is under way; the job goes back to its last "
@@ -217,7 +217,7 @@ class Resets:
         every = {name: count for _, theirs in found for name, count in theirs.items()}
         methods = session.methods
         self._pooled = pooled(self._before, self._add_up, len(found), methods.folded(), methods.coded(), every)
-        session.gather(None, ELASTIC)  # all have it
+        session.gather(None, f"{ELASTIC}.pooled")  # all have it
         self._end_session()
         if compression._here().reducer.rank == 0:
             _log.info("hosts change: what waits on %d rank(s) was shared among all of them", len(found))
@@ -242,7 +242,7 @@ class Resets:
         kept, size = session.reducer.kept, 0
         if self._copies:
             size = self._neighbour.prepare({"state": kept.whole(), "waiting": kept.withholding.waiting()})
-        found = session.gather([kept.residual_norm(), size, int(hvd.local_size())], ELASTIC)
+        found = session.gather([kept.residual_norm(), size, int(hvd.local_size())], f"{ELASTIC}.commit")
         sizes = [size for _, size, _ in found]
         if bool(min(sizes)) != bool(max(sizes)):
             raise ConfigError("some ranks were given neighbour_copy=True and some not; give all ranks the same")
@@ -250,7 +250,7 @@ class Resets:
             on_a_host = max(local for *_, local in found)
             ahead = on_a_host if on_a_host < len(found) else 1  # Horovod gives up the whole host of a rank that dies
             self._neighbour.exchange(sizes, ahead, self._compression._job, session.reducer.options.longest_seconds)
-            session.gather(None, ELASTIC)  # all have theirs
+            session.gather(None, f"{ELASTIC}.copies")  # all have theirs
         self._coming = [norm for norm, *_ in found]
 
     def end_commit(self) -> None:
@@ -299,7 +299,7 @@ class Resets:
         memory = bytearray()
         for part in checksums.parts(state) if state is not None else ():
             memory += part
-        size = session.gather(len(memory), ELASTIC)[0]
+        size = session.gather(len(memory), f"{ELASTIC}.size")[0]
         memory = memory or bytearray(size)
         tensor = torch.frombuffer(memory, dtype=torch.uint8)
         for number, at in enumerate(range(0, size, _PIECE)):

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -23,13 +23,13 @@ from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError, NonFiniteError
 from ...exchange.device import Deadline
 from ...exchange.transports import gloo
-from ..gather import FORKED, pack, unpack, why_not_all
+from ..gather import FORKED, confirmed, pack, unpack, why_not_all
 
 #: Network interfaces by the name of the variable that names them: ours first, then that of torch.
 _INTERFACES = (gloo.INTERFACE, "GLOO_SOCKET_IFNAME")
 
-#: The gathers of each process group that was used, for as long as it lives.
-_gathers: weakref.WeakKeyDictionary[Any, Gathers] = weakref.WeakKeyDictionary()
+#: The gathers of each process group that was used, for as long as it lives, by the ranks of the job that take part.
+_gathers: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Gathers]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
@@ -106,22 +106,41 @@ class TorchJob:
             return Place(None, host_name(), str(error))
 
     def gather(self, value: Any, asked: Gathering) -> list[Any]:
-        try:
-            parts = self._gathers().gather(asked.under or asked.name, pack(value), asked.seconds, asked.failed)
-        except FailedGather as error:
-            ranks = dist.get_process_group_ranks(self.group)
-            absent = [ranks[rank] for rank in error.absent] if error.late else []
-            said = "" if error.late else f". {error}"
-            text = why_not_all(asked.name, self._number, str(error) if error.late else None, absent)
-            raise ExchangeError(text + said) from None
-        return unpack(b"".join(parts), self.size)
+        return gather_among(dist.get_process_group_ranks(self.group), self.group, value, asked)
 
-    def _gathers(self) -> Gathers:
-        with _making:
-            if self.group not in _gathers:
-                store = c10d._get_process_group_store(self.group)
-                _gathers[self.group] = Gathers(store, f"hvc/{self.group.group_name}", self.rank, self.size)
-            return _gathers[self.group]
+    def gather_all(self, value: Any, asked: Gathering) -> list[Any]:
+        return self.gather(value, asked)
+
+
+def gather_among(ranks: Sequence[int], group: Any, value: Any, asked: Gathering) -> list[Any]:
+    """Return the plain data of some ranks, in their order.
+
+    Args:
+        ranks: by their numbers in the whole job.
+        group: a process group that has all of them.
+
+    Raises:
+        ExchangeError: not every rank came in time.
+    """
+    number, name = dist.get_rank(), asked.under or asked.name
+    try:
+        return _gathers_of(tuple(ranks), group).gather(name, value, asked.seconds, asked.failed)
+    except FailedGather as error:
+        absent = [ranks[rank] for rank in error.absent] if error.late else []
+        said = "" if error.late else f". {error}"
+        text = why_not_all(asked.name, number, str(error) if error.late else None, absent)
+        raise ExchangeError(text + said) from None
+
+
+def _gathers_of(ranks: tuple[int, ...], group: Any) -> Gathers:
+    with _making:
+        known = _gathers.setdefault(group, {})
+        if ranks not in known:
+            all_of_it = ranks == tuple(dist.get_process_group_ranks(group))
+            prefix = f"hvc/{group.group_name}" + ("" if all_of_it else f"/{','.join(map(str, ranks))}")
+            store = c10d._get_process_group_store(group)
+            known[ranks] = Gathers(store, prefix, ranks.index(dist.get_rank()), len(ranks))
+        return known[ranks]
 
 
 _POLL_SECONDS = 0.002
@@ -164,13 +183,17 @@ class Gathers:
         #: Gathers that were given up and may still take place: what was shown cannot be taken back.
         self._given_up: set[str] = set()
 
-    def gather(self, name: str, mine: bytes, seconds: float, failed: Callable[[], bool]) -> list[bytes]:
-        """Return what every rank shows, in rank order.
+    def gather(self, name: str, value: Any, seconds: float, failed: Callable[[], bool]) -> list[Any]:
+        """Return every rank's value, in rank order.
 
         Threads that gather under one name take turns, and the first of this rank meets the first of every other one.
 
+        Args:
+            value: plain data; tuples become lists.
+
         Raises:
             FailedGather: some rank did not come in time.
+            CorruptFrameError: what came is not what ranks send.
         """
         deadline = Deadline(seconds)
         with self._lock:
@@ -181,13 +204,16 @@ class Gathers:
             if name in self._given_up:
                 self._try(name, None, deadline, failed)
                 self._given_up.remove(name)
-            self._numbers[name] = self._numbers.get(name, 0) + 1
-            self._given_up.add(name)
-            found = self._try(name, mine, deadline, failed)
-            self._given_up.remove(name)
-            return found
+            return confirmed(value, lambda shown: self._show(name, shown, deadline, failed))
         finally:
             turn.release()
+
+    def _show(self, name: str, value: Any, deadline: Deadline, failed: Callable[[], bool]) -> list[Any]:
+        self._numbers[name] = self._numbers.get(name, 0) + 1
+        self._given_up.add(name)
+        found = self._try(name, pack(value), deadline, failed)
+        self._given_up.remove(name)
+        return unpack(b"".join(found), self.size)
 
     def _try(self, name: str, mine: bytes | None, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
         asked = _StoreCalls(self, name, self._numbers[name], mine)

@@ -1,0 +1,122 @@
+"""Gathers take place among ranks that wait for them at the same time: what one has given up is no answer to another."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch.distributed as dist
+
+from horovod_compress.fronts.gather import pack, unpack, why_not_together
+from horovod_compress.fronts.torch_dist import job as torch_job
+from horovod_compress.fronts.torch_dist.job import FailedGather, Gathers
+
+LONG, SHORT = 20.0, 0.2
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks do not wait long for others to read, which need not end before them here."""
+    monkeypatch.setattr(torch_job, "_PARTING_SECONDS", 0.05)
+    monkeypatch.setattr(torch_job, "_GRACE_SECONDS", 0.05)
+
+
+def job(world: int = 2) -> list[Gathers]:
+    store = dist.HashStore()
+    return [Gathers(store, "job", rank, world) for rank in range(world)]
+
+
+def gather(rank: Gathers, value: Any, seconds: float = LONG) -> list[Any]:
+    return rank.gather("hvc.save", value, seconds, lambda: False)
+
+
+def side_by_side(*calls: Callable[[], Any]) -> list[Any]:
+    """Return what each call returned, None where it waited in vain."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        done: list[Future[Any]] = [pool.submit(call) for call in calls]
+    return [None if isinstance(one.exception(), FailedGather) else one.result() for one in done]
+
+
+def all_at_once(ranks: list[Gathers], *values: Any) -> list[Any]:
+    return side_by_side(*(lambda at=at: gather(ranks[at], values[at]) for at in range(len(ranks))))
+
+
+def give_up(rank: Gathers, value: Any) -> None:
+    with pytest.raises(FailedGather):
+        gather(rank, value, SHORT)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_who_comes_late_waits_in_vain_and_all_are_together_again_at_once(world: int) -> None:
+    ranks = job(world)
+    for _ in range(2):
+        give_up(ranks[0], "left")
+        give_up(ranks[1], "late")
+        assert all_at_once(ranks, *range(world)) == [[*range(world)]] * world
+
+
+def test_without_coming_again_a_late_rank_takes_what_was_left_for_an_answer() -> None:
+    """The control."""
+    ranks = job()
+    give_up(ranks[0], "left")
+    shown = ranks[1]._show("hvc.save", [False, "late"], torch_job.Deadline(LONG), lambda: False)
+    assert shown == [[False, "left"], [False, "late"]]
+
+
+def test_who_begins_again_meets_those_that_are_still_waiting() -> None:
+    ranks = job()
+    give_up(ranks[0], "first")
+    assert side_by_side(
+        lambda: gather(ranks[1], "late"), lambda: time.sleep(SHORT) or gather(ranks[0], "again")
+    ) == [["again", "late"]] * 2  # fmt: skip
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])
+def test_what_ranks_find_was_shown_by_calls_that_overlap_theirs(world: int, seed: int) -> None:
+    ranks, calls, draw = job(world), 4, random.Random(seed)
+    plans = [[(draw.uniform(0, 0.1), draw.uniform(0.01, 0.12)) for _ in range(calls)] for _ in range(world)]
+    spans: list[list[tuple[float, float]]] = [[] for _ in range(world)]
+
+    def run(at: int) -> list[Any]:
+        found = []
+        for number, (pause, seconds) in enumerate(plans[at]):
+            time.sleep(pause)
+            began = time.monotonic()
+            with contextlib.suppress(FailedGather):
+                found.append((number, gather(ranks[at], [at, number], seconds)))
+            spans[at].append((began, time.monotonic()))
+        return found
+
+    told = side_by_side(*(lambda at=at: run(at) for at in range(world)))
+    for at, found in enumerate(told):
+        for number, values in found:
+            assert values[at] == [at, number]
+            began, ended = spans[at][number]
+            for other, theirs in values:
+                assert spans[other][theirs][0] <= ended and spans[other][theirs][1] >= began
+    assert all_at_once(ranks, *range(world)) == [[*range(world)]] * world
+
+
+def test_other_bytes_than_ranks_send_are_refused() -> None:
+    with pytest.raises(Exception, match="not a message of this package"):
+        unpack(b"HVCJ" + pack(1)[4:], 1)  # as versions before have shown it, in another form
+
+
+def test_ranks_that_come_with_different_compressions_or_to_different_stages_hear_of_it() -> None:
+    files, manifest = "hvc.save.files", "hvc.save.manifest"
+    assert why_not_together([["one", files], ["one", files]], 0) is None
+    for shown in ([["one", files], ["two", files]], [["one", files], ["two", manifest]]):
+        assert "rank 1: the ranks have come to the saving of a checkpoint folder with different compressions" in str(
+            why_not_together(shown, 1)
+        )
+    told = str(why_not_together([["one", files], ["one", manifest]], 0))
+    assert "some rank has given up the saving of a checkpoint folder and begun it again" in told
