@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,7 +111,19 @@ def why_not_together(shown: Sequence[Sequence[str]], rank: int) -> str | None:
     return None
 
 
-# ---- what was given up ----
+# ---- waits, and what was given up ----
+
+_LEAST_SECONDS = 0.0002
+
+
+def pause(began: float, most: float) -> None:
+    """Sleep between two looks at what others do: briefly at first, for most gathers are over in a few milliseconds.
+
+    Args:
+        began: when the wait did, by ``time.monotonic()``.
+        most: seconds.
+    """
+    time.sleep(min(most, max(_LEAST_SECONDS, (time.monotonic() - began) / 10)))
 
 
 def confirmed(value: Any, meet: Callable[[Any], list[Any]]) -> list[Any]:
@@ -123,12 +136,12 @@ def confirmed(value: Any, meet: Callable[[Any], list[Any]]) -> list[Any]:
         meet: shows something to all ranks, and returns what each shows. All ranks go through the same series of these,
             and take no part in the next one before the last one that they gave up has taken place.
     """
-    has_seen = False
+    has_seen = 0  # 1 takes as many bytes, and of one length Horovod knows a gather again
     while True:
         found = meet([has_seen, value])
         if all(seen for seen, _ in found):
             return [theirs for _, theirs in found]
-        has_seen = True
+        has_seen = 1
 
 
 # ---- the stages of a start ----

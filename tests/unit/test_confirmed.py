@@ -67,8 +67,8 @@ def test_without_coming_again_a_late_rank_takes_what_was_left_for_an_answer() ->
     """The control."""
     ranks = job()
     give_up(ranks[0], "left")
-    shown = ranks[1]._show("hvc.save", [False, "late"], torch_job.Deadline(LONG), lambda: False)
-    assert shown == [[False, "left"], [False, "late"]]
+    shown = ranks[1]._show("hvc.save", [0, "late"], torch_job.Deadline(LONG), lambda: False)
+    assert shown == [[0, "left"], [0, "late"]]
 
 
 def test_who_begins_again_meets_those_that_are_still_waiting() -> None:

@@ -67,7 +67,7 @@ def test_it_does_not_wait_long_for_one_that_does_not_say_so(monkeypatch: pytest.
     job = [Gathers(store, "job", rank, WORLD) for rank in range(WORLD)]
     with pytest.raises(FailedGather):
         job[0].gather("a", "x", SHORT, never)  # shows a value, and does not read
-    assert job[1]._show("a", "y", torch_job.Deadline(LONG), never) == [[False, "x"], "y"]
+    assert job[1]._show("a", [1, "y"], torch_job.Deadline(LONG), never) == [[0, "x"], [1, "y"]]
 
 
 HOST = """

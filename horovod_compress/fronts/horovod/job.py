@@ -26,7 +26,7 @@ from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError, MismatchError, NonFiniteError
 from ...exchange.device import Deadline
 from ...exchange.transports import gloo
-from ..gather import ELASTIC, FORKED, confirmed, pack, unpack, why_apart, why_not_all
+from ..gather import ELASTIC, FORKED, confirmed, pack, pause, unpack, why_apart, why_not_all
 from .private import Run
 
 #: What ranks that begin meet for first: one that joins a job has its model to make before.
@@ -166,7 +166,7 @@ def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
 
 # ---- Horovod's all-gather ----
 
-_POLL_SECONDS = 0.002
+_POLL_SECONDS = 0.002  # at most
 #: Gathers that were given up and may still take place, by name: Horovod knows no way to take one back.
 _given_up: dict[str, int] = {}
 
@@ -246,12 +246,13 @@ def to_another(data: torch.Tensor, ahead: int, name: str, job: HorovodJob, secon
 
 
 def _wait(handle: int, deadline: Deadline, failed: Callable[[], bool]) -> torch.Tensor:
+    began = time.monotonic()
     while not hvd.poll(handle):
         if deadline.passed():
             raise LateGather(f"{deadline.seconds:g}")
         if failed():
             raise StoppedGather("another rank has stopped")
-        time.sleep(_POLL_SECONDS)
+        pause(began, _POLL_SECONDS)
     return hvd.synchronize(handle)
 
 

@@ -23,7 +23,7 @@ from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError, NonFiniteError
 from ...exchange.device import Deadline
 from ...exchange.transports import gloo
-from ..gather import FORKED, confirmed, pack, unpack, why_not_all
+from ..gather import FORKED, confirmed, pack, pause, unpack, why_not_all
 
 #: Network interfaces by the name of the variable that names them: ours first, then that of torch.
 _INTERFACES = (gloo.INTERFACE, "GLOO_SOCKET_IFNAME")
@@ -144,8 +144,7 @@ def _gathers_of(ranks: tuple[int, ...], group: Any) -> Gathers:
 
 
 _POLL_SECONDS = 0.002
-_SLOW_SECONDS = 0.02  # between looks at a rank that does not come for long
-_PATIENT_SECONDS = 0.5
+_SLOW_SECONDS = 0.02  # at most, between looks at a rank that does not come
 _GRACE_SECONDS = 1.0  # for the store to say who is missing
 _PARTING_SECONDS = 2.0  # for other ranks to read what was shown
 
@@ -208,15 +207,23 @@ class Gathers:
         finally:
             turn.release()
 
-    def _show(self, name: str, value: Any, deadline: Deadline, failed: Callable[[], bool]) -> list[Any]:
+    def _show(self, name: str, value: list[Any], deadline: Deadline, failed: Callable[[], bool]) -> list[Any]:
+        has_seen, _ = value
         self._numbers[name] = self._numbers.get(name, 0) + 1
         self._given_up.add(name)
-        found = self._try(name, pack(value), deadline, failed)
+        found = self._try(name, pack(value), deadline, failed, comes_again=not has_seen)
         self._given_up.remove(name)
         return unpack(b"".join(found), self.size)
 
-    def _try(self, name: str, mine: bytes | None, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
-        asked = _StoreCalls(self, name, self._numbers[name], mine)
+    def _try(
+        self,
+        name: str,
+        mine: bytes | None,
+        deadline: Deadline,
+        failed: Callable[[], bool],
+        comes_again: bool = False,
+    ) -> list[bytes]:
+        asked = _StoreCalls(self, name, self._numbers[name], mine, comes_again)
         while not asked.done.wait(_POLL_SECONDS):
             late, has_failed = deadline.passed(), failed()
             if asked.found:
@@ -249,12 +256,15 @@ class _StoreCalls:
     """One gather's calls into the store, on a thread.
 
     A rank leaves when all have read, or have not for a while: its process may host the store, and end right after.
+
+    Args:
+        comes_again: it does not leave, but comes to the next gather at once.
     """
 
-    def __init__(self, group: Gathers, name: str, number: int, mine: bytes | None) -> None:
-        self._group, self._of, self._number, self._mine = group, name, number, mine
+    def __init__(self, group: Gathers, name: str, number: int, mine: bytes | None, comes_again: bool) -> None:
+        self._group, self._of, self._number, self._mine, self._comes_again = group, name, number, mine, comes_again
         self._store, self._rank, self._missing = group.store, group.rank, list(range(group.size))
-        self._key = ""
+        self._key, self._began = "", time.monotonic()
         self.found: list[bytes] = []
         self.parting = Deadline(_PARTING_SECONDS)
         self.absent: list[int] = []
@@ -274,14 +284,13 @@ class _StoreCalls:
         self.done.set()
 
     def _ask(self) -> None:
-        began = time.monotonic()
         if self._mine is not None:
             self._store.set(self._name(self._rank), self._mine)
         while self._missing and not self.given_up:
             if self._is_there(self._missing[0]):
                 self._missing.pop(0)
             else:
-                time.sleep(_POLL_SECONDS if time.monotonic() - began < _PATIENT_SECONDS else _SLOW_SECONDS)
+                pause(self._began, _SLOW_SECONDS)
         self.absent = [rank for rank in self._missing if not self._is_there(rank)]
         if not self.absent:
             found = [bytes(self._store.get(self._name(rank))) for rank in range(self._group.size)]
@@ -296,8 +305,9 @@ class _StoreCalls:
             self._store.delete_key(self._read(self._rank, -1))
         self._store.set(self._read(self._rank), b"")
         others = [self._read(rank) for rank in range(self._group.size)]
-        while not (self.given_up or self.parting.passed() or self._store.check(others)):
-            time.sleep(_POLL_SECONDS)
+        began = time.monotonic()
+        while not (self._comes_again or self.given_up or self.parting.passed() or self._store.check(others)):
+            pause(began, _POLL_SECONDS)
 
     def _is_there(self, rank: int) -> bool:
         return bool(self._store.check([self._name(rank)]))
