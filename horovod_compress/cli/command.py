@@ -89,9 +89,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:  # the usage that helps is the verb's; parse_args() shows that of the whole
         getattr(parsed, "usage", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    if parsed.check_build and parsed.verb:
+        parser.error(f"--check-build is a command of its own: leave out {parsed.verb}, or --check-build")
     run = check_build.run if parsed.check_build else getattr(parsed, "run", None)
     if run is None:
-        parser.print_help()
+        parser.print_help(sys.stderr)
         return 2
     try:
         return int(run(parsed))

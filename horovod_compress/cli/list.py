@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..options import PRESETS
-from .common import table
+from .common import refuse, table
 
 if TYPE_CHECKING:
     from horovod_compress.codecs.base import Codec
@@ -62,8 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table and return 0."""
     if arguments.markdown:
         if arguments.json:
-            print("hvd-compress: give --json or --markdown, not both", file=sys.stderr)
-            return 2
+            return refuse("list", "give --json or --markdown, not both")
         print(markdown())
         return 0
     found = rows()

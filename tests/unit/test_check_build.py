@@ -187,8 +187,14 @@ def test_verb_is_added_by_adding_a_file(monkeypatch, tmp_path, capsys):
     assert cli.main(["count-bits", "--of", "7", "--json"]) == 3
     assert capsys.readouterr().out.split() == ["3", "False", "3", "True", "3", "True"]
     assert cli.main([]) == 2
-    assert "Counts bits, 100% of them." in capsys.readouterr().out
+    assert "Counts bits, 100% of them." in capsys.readouterr().err
     sys.modules.pop("horovod_compress.cli.count_bits")
+
+
+def test_checking_the_build_is_a_command_of_its_own(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--check-build", "list"])
+    assert "--check-build is a command of its own" in capsys.readouterr().err
 
 
 def test_the_reference_kernels_are_found() -> None:

@@ -476,6 +476,7 @@ def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
         (["--method", "nothing"], "unknown method 'nothing'"),
         (["--method", ","], "--method takes"),
         (["--method", "topk,diloco"], "diloco takes local steps"),
+        (["--model", "resnet"], "no model 'resnet' (did you mean 'resnet50'?); known models: "),
         (["--option", "speed=3"], "topk has no option 'speed'"),
         (["--option", "density"], "--option takes name=value"),
         (["--option", "density=7"], "density should be a number above 0"),

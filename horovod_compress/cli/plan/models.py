@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
+from ...options import meant
 
 FOLDER = Path(__file__).parent / "shapes"
 _COLUMNS = ("name", "shape", "macs")
@@ -91,7 +92,9 @@ def load(model: str) -> Table:
     is_file = model.endswith(".csv")
     path = Path(model) if is_file else FOLDER / f"{model}.csv"
     if not is_file and model not in models():
-        raise ValueError(f"no model {model!r}; known models: {', '.join(models())}, or give a CSV file, FILE.csv")
+        known = models()
+        also = "or give a CSV file, FILE.csv"
+        raise ValueError(f"no model {model!r}{meant(model, known)}; known models: {', '.join(known)}, {also}")
     if not path.is_file():
         raise ValueError(
             f"{path} is a folder, not a table" if path.is_dir() else f"no table {path}: there is no such file"
