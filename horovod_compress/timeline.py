@@ -27,7 +27,7 @@ def merge(paths: Sequence[str | Path]) -> Iterator[dict[str, Any]]:
     for path in paths:
         events = _read(Path(path))
         # Horovod counts from its start, and says when that was.
-        start = next((e["args"][_HOROVOD_START] for e in events if _HOROVOD_START in e.get("args", {})), 0)
+        start = next((e["args"][_HOROVOD_START] for e in events if _HOROVOD_START in (e.get("args") or {})), 0)
         for event in events:
             yield event | {"ts": event["ts"] + start} if "ts" in event else event
 
@@ -37,11 +37,14 @@ def _read(path: Path) -> list[dict[str, Any]]:
         text = path.read_text().strip()
         of_horovod = text.startswith("[")  # which leaves its list open
         found = json.loads(text.rstrip(",]") + "]") if of_horovod else json.loads(text)["traceEvents"]
-        return [dict(event) for event in found]
+        events = [dict(event) for event in found]
+        if all(isinstance(event.get("ts", 0), (int, float)) for event in events):
+            return events
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(f"{path} is no timeline, neither of this package nor of Horovod") from None
+        pass
+    raise ConfigError(f"{path} is no timeline, neither of this package nor of Horovod")
 
 
 def _check_target(path: Path) -> None:

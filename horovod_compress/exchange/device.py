@@ -239,3 +239,9 @@ class Deadline:
 
     def passed(self) -> bool:
         return self.left() == 0.0
+
+    def extended(self, seconds: float) -> Deadline:
+        """Return one that leaves so many seconds at least; in words it is as long as this one."""
+        longer = Deadline(self.seconds)
+        longer._end = max(self._end, time.monotonic() + seconds)
+        return longer

@@ -278,8 +278,8 @@ class BaseCompression(metaclass=_Listed):
     def load(self, folder: str | os.PathLike[str], residuals: str = "refuse") -> None:
         """Restore what :meth:`save` left in a folder; call it on every rank, between the same two steps.
 
-        Either every rank restores its part, or none changes anything; only a rank that is frozen for as long as the
-        others wait, right after all have found their parts good, may be alone.
+        Either every rank restores its part, or none changes anything; only a rank that is frozen for seconds, right
+        after all have found their parts good, may be alone.
 
         Args:
             residuals: if the number of ranks has changed since saving, "refuse" raises an error, "redistribute" divides

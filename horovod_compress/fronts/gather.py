@@ -33,7 +33,7 @@ _PURPOSES = {
     "nccl": "the set-up of NCCL's connections",
     "linked": "the end of the set-up of NCCL's connections",
     "register": "the comparison of modules, by which register() begins",
-    "grid": "the comparison of shards, by which register() begins",
+    "grid": "the comparison of shards, by which register() or DistributedUpdateOptimizer begins",
     "memory": "showing the memory that ranks of a host share",
     "mapped": "the end of the set-up of shared memory",
     "attach": "the comparison of ranks before the first gradient",
@@ -105,8 +105,8 @@ def why_not_together(shown: Sequence[Sequence[str]], rank: int) -> str | None:
         )
     if len(stages) > 1:
         return (
-            f"rank {rank}: some rank has given up {_purpose(shown[0][1])} and begun it again; begin it again on every "
-            "rank"
+            f"rank {rank}: the ranks are at different stages of {_purpose(shown[0][1])}, as some have given it up and "
+            "begun it again, or call something else; begin it again on every rank"
         )
     return None
 
@@ -114,6 +114,8 @@ def why_not_together(shown: Sequence[Sequence[str]], rank: int) -> str | None:
 # ---- waits, and what was given up ----
 
 _LEAST_SECONDS = 0.0002
+#: That ranks which have seen each other wait for each other at least: all were awake a moment ago.
+CONFIRMING_SECONDS = 5.0
 
 
 def pause(began: float, most: float) -> None:
@@ -126,11 +128,12 @@ def pause(began: float, most: float) -> None:
     time.sleep(min(most, max(_LEAST_SECONDS, (time.monotonic() - began) / 10)))
 
 
-def confirmed(value: Any, meet: Callable[[Any], list[Any]]) -> list[Any]:
+def confirmed(value: Any, meet: Callable[[Any, Deadline], list[Any]], deadline: Deadline) -> list[Any]:
     """Return every rank's value, once all are known to wait for those of the others.
 
     A rank that gives up cannot take back what it has shown, which one that comes late would take for an answer. So all
-    come again when they have seen the others: a rank that has gone does not, and one that has begun anew says so.
+    come again when they have seen the others: a rank that has gone does not, and one that has begun anew says so. They
+    have some time for that, or it would take place for one rank only where another came just before its limit.
 
     Args:
         meet: shows something to all ranks, and returns what each shows. All ranks go through the same series of these,
@@ -138,10 +141,11 @@ def confirmed(value: Any, meet: Callable[[Any], list[Any]]) -> list[Any]:
     """
     has_seen = 0  # 1 takes as many bytes, and of one length Horovod knows a gather again
     while True:
-        found = meet([has_seen, value])
+        found = meet([has_seen, value], deadline)
         if all(seen for seen, _ in found):
             return [theirs for _, theirs in found]
-        has_seen = 1
+        if not has_seen:
+            has_seen, deadline = 1, deadline.extended(CONFIRMING_SECONDS)
 
 
 # ---- the stages of a start ----

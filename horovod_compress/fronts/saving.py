@@ -289,6 +289,7 @@ class Saved:
     def save_folder(self, folder: str | os.PathLike[str]) -> None:
         """Save the state of all ranks, see :meth:`~.compression.BaseCompression.save`."""
         session = self._session
+        session.job.check()
 
         def state() -> dict[str, Any]:
             path = Path(folder).resolve()
@@ -308,6 +309,7 @@ class Saved:
     def load_folder(self, folder: str | os.PathLike[str], residuals: str) -> None:
         """Restore this rank's part, once every rank has found its own good."""
         session, methods = self._session, self._session.methods
+        session.job.check()
         deal = partial(redistributed, owned=methods.folded(), coded=methods.coded())
         state, how = load(
             folder, residuals, self._saver(), deal, self._check,

@@ -15,23 +15,44 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from horovod_compress.fronts.gather import pack, unpack, why_not_together
+from horovod_compress.errors import CorruptFrameError
+from horovod_compress.fronts import gather as gathers
+from horovod_compress.fronts.gather import pack, why_not_together
 from horovod_compress.fronts.torch_dist import job as torch_job
 from horovod_compress.fronts.torch_dist.job import FailedGather, Gathers
 
 LONG, SHORT = 20.0, 0.2
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks do not wait long for others to read, which need not end before them here."""
+    """Ranks do not wait long for others to read, which need not end before them here, or to come again."""
     monkeypatch.setattr(torch_job, "_PARTING_SECONDS", 0.05)
     monkeypatch.setattr(torch_job, "_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(gathers, "CONFIRMING_SECONDS", 0.2)
 
 
-def job(world: int = 2) -> list[Gathers]:
+def job(world: int = 2, slow: float = 0.0) -> list[Gathers]:
+    """Return a job whose last rank is slow to read what others have shown, by so many seconds."""
     store = dist.HashStore()
-    return [Gathers(store, "job", rank, world) for rank in range(world)]
+    return [Gathers(Slow(store, slow if rank == world - 1 else 0.0), "job", rank, world) for rank in range(world)]
+
+
+class Slow:
+    """A store, as a rank sees it."""
+
+    def __init__(self, store: Any, seconds: float) -> None:
+        self._store, self._seconds = store, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def clone(self) -> Slow:
+        return self
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        time.sleep(self._seconds)
+        return self._store.multi_get(keys)  # type: ignore[no-any-return]
 
 
 def gather(rank: Gathers, value: Any, seconds: float = LONG) -> list[Any]:
@@ -54,6 +75,7 @@ def give_up(rank: Gathers, value: Any) -> None:
         gather(rank, value, SHORT)
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("world", [2, 3])
 def test_who_comes_late_waits_in_vain_and_all_are_together_again_at_once(world: int) -> None:
     ranks = job(world)
@@ -71,6 +93,19 @@ def test_without_coming_again_a_late_rank_takes_what_was_left_for_an_answer() ->
     assert shown == [[0, "left"], [0, "late"]]
 
 
+@pytest.mark.parametrize("control", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "control"])
+def test_where_one_comes_just_before_the_limit_of_another_it_takes_place_for_both(
+    monkeypatch: pytest.MonkeyPatch, control: bool
+) -> None:
+    """It needs longer to read than the other one has left, so without some more time it would be alone."""
+    monkeypatch.setattr(torch_job, "_GRACE_SECONDS", 0.05)
+    if control:
+        monkeypatch.setattr(gathers, "CONFIRMING_SECONDS", 0.0)
+    ranks = job(slow=2.2)
+    found = side_by_side(lambda: gather(ranks[0], 0, 2.0), lambda: gather(ranks[1], 1))
+    assert found == ([None, [0, 1]] if control else [[0, 1]] * 2)
+
+
 def test_who_begins_again_meets_those_that_are_still_waiting() -> None:
     ranks = job()
     give_up(ranks[0], "first")
@@ -79,6 +114,7 @@ def test_who_begins_again_meets_those_that_are_still_waiting() -> None:
     ) == [["again", "late"]] * 2  # fmt: skip
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])
 def test_what_ranks_find_was_shown_by_calls_that_overlap_theirs(world: int, seed: int) -> None:
@@ -106,9 +142,16 @@ def test_what_ranks_find_was_shown_by_calls_that_overlap_theirs(world: int, seed
     assert all_at_once(ranks, *range(world)) == [[*range(world)]] * world
 
 
-def test_other_bytes_than_ranks_send_are_refused() -> None:
-    with pytest.raises(Exception, match="not a message of this package"):
-        unpack(b"HVCJ" + pack(1)[4:], 1)  # as versions before have shown it, in another form
+def test_a_rank_of_another_version_is_told_of_before_the_host_of_the_store_leaves() -> None:
+    """It shows its values in another form, behind other letters."""
+    ranks, began = job(slow=0.5), time.monotonic()
+    ranks[1]._numbers["hvc.save"] = 1
+    limit = torch_job.Deadline(LONG)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(ranks[1]._try, "hvc.save", b"HVCJ" + pack(1)[4:], limit, lambda: False, comes_again=True)
+        with pytest.raises(CorruptFrameError, match="not a message of this package"):
+            gather(ranks[0], 0)
+        assert time.monotonic() - began >= 0.5  # until that one has read
 
 
 def test_ranks_that_come_with_different_compressions_or_to_different_stages_hear_of_it() -> None:
@@ -119,4 +162,4 @@ def test_ranks_that_come_with_different_compressions_or_to_different_stages_hear
             why_not_together(shown, 1)
         )
     told = str(why_not_together([["one", files], ["one", manifest]], 0))
-    assert "some rank has given up the saving of a checkpoint folder and begun it again" in told
+    assert "the ranks are at different stages of the saving of a checkpoint folder" in told

@@ -112,7 +112,9 @@ def test_values_of_all_ranks_come_as_they_were(values: list[object]) -> None:
     assert gather.unpack(joined, len(values)) == json.loads(json.dumps(values))
 
 
-@given(st.binary(max_size=200) | st.lists(st.binary(max_size=30), max_size=3).map(b"HVCJ".join), st.integers(1, 3))
+@given(
+    st.binary(max_size=200) | st.lists(st.binary(max_size=30), max_size=3).map(gather._MAGIC.join), st.integers(1, 3)
+)
 def test_anything_else_is_refused_in_words(data: bytes, ranks: int) -> None:
     with pytest.raises(CorruptFrameError):
         gather.unpack(data, ranks)
@@ -128,6 +130,6 @@ def test_every_flipped_bit_and_every_cut_is_refused() -> None:
     for size in range(len(joined)):
         with pytest.raises(CorruptFrameError):
             gather.unpack(joined[:size], 2)
-    huge = struct.pack("<4sIQ", b"HVCJ", 0, 1 << 63)
+    huge = struct.pack("<4sIQ", gather._MAGIC, 0, 1 << 63)
     with pytest.raises(CorruptFrameError):
         gather.unpack(huge, 1)

@@ -322,13 +322,16 @@ def test_the_environment_asks_for_a_trace(
 def test_a_merge_replaces_nothing_but_what_was_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The name of the file to write is easily forgotten, and then it is that of the first timeline."""
     trace, merged, odd = tmp_path / "trace.rank0.json", tmp_path / "all.json", tmp_path / "odd.json"
+    timed = tmp_path / "timed.json"
     trace.write_text('{"traceEvents": [{"name": "step", "ts": 1}]}')
     odd.write_text("{}")
+    timed.write_text('{"traceEvents": [{"args": null, "ts": "soon"}]}')
     for given, said in (
         ([trace, trace], f"{trace} is there already, and no merged timeline"),
         ([odd, trace], f"{odd} is there already"),
         ([merged, tmp_path / "none.json"], "none.json: No such file"),
         ([merged, odd], f"{odd} is no timeline"),
+        ([merged, timed], f"{timed} is no timeline"),
         ([tmp_path, trace], "is there already"),
         ([tmp_path / "none" / "all.json", trace], "No such file"),
     ):

@@ -143,6 +143,12 @@ def test_a_kernel_of_an_installed_package_that_is_wrong_is_found(
     assert "wrong results: sign_pack" in capsys.readouterr().err
 
 
+def test_a_kernel_that_there_is_not_is_told_of_before_arrays_are_made(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert cli.main(["bench", "kernels", "--filter", "no such", "--count", str(10**12)]) == 2
+    assert "no case has 'no such' in its name" in capsys.readouterr().err
+
+
 def test_a_benchmark_takes_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", *TINY]) == 0
     assert "triad" in capsys.readouterr().out

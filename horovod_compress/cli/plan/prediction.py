@@ -233,6 +233,15 @@ def check(codec: Codec, world: World) -> None:
         Choose(world.exchange)(one, 0, ranks)
 
 
+def can(codec: Codec, world: World, ranks: int) -> bool:
+    """Return whether anything could be exchanged among so many ranks."""
+    try:
+        check(codec, replace(world, ranks=ranks))
+    except ConfigError:
+        return False
+    return True
+
+
 def slots(come: Arrivals, plan: Plan, kind: RoundCosts) -> list[Slot]:
     """Return when each bucket is ready, exchanged and decoded: one exchange and one decoding at a time."""
     found: list[Slot] = []

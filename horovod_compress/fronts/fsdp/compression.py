@@ -217,7 +217,7 @@ class Compression(TorchCompression, Factories):
         if told := differences.difference({place[-1]: theirs for place, theirs, _ in found}):
             raise MismatchError(told)
         mesh = self._job.mesh([place for place, *_ in found])
-        session.name_of_all = " ".join(dict.fromkeys(name for *_, name in found))
+        session.met_all(name for *_, name in found)
         return mesh
 
     def _for_updates(self, replicate: object) -> Session | None:

@@ -202,16 +202,16 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
         except (ValueError, HorovodInternalError):  # a handle of an earlier run of Horovod, or one that failed
             pass
 
-    def show(shown: Any) -> list[Any]:
+    def show(shown: Any, within: Deadline) -> list[Any]:
         data = torch.frombuffer(bytearray(pack(shown)), dtype=torch.uint8)
         handle = hvd.allgather_async(data, name=name, process_set=process_set)
         try:
-            return unpack(_wait(handle, deadline, failed).numpy().tobytes(), process_set.size())
+            return unpack(_wait(handle, within, failed).numpy().tobytes(), process_set.size())
         except (LateGather, StoppedGather):
             _given_up[key] = handle
             raise
 
-    return confirmed(value, show)
+    return confirmed(value, show, deadline)
 
 
 def forget_given_up() -> None:

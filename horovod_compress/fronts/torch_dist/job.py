@@ -8,6 +8,7 @@ are made by a thread: its host may be frozen, and a call then does not come back
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...engine.agreement.handshake import LOOPBACK, Place, host_name
 from ...engine.job import Gathering
-from ...errors import ConfigError, ExchangeError, NonFiniteError
+from ...errors import ConfigError, CorruptFrameError, ExchangeError, NonFiniteError
 from ...exchange.device import Deadline
 from ...exchange.transports import gloo
 from ..gather import FORKED, confirmed, pack, pause, unpack, why_not_all
@@ -137,7 +138,8 @@ def _gathers_of(ranks: tuple[int, ...], group: Any) -> Gathers:
         known = _gathers.setdefault(group, {})
         if ranks not in known:
             all_of_it = ranks == tuple(dist.get_process_group_ranks(group))
-            prefix = f"hvc/{group.group_name}" + ("" if all_of_it else f"/{','.join(map(str, ranks))}")
+            some = hashlib.sha256(f"{ranks}".encode()).hexdigest()[:16]
+            prefix = f"hvc/{group.group_name}" + ("" if all_of_it else f"/{some}")
             store = c10d._get_process_group_store(group)
             known[ranks] = Gathers(store, prefix, ranks.index(dist.get_rank()), len(ranks))
         return known[ranks]
@@ -203,7 +205,7 @@ class Gathers:
             if name in self._given_up:
                 self._try(name, None, deadline, failed)
                 self._given_up.remove(name)
-            return confirmed(value, lambda shown: self._show(name, shown, deadline, failed))
+            return confirmed(value, lambda shown, within: self._show(name, shown, within, failed), deadline)
         finally:
             turn.release()
 
@@ -213,7 +215,13 @@ class Gathers:
         self._given_up.add(name)
         found = self._try(name, pack(value), deadline, failed, comes_again=not has_seen)
         self._given_up.remove(name)
-        return unpack(b"".join(found), self.size)
+        try:
+            return unpack(b"".join(found), self.size)
+        except CorruptFrameError:
+            if not has_seen:  # this rank does not come again, and others may not have read
+                with contextlib.suppress(FailedGather):
+                    self._try(name, None, deadline, failed)
+            raise
 
     def _try(
         self,
@@ -233,6 +241,8 @@ class Gathers:
             elif late or has_failed:
                 asked.given_up = True
                 asked.done.wait(_GRACE_SECONDS if late else 0.0)
+                if asked.found:
+                    break
                 raise FailedGather(
                     f"{deadline.seconds:g} s" if late else "another rank has stopped", late, asked.absent
                 )
@@ -263,7 +273,7 @@ class _StoreCalls:
 
     def __init__(self, group: Gathers, name: str, number: int, mine: bytes | None, comes_again: bool) -> None:
         self._group, self._of, self._number, self._mine, self._comes_again = group, name, number, mine, comes_again
-        self._store, self._rank, self._missing = group.store, group.rank, list(range(group.size))
+        self._store, self._rank = group.store, group.rank
         self._key, self._began = "", time.monotonic()
         self.found: list[bytes] = []
         self.parting = Deadline(_PARTING_SECONDS)
@@ -286,16 +296,20 @@ class _StoreCalls:
     def _ask(self) -> None:
         if self._mine is not None:
             self._store.set(self._name(self._rank), self._mine)
-        while self._missing and not self.given_up:
-            if self._is_there(self._missing[0]):
-                self._missing.pop(0)
-            else:
-                pause(self._began, _SLOW_SECONDS)
-        self.absent = [rank for rank in self._missing if not self._is_there(rank)]
+        every = [self._name(rank) for rank in range(self._group.size)]
+        while not (self._store.check(every) or self.given_up):
+            pause(self._began, _SLOW_SECONDS)
+        if self.given_up:
+            self.absent = [rank for rank, name in enumerate(every) if not self._store.check([name])]
         if not self.absent:
-            found = [bytes(self._store.get(self._name(rank))) for rank in range(self._group.size)]
+            found = [bytes(shown) for shown in self._get(every)]
             self.parting = Deadline(_PARTING_SECONDS)
             self.found = found
+
+    def _get(self, names: list[str]) -> list[bytes]:
+        with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):  # not every store can
+            return self._store.multi_get(names)  # type: ignore[no-any-return]
+        return [self._store.get(name) for name in names]
 
     def _part(self) -> None:
         """Say that this rank has read, and wait for the others to say so."""
@@ -308,9 +322,6 @@ class _StoreCalls:
         began = time.monotonic()
         while not (self._comes_again or self.given_up or self.parting.passed() or self._store.check(others)):
             pause(began, _POLL_SECONDS)
-
-    def _is_there(self, rank: int) -> bool:
-        return bool(self._store.check([self._name(rank)]))
 
     def _name(self, rank: int, before: int = 0) -> str:
         return f"{self._key}/{self._number + before}/{rank}"

@@ -166,4 +166,5 @@ def begun() -> dict[str, Any]:
 
 
 cases = (saved, loaded, of_another, started, *(() if FRONT == "fsdp" else (begun,)))
-report({case.__name__: case() for case in cases})
+asked = arguments()["cases"]
+report({case.__name__: case() for case in cases if not asked or case.__name__ in asked})
