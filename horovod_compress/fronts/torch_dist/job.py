@@ -308,7 +308,7 @@ class _StoreCalls:
 
     def _get(self, names: list[str]) -> list[bytes]:
         with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):  # not every store can
-            return self._store.multi_get(names)  # type: ignore[no-any-return]
+            return self._store.multi_get(names)
         return [self._store.get(name) for name in names]
 
     def _part(self) -> None:
