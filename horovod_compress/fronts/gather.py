@@ -97,15 +97,15 @@ def why_not_together(shown: Sequence[Sequence[str]], rank: int) -> str | None:
         rank: the number of this one, as people know it.
     """
     compressions, stages = ({*found} for found in zip(*shown, strict=True))
+    purpose = _purpose(shown[0][1])
     if len(compressions) > 1:
-        purpose = _purpose(shown[0][1])
         return (
             f"rank {rank}: the ranks have come to {purpose} with different compressions; use them in the same order on "
             "every rank"
         )
     if len(stages) > 1:
         return (
-            f"rank {rank}: the ranks are at different stages of {_purpose(shown[0][1])}, as some have given it up and "
+            f"rank {rank}: the ranks are at different stages of {purpose}, as some have given it up and "
             "begun it again, or call something else; begin it again on every rank"
         )
     return None

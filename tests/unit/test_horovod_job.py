@@ -114,3 +114,57 @@ def test_a_start_that_others_have_left_ends_at_once() -> None:
     with pytest.raises(MismatchError, match="rank 0: the ranks have come to different things"):
         startup._connect_all("127.0.0.1", Apart(), 1.0, None)  # type: ignore[arg-type]
     assert asked == ["hvc.addresses"]
+
+
+# ---- what was given up ----
+
+
+class Handles:
+    """Horovod's gathers of one rank: the first never takes place, the later ones at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shown, self.polled, self.runs = [], [], 0  # type: ignore[var-annotated]
+        monkeypatch.setattr(hvd, "allgather_async", self.begin)
+        monkeypatch.setattr(hvd, "poll", self.poll)
+        monkeypatch.setattr(hvd, "synchronize", lambda handle: self.shown[handle])
+        monkeypatch.setattr(hvd.global_process_set, "size", lambda: 1)
+        monkeypatch.setattr(job, "Run", lambda: Run(self, self.runs))
+        monkeypatch.setattr(job, "_given_up", {})
+
+    def begin(self, data: Any, **given: Any) -> int:
+        self.shown.append(data)
+        return len(self.shown) - 1
+
+    def poll(self, handle: int) -> bool:
+        self.polled.append(handle)
+        return handle > 0
+
+
+class Run:
+    def __init__(self, handles: Handles, number: int) -> None:
+        self._handles, self._number = handles, number
+
+    def replaced(self) -> bool:
+        return self._number != self._handles.runs
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["control", "another run"])
+def test_what_was_given_up_in_a_run_of_before_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """Its number may be that of anything in this one."""
+    handles = Handles(monkeypatch)
+
+    def gather(seconds: float) -> list[Any]:
+        return job.gather("value", "hvc.save", hvd.global_process_set, seconds, lambda: False)
+
+    with pytest.raises(job.LateGather):
+        gather(0.01)
+    handles.polled.clear()
+    handles.runs += is_replaced
+    if is_replaced:
+        assert gather(20.0) == ["value"] and 0 not in handles.polled
+    else:
+        with pytest.raises(job.LateGather):
+            gather(0.01)
+        assert {*handles.polled} == {0} and len(handles.shown) == 1

@@ -167,8 +167,9 @@ def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
 # ---- Horovod's all-gather ----
 
 _POLL_SECONDS = 0.002  # at most
-#: Gathers that were given up and may still take place, by name: Horovod knows no way to take one back.
-_given_up: dict[str, int] = {}
+#: Gathers that were given up and may still take place, by name: Horovod knows no way to take one back. Each has the run
+#: of Horovod that it is of, as the next one gives their numbers to others.
+_given_up: dict[str, tuple[int, Run]] = {}
 
 
 class LateGather(HorovodInternalError):  # type: ignore[misc]
@@ -192,15 +193,7 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
         CorruptFrameError: what came is not what ranks send.
     """
     key, deadline = f"{name} {process_set.process_set_id}", Deadline(seconds)
-    if key in _given_up:
-        before = _given_up.pop(key)
-        try:
-            _wait(before, deadline, failed)
-        except (LateGather, StoppedGather):
-            _given_up[key] = before
-            raise
-        except (ValueError, HorovodInternalError):  # a handle of an earlier run of Horovod, or one that failed
-            pass
+    _wait_for_given_up(key, deadline, failed)
 
     def show(shown: Any, within: Deadline) -> list[Any]:
         data = torch.frombuffer(bytearray(pack(shown)), dtype=torch.uint8)
@@ -208,15 +201,25 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
         try:
             return unpack(_wait(handle, within, failed).numpy().tobytes(), process_set.size())
         except (LateGather, StoppedGather):
-            _given_up[key] = handle
+            _given_up[key] = handle, Run()
             raise
 
     return confirmed(value, show, deadline)
 
 
-def forget_given_up() -> None:
-    """Forget the gathers of a run of Horovod that has ended: the next one gives their numbers to others."""
-    _given_up.clear()
+def _wait_for_given_up(key: str, deadline: Deadline, failed: Callable[[], bool]) -> None:
+    """Wait until what this rank has given up under a name takes place, where it still may."""
+    if key not in _given_up:
+        return
+    handle, run = _given_up[key]
+    try:
+        if not run.replaced():
+            _wait(handle, deadline, failed)
+    except (LateGather, StoppedGather):
+        raise
+    except (ValueError, HorovodInternalError):  # it has failed
+        pass
+    del _given_up[key]
 
 
 def add_up(tensor: torch.Tensor, name: str, process_set: Any, seconds: float) -> None:

@@ -26,7 +26,7 @@ from ..gather import ELASTIC
 from ..scale import Scale
 from ..session import Session
 from .compression import Compression
-from .job import HorovodJob, add_up, broadcast, forget_given_up
+from .job import HorovodJob, add_up, broadcast
 from .neighbour import Neighbour, on_host
 
 #: Broadcast or add up so many bytes at once.
@@ -151,7 +151,6 @@ class Resets:
             self._before, self._pooled = self._state_or_committed(), None
             self._end_session()
         compression, before = self._compression, self._compression._here()
-        forget_given_up()
         compression._restart(HorovodJob(hvd.global_process_set, goes_on=True))
         compression._here().updating = before.updating
         if (scaler := before.steps.scale.scaler) is not None:
