@@ -115,7 +115,7 @@ def save(
     with _discarding(path, entry):
         _raise([problem])
     known.left(path, made)  # also where this is not rank 0: it may be next time
-    known.remove_unnamed(path)
+    known.remove_unnamed(path, entry)
 
 
 @contextlib.contextmanager

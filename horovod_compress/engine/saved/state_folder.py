@@ -119,10 +119,11 @@ class Known:
         self._marks.setdefault(folder.resolve(), set()).add(entry.name)
         self._written.setdefault(folder.resolve(), []).append(entry)
 
-    def remove_unnamed(self, folder: Path) -> None:
-        """Once all ranks have saved, remove the files of this process's saves that came to nothing."""
+    def remove_unnamed(self, folder: Path, saved: Entry | None) -> None:
+        """Once all ranks have saved, remove the files of this process's saves before that came to nothing."""
         for entry in self._written.pop(folder.resolve(), []):
-            discard(folder, entry)
+            if entry != saved:
+                discard(folder, entry)
 
     def is_foreign(self, folder: Path, found: Manifest | None) -> bool:
         """Return whether a manifest is none that this job has left or loaded.
