@@ -27,7 +27,7 @@ def merge(paths: Sequence[str | Path]) -> Iterator[dict[str, Any]]:
     for path in paths:
         events = _read(Path(path))
         # Horovod counts from its start, and says when that was.
-        start = next((e["args"][_HOROVOD_START] for e in events if _HOROVOD_START in (e.get("args") or {})), 0)
+        start = next((begun for event in events for begun in _times(event)[1:]), 0)
         for event in events:
             yield event | {"ts": event["ts"] + start} if "ts" in event else event
 
@@ -38,13 +38,20 @@ def _read(path: Path) -> list[dict[str, Any]]:
         of_horovod = text.startswith("[")  # which leaves its list open
         found = json.loads(text.rstrip(",]") + "]") if of_horovod else json.loads(text)["traceEvents"]
         events = [dict(event) for event in found]
-        if all(isinstance(event.get("ts", 0), (int, float)) for event in events):
+        if all(isinstance(number, (int, float)) for event in events for number in _times(event)):
             return events
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise ConfigError(f"{path} is no timeline, neither of this package nor of Horovod")
+
+
+def _times(event: dict[str, Any]) -> list[Any]:
+    """Return when an event was, and where it says that, when Horovod began."""
+    args = event.get("args")
+    begun = [args[_HOROVOD_START]] if isinstance(args, dict) and _HOROVOD_START in args else []
+    return [event.get("ts", 0), *begun]
 
 
 def _check_target(path: Path) -> None:

@@ -114,7 +114,7 @@ def why_not_together(shown: Sequence[Sequence[str]], rank: int) -> str | None:
 # ---- waits, and what was given up ----
 
 _LEAST_SECONDS = 0.0002
-#: That ranks which have seen each other wait for each other at least: all were awake a moment ago.
+#: Seconds that ranks wait at least once they have seen each other: all were awake a moment ago.
 CONFIRMING_SECONDS = 5.0
 
 

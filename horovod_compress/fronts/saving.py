@@ -92,8 +92,8 @@ def save(
         known.wrote(path, entry)
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         problem = _said(error)
-    # Where this rank waits in vain, another one may just have gone on with what it has shown: the file stays until a
-    # save takes place.
+    # Where this rank waits in vain, another one may just have gone on with what it has shown, so the file stays, for a
+    # save that takes place a day later to remove.
     found = gather([problem, entry and asdict(entry), mine.get("step")])
     with _discarding(path, entry):
         steps = sorted({step for told, _, step in found if not told})
@@ -115,7 +115,6 @@ def save(
     with _discarding(path, entry):
         _raise([problem])
     known.left(path, made)  # also where this is not rank 0: it may be next time
-    known.remove_unnamed(path, entry)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,8 @@ def test_what_was_given_up_is_no_answer_and_the_next_call_of_all_takes_place(
         assert report["of_another"]["own"] and report["of_another"]["control"]
         assert report["started"]["told"] == [OK] * 3
         assert "begun" not in report or report["begun"]["told"] == [OK] * 4
+        for told in report["ended"]["told"] if "ended" in report else ():
+            assert told.startswith("ConfigError: rank ") and "torch.distributed was shut down" in told
     first, second = reports[:2]
     assert first["saved"]["given up"].startswith(LATE) and second["saved"]["given up"].startswith(LATE)
     assert first["loaded"]["given up"].startswith(LATE) and second["loaded"]["late"].startswith(LATE)

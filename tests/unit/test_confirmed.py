@@ -114,6 +114,11 @@ def test_who_begins_again_meets_those_that_are_still_waiting() -> None:
     ) == [["again", "late"]] * 2  # fmt: skip
 
 
+def test_an_answer_that_is_being_read_when_the_limit_ends_is_one() -> None:
+    ranks = job(slow=1.2)
+    assert side_by_side(lambda: gather(ranks[0], 0), lambda: gather(ranks[1], 1, 1.0)) == [[0, 1]] * 2
+
+
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,22 +119,6 @@ def test_a_rank_that_comes_too_late_may_name_the_files_of_those_that_gave_up(tmp
         saving.save(tmp_path, ranks[0], 0, lambda value: [value, shown.get(1)] if len(shown) == 1 else [value])
         manifest = state_folder.manifest(tmp_path)
         assert [state_folder.read(tmp_path, entry)["rank"] for entry in manifest.files] == [0, 1]
-
-
-def test_files_of_saves_that_came_to_nothing_go_when_one_takes_place(tmp_path: Path) -> None:
-    def in_vain(value: Any) -> list[Any]:
-        raise ExchangeError("rank 1 did not come in time")
-
-    with fleet_of(1) as fleet:
-        known, state = state_folder.Known(), partial(checkpoint.save, fleet.reducers[0], fleet.methods)
-        for _ in range(2):
-            with pytest.raises(ExchangeError):
-                saving.save(tmp_path, state, 0, in_vain, known)
-        assert len([*tmp_path.glob("*.hvc")]) == 2
-        for _ in range(2):
-            saving.save(tmp_path, state, 0, lambda value: [value], known)
-            named = {entry.name for entry in state_folder.manifest(tmp_path).files}
-            assert {path.name for path in tmp_path.glob("*.hvc")} == named
 
 
 def test_a_file_that_is_gone_is_not_named(tmp_path: Path) -> None:

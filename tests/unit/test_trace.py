@@ -325,7 +325,7 @@ def test_a_merge_replaces_nothing_but_what_was_merged(tmp_path: Path, capsys: py
     timed = tmp_path / "timed.json"
     trace.write_text('{"traceEvents": [{"name": "step", "ts": 1}]}')
     odd.write_text("{}")
-    timed.write_text('{"traceEvents": [{"args": null, "ts": "soon"}]}')
+    timed.write_text('{"traceEvents": [{"args": null}, {"args": {"start_time_since_epoch_in_micros": "soon"}}]}')
     for given, said in (
         ([trace, trace], f"{trace} is there already, and no merged timeline"),
         ([odd, trace], f"{odd} is there already"),

@@ -127,7 +127,7 @@ def _worlds(arguments: argparse.Namespace, case: Case, codecs: Sequence[Codec], 
     codecs = _with_plain(codecs)
     local = Link(parse.rate(arguments.local_rate or _LOCAL_RATE), case.world.link.latency)
     hosts = (arguments.per_host, local) if arguments.per_host else None
-    _measure_codecs([one for one in codecs if any(prediction.can(one, case.world, number) for number in ranks)])
+    _measure_codecs([one for one in codecs if any(prediction.can_serve(one, case.world, number) for number in ranks)])
     _tell(f"predicting {len(codecs)} methods for {', '.join(map(str, ranks))} ranks")
     found = prediction.cells(case, codecs, ranks, hosts)
     document = report.cells_document(case, found)

@@ -233,7 +233,7 @@ def check(codec: Codec, world: World) -> None:
         Choose(world.exchange)(one, 0, ranks)
 
 
-def can(codec: Codec, world: World, ranks: int) -> bool:
+def can_serve(codec: Codec, world: World, ranks: int) -> bool:
     """Return whether anything could be exchanged among so many ranks."""
     try:
         check(codec, replace(world, ranks=ranks))

@@ -103,7 +103,6 @@ class Known:
     def __init__(self) -> None:
         self._marks: dict[Path, set[str]] = {}
         self._left: set[Path] = set()
-        self._written: dict[Path, list[Entry]] = {}
 
     def loaded(self, folder: Path, fingerprint: str) -> None:
         """Take note of the checkpoint that was loaded."""
@@ -117,13 +116,6 @@ class Known:
     def wrote(self, folder: Path, entry: Entry) -> None:
         """Take note of a file: rank 0 may name it, and be gone before it can say so."""
         self._marks.setdefault(folder.resolve(), set()).add(entry.name)
-        self._written.setdefault(folder.resolve(), []).append(entry)
-
-    def remove_unnamed(self, folder: Path, saved: Entry | None) -> None:
-        """Once all ranks have saved, remove the files of this process's saves before that came to nothing."""
-        for entry in self._written.pop(folder.resolve(), []):
-            if entry != saved:
-                discard(folder, entry)
 
     def is_foreign(self, folder: Path, found: Manifest | None) -> bool:
         """Return whether a manifest is none that this job has left or loaded.

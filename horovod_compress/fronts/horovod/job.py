@@ -196,12 +196,12 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
     _wait_for_given_up(key, deadline, failed)
 
     def show(shown: Any, within: Deadline) -> list[Any]:
-        data = torch.frombuffer(bytearray(pack(shown)), dtype=torch.uint8)
+        data, run = torch.frombuffer(bytearray(pack(shown)), dtype=torch.uint8), Run()
         handle = hvd.allgather_async(data, name=name, process_set=process_set)
         try:
             return unpack(_wait(handle, within, failed).numpy().tobytes(), process_set.size())
         except (LateGather, StoppedGather):
-            _given_up[key] = handle, Run()
+            _given_up[key] = handle, run
             raise
 
     return confirmed(value, show, deadline)
@@ -219,7 +219,7 @@ def _wait_for_given_up(key: str, deadline: Deadline, failed: Callable[[], bool])
         raise
     except (ValueError, HorovodInternalError):  # it has failed
         pass
-    del _given_up[key]
+    _given_up.pop(key, None)
 
 
 def add_up(tensor: torch.Tensor, name: str, process_set: Any, seconds: float) -> None:

@@ -236,16 +236,15 @@ class Gathers:
             late, has_failed = deadline.passed(), failed()
             if asked.found:
                 if has_failed or asked.parting.passed():
-                    asked.given_up = True
+                    asked.leaves = True
                     break
             elif late or has_failed:
                 asked.given_up = True
                 asked.done.wait(_GRACE_SECONDS if late else 0.0)
-                if asked.found:
-                    break
-                raise FailedGather(
-                    f"{deadline.seconds:g} s" if late else "another rank has stopped", late, asked.absent
-                )
+                if not asked.found:  # nor in this last look
+                    raise FailedGather(
+                        f"{deadline.seconds:g} s" if late else "another rank has stopped", late, asked.absent
+                    )
         if asked.error:
             raise FailedGather(f"the store of torch.distributed does not answer: {asked.error}", False, [])
         return asked.found
@@ -279,7 +278,8 @@ class _StoreCalls:
         self.parting = Deadline(_PARTING_SECONDS)
         self.absent: list[int] = []
         self.error: Exception | None = None
-        self.given_up, self.done = False, threading.Event()
+        self.given_up = self.leaves = False
+        self.done = threading.Event()
         threading.Thread(target=self._run, name="hvc-meet", daemon=True).start()
 
     def _run(self) -> None:
@@ -297,17 +297,24 @@ class _StoreCalls:
         if self._mine is not None:
             self._store.set(self._name(self._rank), self._mine)
         every = [self._name(rank) for rank in range(self._group.size)]
-        while not (self._store.check(every) or self.given_up):
-            pause(self._began, _SLOW_SECONDS)
-        if self.given_up:
-            self.absent = [rank for rank, name in enumerate(every) if not self._store.check([name])]
+        missing = [*every]
+        while missing and not self.given_up:
+            # One at a time while ranks are awaited: the host of the store looks up all names of a call.
+            if not self._store.check(missing[:1]):
+                pause(self._began, _SLOW_SECONDS)
+            elif self._store.check(missing):
+                missing = []
+            else:
+                while missing and self._store.check(missing[:1]):
+                    missing.pop(0)
+        self.absent = [every.index(name) for name in missing if not self._store.check([name])]
         if not self.absent:
             found = [bytes(shown) for shown in self._get(every)]
             self.parting = Deadline(_PARTING_SECONDS)
             self.found = found
 
     def _get(self, names: list[str]) -> list[bytes]:
-        with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):  # not every store can
+        if self._store.has_extended_api():
             return self._store.multi_get(names)
         return [self._store.get(name) for name in names]
 
@@ -320,7 +327,7 @@ class _StoreCalls:
         self._store.set(self._read(self._rank), b"")
         others = [self._read(rank) for rank in range(self._group.size)]
         began = time.monotonic()
-        while not (self._comes_again or self.given_up or self.parting.passed() or self._store.check(others)):
+        while not (self._comes_again or self.leaves or self.parting.passed() or self._store.check(others)):
             pause(began, _POLL_SECONDS)
 
     def _name(self, rank: int, before: int = 0) -> str:

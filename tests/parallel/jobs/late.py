@@ -165,6 +165,15 @@ def begun() -> dict[str, Any]:
     return {"given up": given_up, "told": told}
 
 
-cases = (saved, loaded, of_another, started, *(() if FRONT == "fsdp" else (begun,)))
+def ended() -> dict[str, Any]:
+    """Where the ranks are gone, it is said."""
+    one, folder = made(1, 1), FOLDER / "ended"
+    barrier()
+    dist.destroy_process_group()
+    return {"told": [refusal(lambda: one.compression.save(folder)), refusal(lambda: one.compression.load(folder))]}
+
+
+cases = (saved, loaded, of_another, started)
+cases += {"fsdp": (ended,), "torch": (begun, ended), "horovod": (begun,)}[FRONT]
 asked = arguments()["cases"]
 report({case.__name__: case() for case in cases if not asked or case.__name__ in asked})
