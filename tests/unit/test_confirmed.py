@@ -20,6 +20,7 @@ from horovod_compress.fronts import gather as gathers
 from horovod_compress.fronts.gather import pack, why_not_together
 from horovod_compress.fronts.torch_dist import job as torch_job
 from horovod_compress.fronts.torch_dist.job import FailedGather, Gathers
+from tests.support.stores import SlowStore
 
 LONG, SHORT = 20.0, 0.2
 
@@ -35,24 +36,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 def job(world: int = 2, slow: float = 0.0) -> list[Gathers]:
     """Return a job whose last rank is slow to read what others have shown, by so many seconds."""
     store = dist.HashStore()
-    return [Gathers(Slow(store, slow if rank == world - 1 else 0.0), "job", rank, world) for rank in range(world)]
-
-
-class Slow:
-    """A store, as a rank sees it."""
-
-    def __init__(self, store: Any, seconds: float) -> None:
-        self._store, self._seconds = store, seconds
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def clone(self) -> Slow:
-        return self
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        time.sleep(self._seconds)
-        return self._store.multi_get(keys)  # type: ignore[no-any-return]
+    return [Gathers(SlowStore(store, slow if rank == world - 1 else 0.0), "job", rank, world) for rank in range(world)]
 
 
 def gather(rank: Gathers, value: Any, seconds: float = LONG) -> list[Any]:

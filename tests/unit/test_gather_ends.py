@@ -7,7 +7,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from horovod_compress.fronts.torch_dist import job as torch_job
 from horovod_compress.fronts.torch_dist.job import FailedGather, Gathers
+from tests.support.stores import SlowStore
 
 WORLD, LONG, SHORT = 2, 20.0, 0.2
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,26 +32,9 @@ def gather_all(job: list[Gathers], name: str, said: str = "") -> list[list[str]]
         return [turn.result() for turn in turns]
 
 
-class Slow:
-    """A store, as a rank sees it that is slow to read what others have shown."""
-
-    def __init__(self, store: Any, seconds: float) -> None:
-        self._store, self._seconds = store, seconds
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def clone(self) -> Slow:
-        return self
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        time.sleep(self._seconds)
-        return self._store.multi_get(keys)  # type: ignore[no-any-return]
-
-
 def test_a_rank_leaves_when_all_have_read() -> None:
     store = dist.HashStore()
-    job = [Gathers(store, "job", 0, WORLD), Gathers(Slow(store, 0.3), "job", 1, WORLD)]
+    job = [Gathers(store, "job", 0, WORLD), Gathers(SlowStore(store, 0.3), "job", 1, WORLD)]
     began = time.monotonic()
     assert gather_all(job, "a", "x") == [["x"] * WORLD] * WORLD
     assert time.monotonic() - began >= 0.6  # values were read slowly, and once more when all had come again
