@@ -6,6 +6,7 @@ python -m horovod_compress.timeline all.json horovod.json trace.rank0.json trace
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,33 +26,30 @@ def merge(paths: Sequence[str | Path]) -> Iterator[dict[str, Any]]:
         ConfigError: one of them cannot be read, or is no timeline.
     """
     for path in paths:
-        events = _read(Path(path))
-        # Horovod counts from its start, and says when that was.
-        start = next((begun for event in events for begun in _times(event)[1:]), 0)
+        events, start = _read(Path(path))
         for event in events:
             yield event | {"ts": event["ts"] + start} if "ts" in event else event
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> tuple[list[dict[str, Any]], float]:
+    """Return a timeline's events, and when its clock began: Horovod's begins with the job, and says when."""
     try:
         text = path.read_text().strip()
         of_horovod = text.startswith("[")  # which leaves its list open
         found = json.loads(text.rstrip(",]") + "]") if of_horovod else json.loads(text)["traceEvents"]
         events = [dict(event) for event in found]
-        if all(isinstance(number, (int, float)) for event in events for number in _times(event)):
-            return events
+        begun = [args[_HOROVOD_START] for event in events if _HOROVOD_START in (args := _arguments(event))]
+        if all(math.isfinite(number) for number in (*begun, *(event.get("ts", 0) for event in events))):
+            return events, begun[0] if of_horovod and begun else 0
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         pass
     raise ConfigError(f"{path} is no timeline, neither of this package nor of Horovod")
 
 
-def _times(event: dict[str, Any]) -> list[Any]:
-    """Return when an event was, and where it says that, when Horovod began."""
-    args = event.get("args")
-    begun = [args[_HOROVOD_START]] if isinstance(args, dict) and _HOROVOD_START in args else []
-    return [event.get("ts", 0), *begun]
+def _arguments(event: dict[str, Any]) -> dict[str, Any]:
+    return args if isinstance(args := event.get("args"), dict) else {}
 
 
 def _check_target(path: Path) -> None:
@@ -74,11 +72,14 @@ def main(arguments: Sequence[str]) -> int:
         _check_target(Path(target))
         merged = json.dumps({"otherData": _MERGED, "traceEvents": list(merge(timelines))})
         Path(target).write_text(merged)
-    except (ConfigError, OSError) as error:
-        told = f"{target}: {error.strerror}" if isinstance(error, OSError) else error
-        print(f"horovod_compress.timeline: {told}", file=sys.stderr)
-        return 2
-    return 0
+    except ConfigError as error:
+        told = f"{error}"
+    except (OSError, ValueError) as error:
+        told = f"{target}: {getattr(error, 'strerror', error)}"
+    else:
+        return 0
+    print(f"horovod_compress.timeline: {told}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -144,8 +144,7 @@ def confirmed(value: Any, meet: Callable[[Any, Deadline], list[Any]], deadline: 
         found = meet([has_seen, value], deadline)
         if all(seen for seen, _ in found):
             return [theirs for _, theirs in found]
-        if not has_seen:
-            has_seen, deadline = 1, deadline.extended(CONFIRMING_SECONDS)
+        has_seen, deadline = 1, deadline.extended(CONFIRMING_SECONDS)  # in each round, as each time somebody is new
 
 
 # ---- the stages of a start ----

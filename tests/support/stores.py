@@ -7,10 +7,15 @@ from typing import Any
 
 
 class SlowStore:
-    """One whose rank is slow to read what others have shown, by so many seconds."""
+    """One whose rank is slow to read what others have shown, or to show something, by so many seconds.
+
+    Attributes:
+        shows_late: seconds, by how a value ends.
+    """
 
     def __init__(self, store: Any, seconds: float) -> None:
-        self._store, self._seconds = store, seconds
+        self._store, self.seconds = store, seconds
+        self.shows_late: dict[bytes, float] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -19,5 +24,9 @@ class SlowStore:
         return self
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        time.sleep(self._seconds)
+        time.sleep(self.seconds)
         return self._store.multi_get(keys)  # type: ignore[no-any-return]
+
+    def set(self, key: str, value: bytes) -> None:
+        time.sleep(sum(seconds for end, seconds in self.shows_late.items() if value.endswith(end)))
+        self._store.set(key, value)

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from horovod_compress.errors import CorruptFrameError
 from horovod_compress.fronts import gather as gathers
 from horovod_compress.fronts.gather import pack, why_not_together
-from horovod_compress.fronts.torch_dist import job as torch_job
-from horovod_compress.fronts.torch_dist.job import FailedGather, Gathers
+from horovod_compress.fronts.torch_dist import store_gathers
+from horovod_compress.fronts.torch_dist.store_gathers import FailedGather, Gathers
 from tests.support.stores import SlowStore
 
 LONG, SHORT = 20.0, 0.2
@@ -28,15 +28,19 @@ LONG, SHORT = 20.0, 0.2
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks do not wait long for others to read, which need not end before them here, or to come again."""
-    monkeypatch.setattr(torch_job, "_PARTING_SECONDS", 0.05)
-    monkeypatch.setattr(torch_job, "_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(store_gathers, "_PARTING_SECONDS", 0.05)
+    monkeypatch.setattr(store_gathers, "_GRACE_SECONDS", 0.05)
     monkeypatch.setattr(gathers, "CONFIRMING_SECONDS", 0.2)
 
 
 def job(world: int = 2, slow: float = 0.0) -> list[Gathers]:
-    """Return a job whose last rank is slow to read what others have shown, by so many seconds."""
+    """Return a job whose ranks know each other, and whose last one is slow to read, by so many seconds."""
     store = dist.HashStore()
-    return [Gathers(SlowStore(store, slow if rank == world - 1 else 0.0), "job", rank, world) for rank in range(world)]
+    stores = [SlowStore(store, 0.0) for _ in range(world)]
+    ranks = [Gathers(stores[rank], "job", rank, world) for rank in range(world)]
+    assert side_by_side(*(lambda rank=rank: rank.gather("hvc.handshake", 0, LONG, lambda: False) for rank in ranks))
+    stores[-1].seconds = slow
+    return ranks
 
 
 def gather(rank: Gathers, value: Any, seconds: float = LONG) -> list[Any]:
@@ -73,7 +77,7 @@ def test_without_coming_again_a_late_rank_takes_what_was_left_for_an_answer() ->
     """The control."""
     ranks = job()
     give_up(ranks[0], "left")
-    shown = ranks[1]._show("hvc.save", [0, "late"], torch_job.Deadline(LONG), lambda: False)
+    shown = ranks[1]._show("hvc.save", [0, "late"], store_gathers.Deadline(LONG), lambda: False)
     assert shown == [[0, "left"], [0, "late"]]
 
 
@@ -82,11 +86,26 @@ def test_where_one_comes_just_before_the_limit_of_another_it_takes_place_for_bot
     monkeypatch: pytest.MonkeyPatch, control: bool
 ) -> None:
     """It needs longer to read than the other one has left, so without some more time it would be alone."""
-    monkeypatch.setattr(torch_job, "_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(store_gathers, "_GRACE_SECONDS", 0.05)
     if control:
         monkeypatch.setattr(gathers, "CONFIRMING_SECONDS", 0.0)
     ranks = job(slow=2.2)
     found = side_by_side(lambda: gather(ranks[0], 0, 2.0), lambda: gather(ranks[1], 1))
+    assert found == ([None, [0, 1]] if control else [[0, 1]] * 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("control", [False, True], ids=["", "control"])
+def test_one_that_gave_up_before_and_comes_just_before_the_limit_of_another_is_not_alone(
+    monkeypatch: pytest.MonkeyPatch, control: bool
+) -> None:
+    """The other one has seen what it left, and had more time for that; its new call needs as much again."""
+    monkeypatch.setattr(store_gathers, "_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(gathers, "CONFIRMING_SECONDS", 0.0 if control else 2.9)
+    ranks = job()
+    give_up(ranks[1], "left")
+    ranks[1]._given.shows_late = {b"[1,1]": 1.5}
+    found = side_by_side(lambda: gather(ranks[0], 0, 3.0), lambda: time.sleep(2.0) or gather(ranks[1], 1))
     assert found == ([None, [0, 1]] if control else [[0, 1]] * 2)
 
 
@@ -134,10 +153,9 @@ def test_what_ranks_find_was_shown_by_calls_that_overlap_theirs(world: int, seed
 def test_a_rank_of_another_version_is_told_of_before_the_host_of_the_store_leaves() -> None:
     """It shows its values in another form, behind other letters."""
     ranks, began = job(slow=0.5), time.monotonic()
-    ranks[1]._numbers["hvc.save"] = 1
-    limit = torch_job.Deadline(LONG)
+    other = store_gathers._Shown(1, b"HVCJ" + pack(1)[4:])
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(ranks[1]._try, "hvc.save", b"HVCJ" + pack(1)[4:], limit, lambda: False, comes_again=True)
+        pool.submit(ranks[1]._try, "hvc.save", other, store_gathers.Deadline(LONG), lambda: False, comes_again=True)
         with pytest.raises(CorruptFrameError, match="not a message of this package"):
             gather(ranks[0], 0)
         assert time.monotonic() - began >= 0.5  # until that one has read

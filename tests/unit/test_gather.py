@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from horovod_compress.fronts.torch_dist.job import FailedGather, Gathers
+from horovod_compress.fronts.torch_dist.store_gathers import FailedGather, Gathers
 
 WORLD, LONG, SHORT = 3, 20.0, 0.2
 
@@ -101,17 +101,73 @@ class Frozen:
         self.end.wait(LONG)
 
 
+class FrozenBefore(Frozen):
+    """Its host has not even answered that a rank may connect."""
+
+    def clone(self) -> Any:
+        self.end.wait(LONG)
+        return self
+
+
 class Gone(Frozen):
-    def add(self, key: str, number: int) -> int:
+    def set(self, key: str, value: bytes) -> None:
         raise RuntimeError("Connection reset by peer")
 
 
-def test_a_store_that_hangs_is_not_waited_for() -> None:
-    frozen, began = Frozen(), time.monotonic()
+@pytest.mark.parametrize("kind", [Frozen, FrozenBefore])
+def test_a_store_that_hangs_is_not_waited_for(kind: type[Frozen]) -> None:
+    frozen, began = kind(), time.monotonic()
     with pytest.raises(FailedGather) as caught:
         ranks(frozen)[0].gather("a", "", SHORT, never)
     frozen.end.set()
     assert caught.value.late and caught.value.absent == [] and time.monotonic() - began < LONG / 2
+
+
+class Lapsing:
+    """A store that does not take some values, of those that are shown."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.lapses = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def set(self, key: str, value: bytes) -> None:
+        if self.lapses and value:
+            self.lapses -= 1
+            raise RuntimeError("Too many open files")
+        self._store.set(key, value)
+
+    def clone(self) -> Any:
+        return self
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_after_a_call_that_failed_the_next_gather_of_all_takes_place(store: Any, met: bool) -> None:
+    job, lapsing = ranks(store), Lapsing(store)
+    job[1] = Gathers(lapsing, "job", 1, WORLD)
+    if met:
+        assert meet(job, "a", word) == [[word(rank) for rank in range(WORLD)]] * WORLD
+    lapsing.lapses = 1
+    found = meet(job, "a", word, SHORT)
+    assert all(isinstance(one, FailedGather) for one in found) and "Too many open files" in str(found[1])
+    assert meet(job, "a", str) == [[str(rank) for rank in range(WORLD)]] * WORLD
+
+
+def test_after_an_interrupt_nothing_goes_on_and_the_next_gather_of_all_takes_place(store: Any) -> None:
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    job = ranks(store)
+    assert meet(job, "a", word) == [[word(rank) for rank in range(WORLD)]] * WORLD
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            job[0].gather("a", "interrupted", LONG, interrupt)
+    until = time.monotonic() + LONG
+    while any(thread.name == "hvc-meet" for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert meet(job, "a", str) == [[str(rank) for rank in range(WORLD)]] * WORLD
 
 
 def test_a_store_that_is_gone_is_told() -> None:

@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from horovod_compress.fronts.torch_dist import job as torch_job
-from horovod_compress.fronts.torch_dist.job import FailedGather, Gathers
+from horovod_compress.fronts.torch_dist import store_gathers
+from horovod_compress.fronts.torch_dist.store_gathers import FailedGather, Gathers
 from tests.support.stores import SlowStore
 
 WORLD, LONG, SHORT = 2, 20.0, 0.2
@@ -34,29 +34,33 @@ def gather_all(job: list[Gathers], name: str, said: str = "") -> list[list[str]]
 
 def test_a_rank_leaves_when_all_have_read() -> None:
     store = dist.HashStore()
-    job = [Gathers(store, "job", 0, WORLD), Gathers(SlowStore(store, 0.3), "job", 1, WORLD)]
+    slow = SlowStore(store, 0.0)
+    job = [Gathers(store, "job", 0, WORLD), Gathers(slow, "job", 1, WORLD)]
+    gather_all(job, "first")
+    slow.seconds = 0.3
     began = time.monotonic()
     assert gather_all(job, "a", "x") == [["x"] * WORLD] * WORLD
     assert time.monotonic() - began >= 0.6  # values were read slowly, and once more when all had come again
     with ThreadPoolExecutor(2) as pool:
         turns = [pool.submit(who.gather, "a", "y", LONG, never) for who in job]
         turns[0].result()
-        assert store.check(["job/2/1/a/4/read/1"])
+        assert store.check([job[1].key("a") + "/4/read/1"])
 
 
 def test_it_does_not_wait_long_for_one_that_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_job, "_PARTING_SECONDS", 0.2)
+    monkeypatch.setattr(store_gathers, "_PARTING_SECONDS", 0.2)
     store = dist.HashStore()
     job = [Gathers(store, "job", rank, WORLD) for rank in range(WORLD)]
+    gather_all(job, "first")
     with pytest.raises(FailedGather):
         job[0].gather("a", "x", SHORT, never)  # shows a value, and does not read
-    assert job[1]._show("a", [1, "y"], torch_job.Deadline(LONG), never) == [[0, "x"], [1, "y"]]
+    assert job[1]._show("a", [1, "y"], store_gathers.Deadline(LONG), never) == [[0, "x"], [1, "y"]]
 
 
 HOST = """
 import datetime, os, sys, time
 import torch.distributed as dist
-from horovod_compress.fronts.torch_dist import job
+from horovod_compress.fronts.torch_dist import store_gathers
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 limit = datetime.timedelta(seconds=30)
@@ -64,11 +68,11 @@ store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, limit, wait_for_workers=F
 if rank == 0:
     print(store.port, flush=True)
 else:
-    look = job._StoreCalls._get  # this one is slow
-    job._StoreCalls._get = lambda *given: time.sleep(0.3) or look(*given)
+    look = store_gathers._Store.get  # this one is slow
+    store_gathers._Store.get = lambda *given: time.sleep(0.3) or look(*given)
 if len(sys.argv) > 3:
-    job._PARTING_SECONDS = 0.0
-gathers = job.Gathers(store, "job", rank, 2)
+    store_gathers._PARTING_SECONDS = 0.0
+gathers = store_gathers.Gathers(store, "job", rank, 2)
 print(gathers.gather("save", "x", 20.0, lambda: False), flush=True)
 os._exit(0)
 """
@@ -106,12 +110,25 @@ def test_threads_of_a_rank_take_turns_under_one_name() -> None:
 
 
 def test_the_next_run_on_the_same_store_reads_nothing_of_the_one_before() -> None:
-    """Other processes may take part in it, which know nothing of that: only the store can count."""
+    """Other processes may take part in it, which know nothing of that."""
     store = dist.HashStore()
     gather_all([Gathers(store, "job", rank, WORLD) for rank in range(WORLD)], "a", "old")
     again = [Gathers(store, "job", rank, WORLD) for rank in range(WORLD)]
     with pytest.raises(FailedGather) as caught:
         again[0].gather("a", "new", SHORT, never)
     assert caught.value.absent == [1]
+    assert gather_all(again, "a", "new") == [["new"] * WORLD] * WORLD
     more = [Gathers(store, "job", rank, WORLD + 1) for rank in range(WORLD + 1)]
     assert gather_all(more, "a", "new") == [["new"] * (WORLD + 1)] * (WORLD + 1)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_rank_that_failed_before_its_first_gather_meets_the_others_in_the_next_run(times: int) -> None:
+    """So the numbers of their runs differ."""
+    store = dist.HashStore()
+    for _ in range(times):
+        with pytest.raises(FailedGather) as caught:
+            Gathers(store, "job", 0, WORLD).gather("a", "old", SHORT, never)
+        assert caught.value.absent == [1]
+    again = [Gathers(store, "job", rank, WORLD) for rank in range(WORLD)]
+    assert gather_all(again, "a", "new") == [["new"] * WORLD] * WORLD

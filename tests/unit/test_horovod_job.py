@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -129,7 +131,7 @@ class Handles:
         monkeypatch.setattr(hvd, "synchronize", lambda handle: self.shown[handle])
         monkeypatch.setattr(hvd.global_process_set, "size", lambda: 1)
         monkeypatch.setattr(job, "Run", lambda: Run(self, self.runs))
-        monkeypatch.setattr(job, "_given_up", {})
+        monkeypatch.setattr(job, "_shown", {})
 
     def begin(self, data: Any, **given: Any) -> int:
         self.shown.append(data)
@@ -168,3 +170,35 @@ def test_what_was_given_up_in_a_run_of_before_is_not_waited_for(
         with pytest.raises(job.LateGather):
             gather(0.01)
         assert {*handles.polled} == {0} and len(handles.shown) == 1
+
+
+def test_what_was_interrupted_is_waited_for_as_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod takes no second gather of a name before the first has taken place."""
+
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    handles = Handles(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        job.gather("value", "hvc.save", hvd.global_process_set, 20.0, interrupt)
+    with pytest.raises(job.LateGather):
+        job.gather("value", "hvc.save", hvd.global_process_set, 0.01, lambda: False)
+    assert {*handles.polled} == {0} and len(handles.shown) == 1
+
+
+def test_threads_take_turns_under_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    handles, ended = Handles(monkeypatch), threading.Event()
+
+    def gather(name: str, seconds: float, failed: Callable[[], bool] = lambda: False) -> list[Any]:
+        return job.gather("value", name, hvd.global_process_set, seconds, failed)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(gather, "hvc.save", 20.0, ended.is_set)
+        while not handles.shown:
+            assert not first.done()
+        with pytest.raises(job.LateGather):
+            gather("hvc.save", 0.05)
+        assert len(handles.shown) == 1
+        assert gather("hvc.load", 20.0) == ["value"]  # the control
+        ended.set()
+    assert isinstance(first.exception(), job.StoppedGather)

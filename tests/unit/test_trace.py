@@ -326,12 +326,18 @@ def test_a_merge_replaces_nothing_but_what_was_merged(tmp_path: Path, capsys: py
     trace.write_text('{"traceEvents": [{"name": "step", "ts": 1}]}')
     odd.write_text("{}")
     timed.write_text('{"traceEvents": [{"args": null}, {"args": {"start_time_since_epoch_in_micros": "soon"}}]}')
+    endless, long = tmp_path / "endless.json", tmp_path / "long.json"
+    endless.write_text('{"traceEvents": [{"ts": NaN}]}')
+    long.write_text('[{"ts": 0.5, "args": {"start_time_since_epoch_in_micros": ' + 400 * "9" + "}}]")
     for given, said in (
         ([trace, trace], f"{trace} is there already, and no merged timeline"),
         ([odd, trace], f"{odd} is there already"),
         ([merged, tmp_path / "none.json"], "none.json: No such file"),
         ([merged, odd], f"{odd} is no timeline"),
         ([merged, timed], f"{timed} is no timeline"),
+        ([merged, endless], f"{endless} is no timeline"),
+        ([merged, long], f"{long} is no timeline"),
+        (["a\0b", trace], "null byte"),
         ([tmp_path, trace], "is there already"),
         ([tmp_path / "none" / "all.json", trace], "No such file"),
     ):
@@ -342,6 +348,16 @@ def test_a_merge_replaces_nothing_but_what_was_merged(tmp_path: Path, capsys: py
     for _ in range(2):
         assert timeline.main([str(merged), str(trace)]) == 0
     assert "step" in merged.read_text()
+
+
+def test_what_was_merged_can_be_merged_again(tmp_path: Path) -> None:
+    """Horovod's start was added once, to its own events."""
+    horovod, ours, merged = (tmp_path / name for name in ("horovod.json", "trace.rank0.json", "all.json"))
+    horovod.write_text('[{"ts": 1, "args": {"start_time_since_epoch_in_micros": 1000}}, {"ts": 2},')
+    ours.write_text('{"traceEvents": [{"ts": 1005}]}')
+    for given in ([merged, horovod], [merged, merged, ours], [merged, merged]):
+        assert timeline.main([*map(str, given)]) == 0
+    assert [event["ts"] for event in read(merged)] == [1001, 1002, 1005]
 
 
 def test_timelines_are_laid_on_one_clock(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -167,9 +168,10 @@ def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
 # ---- Horovod's all-gather ----
 
 _POLL_SECONDS = 0.002  # at most
-#: Gathers that were given up and may still take place, by name: Horovod knows no way to take one back. Each has the run
-#: of Horovod that it is of, as the next one gives their numbers to others.
-_given_up: dict[str, tuple[int, Run]] = {}
+#: Gathers that are under way, or were given up and may still take place, by name: Horovod knows no way to take one
+#: back. Each has the run of Horovod that it is of, as the next one gives their numbers to others.
+_shown: dict[str, tuple[int, Run]] = {}
+_turns: dict[str, threading.Lock] = {}
 
 
 class LateGather(HorovodInternalError):  # type: ignore[misc]
@@ -183,6 +185,8 @@ class StoppedGather(HorovodInternalError):  # type: ignore[misc]
 def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Callable[[], bool]) -> list[Any]:
     """Return every rank's value, in rank order; tuples have become lists.
 
+    Threads that gather under one name take turns, and the first of this rank meets the first of every other one.
+
     Args:
         value: plain data.
         failed: returns whether it is known that not every rank will come.
@@ -193,33 +197,48 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
         CorruptFrameError: what came is not what ranks send.
     """
     key, deadline = f"{name} {process_set.process_set_id}", Deadline(seconds)
-    _wait_for_given_up(key, deadline, failed)
 
     def show(shown: Any, within: Deadline) -> list[Any]:
         data, run = torch.frombuffer(bytearray(pack(shown)), dtype=torch.uint8), Run()
-        handle = hvd.allgather_async(data, name=name, process_set=process_set)
-        try:
-            return unpack(_wait(handle, within, failed).numpy().tobytes(), process_set.size())
-        except (LateGather, StoppedGather):
-            _given_up[key] = handle, run
-            raise
+        _shown[key] = hvd.allgather_async(data, name=name, process_set=process_set), run
+        return unpack(_take(key, within, failed).numpy().tobytes(), process_set.size())
 
-    return confirmed(value, show, deadline)
+    turn = _turns.setdefault(key, threading.Lock())
+    if not turn.acquire(timeout=deadline.left()):
+        raise LateGather(f"{seconds:g}")
+    try:
+        _wait_for_given_up(key, deadline, failed)
+        return confirmed(value, show, deadline)
+    finally:
+        turn.release()
 
 
 def _wait_for_given_up(key: str, deadline: Deadline, failed: Callable[[], bool]) -> None:
     """Wait until what this rank has given up under a name takes place, where it still may."""
-    if key not in _given_up:
+    _, run = _shown.get(key, (0, None))
+    if run is None or run.replaced():
+        _shown.pop(key, None)
         return
-    handle, run = _given_up[key]
     try:
-        if not run.replaced():
-            _wait(handle, deadline, failed)
+        _take(key, deadline, failed)
     except (LateGather, StoppedGather):
         raise
     except (ValueError, HorovodInternalError):  # it has failed
         pass
-    _given_up.pop(key, None)
+
+
+def _take(key: str, deadline: Deadline, failed: Callable[[], bool]) -> torch.Tensor:
+    """Wait for what all ranks show; where this one gives up, or is interrupted, it may still take place."""
+    handle, _ = _shown[key]
+    try:
+        found = _wait(handle, deadline, failed)
+    except (LateGather, StoppedGather):
+        raise
+    except (ValueError, HorovodInternalError):
+        _shown.pop(key, None)
+        raise
+    _shown.pop(key, None)
+    return found
 
 
 def add_up(tensor: torch.Tensor, name: str, process_set: Any, seconds: float) -> None:
