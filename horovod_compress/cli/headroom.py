@@ -149,9 +149,8 @@ def text(found: dict[str, Any]) -> str:
             f"without it, and is {found['times_faster']:.1f} times as fast."
         )
     else:
-        said = (
-            f"{method} does not pay here: {advice} takes {seconds[advice]:.1f} ms, {method} {seconds[method]:.1f} ms."
-        )
+        gains = f"gains less than {_LEAST_GAIN - 1:.0%} here" if found["times_faster"] > 1 else "does not pay here"
+        said = f"{method} {gains}: {advice} takes {seconds[advice]:.1f} ms, {method} {seconds[method]:.1f} ms."
         lines.append(f"{said} {_ADVICE[advice]}")
     if "step_gain" in found:
         gain = found["step_gain"]

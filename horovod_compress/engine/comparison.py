@@ -142,7 +142,10 @@ class Start:
 
         advice = "give every rank the same schedule=, and call load_state_dict() on every rank or on none, with states "
         refuse("buckets", plans, f"{advice}of the same step")
-        advice = "broadcast the parameters before the first step, and resume every rank from the same step"
+        advice = (
+            "broadcast the parameters before the first step of a training, and resume every rank from the same step, "
+            "with the states of its model and of its optimizer"
+        )
         refuse(self._compared[1], values, advice)
         advice = "call requires_grad_() in the same way on every rank, between the same two steps"
         refuse("frozen parameters", frozen, advice)

@@ -245,7 +245,7 @@ def parse(method: str | Codec | Masked | Methods, given: Mapping[str, Any]) -> t
         method = replace(single(method.codec), masked=frozenset((_ALL,)))
     if not isinstance(method, (str, Codec, Methods)):
         raise ConfigError(
-            f'a method should be a name or hvc.method("name", option=...), got a {type(method).__name__}; the '
+            f'a method should be a name or hvc.method("name", option=...), got {method!r:.200}; the '
             "parameters are the second argument"
         )
     common = {key: plain(value) for key, value in given.items() if key in Options.names()}

@@ -192,8 +192,8 @@ def pairs(given: object) -> list[tuple[str, nn.Parameter]]:
         part = local(parameter)
         if parameter.requires_grad and hasattr(part, "__tensor_flatten__"):
             raise ConfigError(
-                f"parameter {name} is a {type(part).__name__}, which keeps its numbers in other tensors, and so may "
-                "its gradient: train it as a torch.Tensor, or freeze it with requires_grad_(False)"
+                f"parameter {name} has the class {type(part).__name__}, which keeps its numbers in other tensors, "
+                "and so may its gradient: train it as a torch.Tensor, or freeze it with requires_grad_(False)"
             )
     return found
 

@@ -22,6 +22,14 @@ from ..schedule.by_name import OPTIONAL
 from .session import Session
 
 _SHARED_BY_DEFAULT = ("marsit",)
+#: Settings by what users call them, where that differs.
+_AS_GIVEN = {
+    "delay": "communication_delay",
+    "shared": "a shared second moment",
+    "warmup": "warmup_steps",
+    "masking": "momentum_masking",
+    "outer": "an outer optimizer",
+}
 TAKEN = (
     "a compression serves one optimizer: make another one for DistributedUpdateOptimizer, or for the optimizer whose "
     "gradients are to be exchanged"
@@ -130,7 +138,7 @@ def _warmup_exchanges(given: float, total_steps: int | None) -> int:
         return given
     if type(given) is not float or not 0 <= given < 1:
         raise ConfigError(
-            f"warmup_exchanges should be a number of local steps, or a share of them from 0 to 1, got {given!r}"
+            f"warmup_exchanges should be a whole number of local steps, or a share of them below 1, got {given!r}"
         )
     if given and total_steps is None:
         raise ConfigError(
@@ -220,6 +228,6 @@ def agree(session: Session, settings: Settings | None, options: Mapping[str, str
         for name, value in (found[0][1] or {}).items():
             if theirs[name] != value:
                 raise ConfigError(
-                    f"DistributedUpdateOptimizer was given {name}={value!r} on rank 0 and {theirs[name]!r} on rank "
-                    f"{rank}; give every rank the same"
+                    f"options of DistributedUpdateOptimizer differ: {_AS_GIVEN.get(name, name)} is {value!r} on rank 0 "
+                    f"and {theirs[name]!r} on rank {rank}; give every rank the same"
                 )

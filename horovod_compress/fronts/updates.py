@@ -167,10 +167,26 @@ def _wrapped(
     made._serve(compression, session)
     made._check_caller = compression._check_update_step
     made._compression = compression
-    made._last_hook = made.register_step_pre_hook(uncompiled(lambda *given: made._updates.prepare())).id
+    made._last_hook = made.register_step_pre_hook(uncompiled(partial(_before_step, made))).id
     # Before the exchange, if one follows. And the compression is in use as long as the optimizer.
     made.register_step_post_hook(uncompiled(lambda *given: compression._counters.reports.look()))
     return made
+
+
+def _before_step(made: Any, stepped: torch.optim.Optimizer, *given: object) -> None:
+    """Before a local step: the optimizer that was given has the same hooks, and is easily taken for the one returned.
+
+    Raises:
+        ConfigError: it makes a step, whose update nobody would exchange.
+    """
+    session, updates = made._compression._session, made._updates
+    if stepped is made:
+        updates.prepare()
+    elif not isinstance(stepped, UpdateMode) and session and not session.is_over():
+        raise ConfigError(
+            "this optimizer was given to DistributedUpdateOptimizer, which returned another one: write optimizer = "
+            "hvc.DistributedUpdateOptimizer(optimizer, ...), and use only that; nothing exchanges the steps of this one"
+        )
 
 
 def _left_out(groups: Iterable[dict[str, Any]], exchanged: Container[Any]) -> str | None:

@@ -153,7 +153,7 @@ def test_what_ranks_find_was_shown_by_calls_that_overlap_theirs(world: int, seed
 def test_a_rank_of_another_version_is_told_of_before_the_host_of_the_store_leaves() -> None:
     """It shows its values in another form, behind other letters."""
     ranks, began = job(slow=0.5), time.monotonic()
-    other = store_gathers._Shown(1, b"HVCJ" + pack(1)[4:])
+    other = store_gathers._Showing(1, b"HVCJ" + pack(1)[4:])
     with ThreadPoolExecutor(1) as pool:
         pool.submit(ranks[1]._try, "hvc.save", other, store_gathers.Deadline(LONG), lambda: False, comes_again=True)
         with pytest.raises(CorruptFrameError, match="not a message of this package"):

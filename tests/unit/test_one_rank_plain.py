@@ -21,6 +21,8 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -348,8 +350,8 @@ def _fsdp(net: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("wrap", "text"),
     [
-        (lambda net: net.named_parameters(), "register\\(\\) takes a module, or Distributed.*, got a generator"),
-        (nn.DataParallel, "this module is a DataParallel, whose parameters or gradients"),
+        (lambda net: net.named_parameters(), "register\\(\\) takes a module, or Distributed.*, got <generator"),
+        (nn.DataParallel, "this module has the class DataParallel, whose parameters or gradients"),
         (
             lambda net: nn.Sequential(DistributedDataParallel(net)),
             "0 of this module is a DistributedDataParallel, which",
@@ -357,7 +359,7 @@ def _fsdp(net: nn.Module) -> nn.Module:
         (lambda net: nn.Linear(2, 2), "none of the model's parameters; a compression serves one model"),
         (lambda net: nn.Sequential(net, nn.Linear(2, 2)), r"lacks 2 parameter\(s\) of the model: 1.weight, 1.bias"),
         (lambda net: net.first, r"has 4 parameter\(s\) that the model does not have: second.weight"),
-        (_fsdp, "this module is a FullyShardedDataParallel, whose parameters"),
+        (_fsdp, "this module has the class FullyShardedDataParallel, whose parameters"),
     ],
 )
 def test_what_cannot_work_is_refused(net: Net, compression: hvc.Compression, wrap: Any, text: str) -> None:
@@ -527,3 +529,55 @@ def test_an_error_at_the_end_of_a_pass_is_told_to_all(
     with pytest.raises(ZeroDivisionError):
         net(torch.ones(2, 4), whole=False).sum().backward()
     assert session.failure.broken is not None
+
+
+# ---- what is easily mistaken ----
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_module_whose_wrapper_is_trained_is_refused(net: Net, compression: hvc.Compression, later: bool) -> None:
+    """Both would write its gradients, one after the other."""
+    if later:
+        compression.register(net)
+        wrapped = DistributedDataParallel(net)
+        assert "this model is in DistributedDataParallel, which averages its gradients too" in str(passed(wrapped))
+    else:
+        wrapped = DistributedDataParallel(net)
+        with pytest.raises(hvc.ConfigError, match=r"register the wrapped model, compression.register\(ddp_model"):
+            compression.register(net)
+        compression.register(wrapped)  # the control
+
+
+def test_a_wrapper_that_was_dropped_or_is_of_another_model_does_not_count(
+    net: Net, compression: hvc.Compression
+) -> None:
+    DistributedDataParallel(net)
+    other = DistributedDataParallel(Net())
+    compression.register(net)
+    assert passed(net) is None and other is not None
+
+
+def test_a_model_that_is_divided_belongs_to_another_module(net: Net, compression: hvc.Compression) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(net, mesh=mesh)
+    advice = r"first.weight is divided among ranks, a DTensor; .* import horovod_compress.fsdp"
+    with pytest.raises(hvc.ConfigError, match=advice):
+        compression.register(net)
+    with pytest.raises(hvc.ConfigError, match=advice):
+        hvc.Compression.none(net.named_parameters(), timeout=LONG)
+
+
+def test_the_optimizer_that_was_given_to_update_mode_makes_no_step(net: Net, compression: hvc.Compression) -> None:
+    """Its steps would be those of one rank, and no word of it."""
+    given = torch.optim.SGD(net.parameters(), lr=0.1)
+    made = hvc.DistributedUpdateOptimizer(given, net.named_parameters(), compression)
+    loss(net).backward()
+    with pytest.raises(hvc.ConfigError, match=r"write optimizer = hvc.DistributedUpdateOptimizer\(optimizer"):
+        given.step()
+    made.step()
+    compression.close()
+    given.step()  # nothing is exchanged any more
+    other = hvc.Compression.none(net.named_parameters(), timeout=LONG)
+    again = hvc.DistributedUpdateOptimizer(given, net.named_parameters(), other)
+    again.step()
+    other.close()

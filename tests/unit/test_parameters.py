@@ -63,7 +63,9 @@ def test_a_parameter_without_memory_of_its_own_is_refused() -> None:
     """Kernels are given the address of a gradient, and such a tensor has none."""
     testing = pytest.importorskip("torch.testing._internal.two_tensor")
     weight = nn.Parameter(testing.TwoTensor(torch.ones(2), torch.ones(2)))
-    with pytest.raises(ConfigError, match=r"parameter weight is a TwoTensor, which keeps its numbers in other tensors"):
+    with pytest.raises(
+        ConfigError, match=r"parameter weight has the class TwoTensor, which keeps its numbers in other tensors"
+    ):
         pairs([("weight", weight)])
     weight.requires_grad_(False)
     assert pairs([("weight", weight)]) == [("weight", weight)]

@@ -266,3 +266,15 @@ def test_what_is_measured_is_the_way_of_more_than_two_ranks(monkeypatch: pytest.
     codec = registry.create("marsit", full_precision_every=0)
     measure_codec(codec, codec)
     assert unpacked
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [(2.0, "pays here"), (1.03, "gains less than 5% here: without"), (0.9, "does not pay here: without")],
+)
+def test_a_small_gain_is_no_loss(factor: float, said: str) -> None:
+    """What stands beside it shows a shorter step."""
+    found = prediction.predicted(case(), registry.create("topk"))
+    bare = prediction.plain(case())
+    bare = replace(bare, timelines=(replace(bare.best, step=found.best.step * factor),))
+    assert f"topk {said}" in report.verdict(found, bare)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
-from ..common import refuse
+from ..common import refuse, started_by
 
 if TYPE_CHECKING:
     from ...codecs.base import Codec
@@ -141,6 +141,11 @@ def _worlds(arguments: argparse.Namespace, case: Case, codecs: Sequence[Codec], 
 
 
 def _measure(arguments: argparse.Namespace, table: Table, codec: Codec) -> int:
+    if started_by() == "torchrun":
+        raise ConfigError(
+            "--measure needs Horovod's ranks: start it with horovodrun; under torchrun, hvd-compress headroom measures "
+            "the exchange, and plan without --measure, started once, predicts the step"
+        )
     try:
         from ...fronts.horovod.ranks import begin
     except ImportError as error:

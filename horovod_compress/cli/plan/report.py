@@ -166,7 +166,9 @@ def verdict(found: Found, bare: Found) -> str:
         return f"{said}."
     times = bare.best.step / best.step
     if times < LEAST_GAIN:
-        return f"{said}.\n{name} does not pay here: without compression a step takes {milliseconds(bare.best.step)} ms."
+        plain = milliseconds(bare.best.step)
+        gains = f"gains less than {LEAST_GAIN - 1:.0%} here" if times > 1 else "does not pay here"
+        return f"{said}.\n{name} {gains}: without compression a step takes {plain} ms."
     return f"{said}.\n{name} pays here: a step is {times:.1f} times as fast as without compression."
 
 

@@ -80,12 +80,12 @@ def check_model(model: object, named: Named, others: Named) -> None:
         ConfigError: says what to do.
     """
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"register() takes a module that fully_shard() divides, got a {type(model).__name__}")
+        raise ConfigError(f"register() takes a module that fully_shard() divides, got {model!r:.200}")
     for name, module in model.named_modules():
         if isinstance(module, (FullyShardedDataParallel, DistributedDataParallel)):
             raise ConfigError(
-                f"{name or 'this module'} is a {type(module).__name__}, which exchanges gradients itself; give "
-                f"register() a module that was divided by fully_shard(). Write {RECIPE}"
+                f"{name or 'this module'} has the class {type(module).__name__}, which exchanges gradients itself; "
+                f"give register() a module that was divided by fully_shard(). Write {RECIPE}"
             )
         if _REPLICATED in (kind.__name__ for kind in type(module).__mro__):
             raise ConfigError(

@@ -70,7 +70,6 @@ def check_model(model: DistributedDataParallel, group: object, named: Named, oth
 _NOT_WHOLE = (
     ("torch.nn.parallel.data_parallel", "DataParallel"),
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
-    ("torch.distributed.fsdp", "FSDPModule"),
     ("deepspeed", "DeepSpeedEngine"),
 )
 _SHARDED = (("torch.distributed.tensor", "DTensor"), ("torch.distributed._tensor", "DTensor"))
@@ -83,9 +82,7 @@ def check_unwrapped(model: object, named: Named, others: Named) -> None:
         ConfigError: says what to do.
     """
     if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"register() takes a module, or DistributedDataParallel(module), got a {type(model).__name__}"
-        )
+        raise ConfigError(f"register() takes a module, or DistributedDataParallel(module), got {model!r:.200}")
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel):
             raise ConfigError(
@@ -94,14 +91,26 @@ def check_unwrapped(model: object, named: Named, others: Named) -> None:
             )
         if isinstance(module, _known(_NOT_WHOLE)):
             raise ConfigError(
-                f"{name or 'this module'} is a {type(module).__name__}, whose parameters or gradients are divided "
-                "among devices or exchanged by itself; give register() the module without it, or "
+                f"{name or 'this module'} has the class {type(module).__name__}, whose parameters or gradients are "
+                "divided among devices or exchanged by itself; give register() the module without it, or "
                 "DistributedDataParallel(module)"
             )
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, _known(_SHARDED)):
-            raise ConfigError(f"{name} is divided among ranks, a DTensor; only parameters that are whole are exchanged")
+    refuse_divided(model.named_parameters())
     check_parameters(model.named_parameters(), model, named, others)
+
+
+def refuse_divided(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse parameters of which each rank has a part.
+
+    Raises:
+        ConfigError: says which, and what to do.
+    """
+    for name, parameter in named:
+        if isinstance(parameter, _known(_SHARDED)):
+            raise ConfigError(
+                f"{name} is divided among ranks, a DTensor; for a model that fully_shard() divides, import "
+                "horovod_compress.fsdp instead of horovod_compress.ddp (docs/fsdp.md)"
+            )
 
 
 def _known(kinds: Sequence[tuple[str, str]]) -> tuple[type, ...]:
@@ -190,7 +199,7 @@ def check_optimizer(optimizer: object, named: Named) -> None:
     """
     groups: Any = getattr(optimizer, "param_groups", None)
     if groups is None or not callable(getattr(optimizer, "register_step_pre_hook", None)):
-        raise ConfigError(f"attach() takes an optimizer of torch.optim, such as SGD, got {optimizer!r:.200}")
+        raise ConfigError(f"what register() or attach() takes is an optimizer of torch.optim, got {optimizer!r:.200}")
     ours = {id(parameter) for _, parameter in named}
     if not any(id(parameter) in ours for group in groups for parameter in group["params"]):
         raise ConfigError(
@@ -297,7 +306,20 @@ def refuse_sharded(optimizer: Any, own: bool) -> None:
         )
 
 
-# ---- update mode, in which gradients stay on their rank ----
+# ---- modules as they are, in a wrapper that exchanges as well ----
+
+
+def refuse_wrapped(parameters: Iterable[Tensor]) -> None:
+    """Refuse to exchange gradients of a module as it is where DistributedDataParallel averages them too.
+
+    Raises:
+        ConfigError: says what to do.
+    """
+    if _in_wrapper(parameters, lambda ranks: True):
+        raise ConfigError(
+            "this model is in DistributedDataParallel, which averages its gradients too: register the wrapped model, "
+            "compression.register(ddp_model, optimizer); or train the model as it is, and drop the wrapper"
+        )
 
 
 def refuse_averaged(parameters: Iterable[Tensor], group: Any) -> None:
@@ -311,7 +333,22 @@ def refuse_averaged(parameters: Iterable[Tensor], group: Any) -> None:
     Raises:
         ConfigError: says what to do.
     """
-    ours, ranks = {id(parameter) for parameter in parameters}, {*dist.get_process_group_ranks(group)}
+    ours = {*dist.get_process_group_ranks(group)}
+    if _in_wrapper(parameters, lambda ranks: len(ours.intersection(ranks)) > 1):
+        raise ConfigError(
+            "this model is in DistributedDataParallel, which averages gradients over ranks that are to exchange "
+            "updates: in update mode gradients stay on their rank. Train the model as it is, and drop the wrapper; "
+            "or register() the wrapped model, to exchange gradients"
+        )
+
+
+def _in_wrapper(parameters: Iterable[Tensor], counts: Callable[[list[int]], bool]) -> bool:
+    """Return whether some DistributedDataParallel has some of these parameters.
+
+    Args:
+        counts: returns whether one over these ranks does.
+    """
+    ours = {id(parameter) for parameter in parameters}
 
     def averages(found: DistributedDataParallel) -> bool:
         over: Any = getattr(found, "process_group", None)
@@ -319,20 +356,17 @@ def refuse_averaged(parameters: Iterable[Tensor], group: Any) -> None:
             return False
         if not isinstance(getattr(found, "module", None), nn.Module):  # it was refused itself, half made
             return False
-        shared = ranks.intersection(dist.get_process_group_ranks(over))
-        return len(shared) > 1 and any(id(parameter) in ours for _, parameter in _reduced(found))
+        if not counts(dist.get_process_group_ranks(over)):
+            return False
+        return any(id(parameter) in ours for _, parameter in _reduced(found))
 
     def any_averages() -> bool:
         return any(issubclass(type(found), DistributedDataParallel) and averages(found) for found in gc.get_objects())
 
-    if any_averages():
-        gc.collect()  # a wrapper that was dropped stays until then
-        if any_averages():
-            raise ConfigError(
-                "this model is in DistributedDataParallel, which averages gradients over ranks that are to exchange "
-                "updates: in update mode gradients stay on their rank. Train the model as it is, and drop the wrapper; "
-                "or register() the wrapped model, to exchange gradients"
-            )
+    if not any_averages():
+        return False
+    gc.collect()  # a wrapper that was dropped stays until then
+    return any_averages()
 
 
 def sparse_in(module: nn.Module) -> set[int]:

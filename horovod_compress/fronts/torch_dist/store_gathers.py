@@ -42,7 +42,7 @@ class FailedGather(Exception):
 
 
 @dataclass
-class _Shown:
+class _Showing:
     """What this rank shows in a gather, and cannot take back.
 
     Attributes:
@@ -69,7 +69,7 @@ class Gathers:
         self._store: _Store | None = None
         self._meeting, self._lock = threading.Lock(), threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
-        self._shown: defaultdict[str, _Shown] = defaultdict(_Shown)
+        self._shown: defaultdict[str, _Showing] = defaultdict(_Showing)
 
     def gather(self, name: str, value: Any, seconds: float, failed: Callable[[], bool]) -> list[Any]:
         """Return every rank's value, in rank order.
@@ -99,7 +99,7 @@ class Gathers:
     def _show(self, name: str, value: list[Any], deadline: Deadline, failed: Callable[[], bool]) -> list[Any]:
         has_seen, _ = value
         # One assignment, so that nothing is out of step wherever an interrupt comes.
-        shown = self._shown[name] = _Shown(self._shown[name].number + 1, pack(value), over=False)
+        shown = self._shown[name] = _Showing(self._shown[name].number + 1, pack(value), over=False)
         found = self._try(name, shown, deadline, failed, comes_again=not has_seen)
         shown.over = True
         try:
@@ -111,7 +111,7 @@ class Gathers:
             raise
 
     def _try(
-        self, name: str, shown: _Shown, deadline: Deadline, failed: Callable[[], bool], comes_again: bool = False
+        self, name: str, shown: _Showing, deadline: Deadline, failed: Callable[[], bool], comes_again: bool = False
     ) -> list[bytes]:
         asked = _StoreCalls(self, name, shown, comes_again)
         try:
@@ -239,7 +239,7 @@ class _StoreCalls:
         comes_again: it does not leave, but comes to the next gather at once.
     """
 
-    def __init__(self, group: Gathers, name: str, shown: _Shown, comes_again: bool) -> None:
+    def __init__(self, group: Gathers, name: str, shown: _Showing, comes_again: bool) -> None:
         self._group, self._of, self._shown, self._comes_again = group, name, shown, comes_again
         self.found: list[bytes] = []
         self.parting = Deadline(_PARTING_SECONDS)
