@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 import torch.distributed as dist
 
 from horovod_compress.fronts.torch_dist.store_gathers import FailedGather, Gathers
+from tests.support.stores import SlowStore
 
 WORLD, LONG, SHORT = 3, 20.0, 0.2
 
@@ -154,20 +155,55 @@ def test_after_a_call_that_failed_the_next_gather_of_all_takes_place(store: Any,
     assert meet(job, "a", str) == [[str(rank) for rank in range(WORLD)]] * WORLD
 
 
-def test_after_an_interrupt_nothing_goes_on_and_the_next_gather_of_all_takes_place(store: Any) -> None:
-    def interrupt() -> bool:
-        raise KeyboardInterrupt
+def interrupt() -> bool:
+    raise KeyboardInterrupt
 
+
+def no_thread_is_left() -> None:
+    until = time.monotonic() + LONG
+    while any(thread.name == "hvc-meet" for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_after_an_interrupt_nothing_goes_on_and_the_next_gather_of_all_takes_place(store: Any) -> None:
     job = ranks(store)
     assert meet(job, "a", word) == [[word(rank) for rank in range(WORLD)]] * WORLD
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             job[0].gather("a", "interrupted", LONG, interrupt)
-    until = time.monotonic() + LONG
-    while any(thread.name == "hvc-meet" for thread in threading.enumerate()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    no_thread_is_left()
     assert meet(job, "a", str) == [[str(rank) for rank in range(WORLD)]] * WORLD
+
+
+def test_calls_that_an_interrupt_has_left_see_all_keys_that_they_read(store: Any) -> None:
+    """These go with the next gather, which therefore waits for such calls; they would wait for the keys."""
+    slow = SlowStore(store, 0.0)
+    job = [Gathers(store, "job", 0, WORLD), Gathers(slow, "job", 1, WORLD), Gathers(store, "job", 2, WORLD)]
+    assert meet(job, "a", word) == [[word(rank) for rank in range(WORLD)]] * WORLD
+    others: list[Any] = []
+    thread = threading.Thread(target=lambda: others.append(meet([job[0], job[2]], "a", str)))
+    slow.seconds = 0.5
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        job[1].gather("a", "interrupted", LONG, lambda: slow.reads and interrupt())
+    slow.seconds = 0.0
+    assert job[1].gather("a", "again", LONG, never) == ["0", "again", "1"]
+    thread.join(LONG)
+    assert others == [[["0", "again", "1"]] * 2]
+    assert meet(job, "a", str) == [[str(rank) for rank in range(WORLD)]] * WORLD
+    no_thread_is_left()
+
+
+def test_a_thread_whose_rank_waits_already_names_who_is_missing(store: Any) -> None:
+    job = ranks(store)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(job[0].gather, "a", "x", 1.5, never)
+        while not store.check([job[0]._here[0]]):
+            time.sleep(0.01)
+        with pytest.raises(FailedGather) as caught:
+            job[0].gather("b", "x", SHORT, never)
+    assert caught.value.absent == first.exception().absent == [1, 2]  # type: ignore[union-attr]
 
 
 def test_a_store_that_is_gone_is_told() -> None:

@@ -21,12 +21,15 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import horovod_compress.ddp as hvc
+from horovod_compress.errors import MismatchError
+from horovod_compress.fronts.compression import BaseCompression
 
 LONG = 30.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -535,36 +538,59 @@ def test_an_error_at_the_end_of_a_pass_is_told_to_all(
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_a_module_whose_wrapper_is_trained_is_refused(net: Net, compression: hvc.Compression, later: bool) -> None:
+def test_a_module_that_is_trained_in_a_wrapper_is_refused(net: Net, compression: hvc.Compression, later: bool) -> None:
     """Both would write its gradients, one after the other."""
-    if later:
-        compression.register(net)
-        wrapped = DistributedDataParallel(net)
-        assert "this model is in DistributedDataParallel, which averages its gradients too" in str(passed(wrapped))
-    else:
-        wrapped = DistributedDataParallel(net)
-        with pytest.raises(hvc.ConfigError, match=r"register the wrapped model, compression.register\(ddp_model"):
-            compression.register(net)
-        compression.register(wrapped)  # the control
-
-
-def test_a_wrapper_that_was_dropped_or_is_of_another_model_does_not_count(
-    net: Net, compression: hvc.Compression
-) -> None:
-    DistributedDataParallel(net)
-    other = DistributedDataParallel(Net())
+    wrapped = None if later else DistributedDataParallel(net)
     compression.register(net)
-    assert passed(net) is None and other is not None
+    wrapped = wrapped or DistributedDataParallel(net)
+    assert "this model is trained in DistributedDataParallel, which averages its gradients too" in str(passed(wrapped))
+    with torch.no_grad():
+        wrapped(torch.ones(3, 4))
+    with wrapped.no_sync():
+        wrapped(torch.ones(3, 4))
+    assert passed(net) is None and not net._forward_pre_hooks
 
 
-def test_a_model_that_is_divided_belongs_to_another_module(net: Net, compression: hvc.Compression) -> None:
-    mesh = init_device_mesh("cpu", (1,))
-    fully_shard(net, mesh=mesh)
-    advice = r"first.weight is divided among ranks, a DTensor; .* import horovod_compress.fsdp"
-    with pytest.raises(hvc.ConfigError, match=advice):
+def test_a_copy_of_a_registered_module_may_be_trained_in_a_wrapper(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    assert passed(DistributedDataParallel(copy.deepcopy(net))) is None
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_model_that_is_divided_belongs_to_another_module(net: Net, compression: hvc.Compression, whole: bool) -> None:
+    fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+    if whole:  # the root's parameters are for now, behind a forward pass
+        net(torch.ones(3, 4))
+    with pytest.raises(hvc.ConfigError, match=r"this module is divided among ranks, .* import horovod_compress.fsdp"):
         compression.register(net)
-    with pytest.raises(hvc.ConfigError, match=advice):
+
+
+def test_where_ranks_have_different_parts_the_error_names_the_other_module(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differ(*given: object) -> None:
+        raise MismatchError("the ranks do not agree on parameter 0")
+
+    monkeypatch.setattr(BaseCompression, "_connect_with", differ)
+    with pytest.raises(MismatchError, match=r"on parameter 0$"):  # the control
         hvc.Compression.none(net.named_parameters(), timeout=LONG)
+    fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(MismatchError, match=r"on parameter 0; .* import horovod_compress.fsdp instead"):
+        hvc.Compression.none(net.named_parameters(), timeout=LONG)
+
+
+@pytest.mark.parametrize("given", [lambda net: net.parameters(), lambda net: None, lambda net: 3])
+def test_what_is_no_list_of_named_parameters_is_told(net: Net, given: Callable[[Net], Any]) -> None:
+    with pytest.raises(hvc.ConfigError, match=r"write model.named_parameters\(\)"):
+        hvc.Compression.none(given(net), timeout=LONG)
+
+
+def test_what_torch_makes_of_an_optimizer_without_state_is_no_step(net: Net, compression: hvc.Compression) -> None:
+    """It sets rates to 0 for that, and would not set them back after an error."""
+    given = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    hvc.DistributedUpdateOptimizer(given, net.named_parameters(), compression)
+    get_state_dict(net, given)
+    assert given.param_groups[0]["lr"] == 0.1
 
 
 def test_the_optimizer_that_was_given_to_update_mode_makes_no_step(net: Net, compression: hvc.Compression) -> None:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...engine.methods import parse
 from ...errors import ConfigError
 from ..torch_dist.checks import check_parameters
-from ..torch_dist.unwrapped import leave_other
+from ..torch_dist.hooks import leave_other
 from .grid import RECIPE
 
 Named = Sequence[tuple[str, nn.Parameter]]

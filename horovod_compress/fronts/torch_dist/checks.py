@@ -72,6 +72,9 @@ _NOT_WHOLE = (
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("deepspeed", "DeepSpeedEngine"),
 )
+_DIVIDED = (("torch.distributed.fsdp", "FSDPModule"),)
+#: What to do with a model of which each rank has a part.
+INSTEAD = "for a model that fully_shard() divides, import horovod_compress.fsdp instead (docs/fsdp.md)"
 _SHARDED = (("torch.distributed.tensor", "DTensor"), ("torch.distributed._tensor", "DTensor"))
 
 
@@ -95,22 +98,17 @@ def check_unwrapped(model: object, named: Named, others: Named) -> None:
                 "divided among devices or exchanged by itself; give register() the module without it, or "
                 "DistributedDataParallel(module)"
             )
-    refuse_divided(model.named_parameters())
+        if isinstance(module, _known(_DIVIDED)):  # its parameters may be whole for now
+            raise ConfigError(f"{name or 'this module'} is divided among ranks, by fully_shard(); {INSTEAD}")
+    for name, parameter in model.named_parameters():
+        if is_divided(parameter):
+            raise ConfigError(f"{name} is divided among ranks, a DTensor; {INSTEAD}")
     check_parameters(model.named_parameters(), model, named, others)
 
 
-def refuse_divided(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse parameters of which each rank has a part.
-
-    Raises:
-        ConfigError: says which, and what to do.
-    """
-    for name, parameter in named:
-        if isinstance(parameter, _known(_SHARDED)):
-            raise ConfigError(
-                f"{name} is divided among ranks, a DTensor; for a model that fully_shard() divides, import "
-                "horovod_compress.fsdp instead of horovod_compress.ddp (docs/fsdp.md)"
-            )
+def is_divided(parameter: Tensor) -> bool:
+    """Return whether each rank has a part of a parameter."""
+    return isinstance(parameter, _known(_SHARDED))
 
 
 def _known(kinds: Sequence[tuple[str, str]]) -> tuple[type, ...]:
@@ -309,19 +307,6 @@ def refuse_sharded(optimizer: Any, own: bool) -> None:
 # ---- modules as they are, in a wrapper that exchanges as well ----
 
 
-def refuse_wrapped(parameters: Iterable[Tensor]) -> None:
-    """Refuse to exchange gradients of a module as it is where DistributedDataParallel averages them too.
-
-    Raises:
-        ConfigError: says what to do.
-    """
-    if _in_wrapper(parameters, lambda ranks: True):
-        raise ConfigError(
-            "this model is in DistributedDataParallel, which averages its gradients too: register the wrapped model, "
-            "compression.register(ddp_model, optimizer); or train the model as it is, and drop the wrapper"
-        )
-
-
 def refuse_averaged(parameters: Iterable[Tensor], group: Any) -> None:
     """Refuse to exchange updates where DistributedDataParallel averages the gradients over some of the same ranks.
 
@@ -333,22 +318,7 @@ def refuse_averaged(parameters: Iterable[Tensor], group: Any) -> None:
     Raises:
         ConfigError: says what to do.
     """
-    ours = {*dist.get_process_group_ranks(group)}
-    if _in_wrapper(parameters, lambda ranks: len(ours.intersection(ranks)) > 1):
-        raise ConfigError(
-            "this model is in DistributedDataParallel, which averages gradients over ranks that are to exchange "
-            "updates: in update mode gradients stay on their rank. Train the model as it is, and drop the wrapper; "
-            "or register() the wrapped model, to exchange gradients"
-        )
-
-
-def _in_wrapper(parameters: Iterable[Tensor], counts: Callable[[list[int]], bool]) -> bool:
-    """Return whether some DistributedDataParallel has some of these parameters.
-
-    Args:
-        counts: returns whether one over these ranks does.
-    """
-    ours = {id(parameter) for parameter in parameters}
+    ours, ranks = {id(parameter) for parameter in parameters}, {*dist.get_process_group_ranks(group)}
 
     def averages(found: DistributedDataParallel) -> bool:
         over: Any = getattr(found, "process_group", None)
@@ -356,17 +326,31 @@ def _in_wrapper(parameters: Iterable[Tensor], counts: Callable[[list[int]], bool
             return False
         if not isinstance(getattr(found, "module", None), nn.Module):  # it was refused itself, half made
             return False
-        if not counts(dist.get_process_group_ranks(over)):
-            return False
-        return any(id(parameter) in ours for _, parameter in _reduced(found))
+        shared = ranks.intersection(dist.get_process_group_ranks(over))
+        return len(shared) > 1 and any(id(parameter) in ours for parameter in reduced(found))
 
     def any_averages() -> bool:
         return any(issubclass(type(found), DistributedDataParallel) and averages(found) for found in gc.get_objects())
 
-    if not any_averages():
-        return False
-    gc.collect()  # a wrapper that was dropped stays until then
-    return any_averages()
+    if any_averages():
+        gc.collect()  # a wrapper that was dropped stays until then
+        if any_averages():
+            raise ConfigError(
+                "this model is in DistributedDataParallel, which averages gradients over ranks that are to exchange "
+                "updates: in update mode gradients stay on their rank. Train the model as it is, and drop the wrapper; "
+                "or register() the wrapped model, to exchange gradients"
+            )
+
+
+def averaging_wrapper() -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel whose forward pass is under way, if a backward pass will average gradients."""
+    found: DistributedDataParallel | None = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    return found if found is not None and torch.is_grad_enabled() and found.require_backward_grad_sync else None
+
+
+def reduced(model: DistributedDataParallel) -> Iterator[nn.Parameter]:
+    """Return the parameters whose gradients DistributedDataParallel averages."""
+    return (parameter for _, parameter in _reduced(model))
 
 
 def sparse_in(module: nn.Module) -> set[int]:

@@ -17,18 +17,19 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.job import Job
-from ...errors import ConfigError
+from ...errors import ConfigError, MismatchError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..compression import begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Strangers, Unexchanged
 from ..session import Session, in_backward
-from ..startup import Wrap, before_handshake
+from ..startup import Wrap
 from ..update_options import TAKEN
 from . import checks
+from .hooks import leave_other
 from .job import TorchJob
 from .of_group import TorchCompression
-from .unwrapped import Unwrapped, begin_alike, leave_other
+from .unwrapped import Unwrapped, begin_alike
 from .wrapped import Wrapped
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -71,9 +72,12 @@ class Compression(TorchCompression, Factories):
     _ranks_in_words = "process group"
 
     def _connect_with(self, method: Any, given: Any, options: Mapping[str, Any], wrap: Wrap, job: Job) -> None:
-        with before_handshake(job):
-            checks.refuse_divided(given)
-        super()._connect_with(method, given, options, wrap, job)
+        try:
+            super()._connect_with(method, given, options, wrap, job)
+        except MismatchError as error:
+            if any(checks.is_divided(parameter) for _, parameter in given):
+                raise MismatchError(f"{error}; {checks.INSTEAD}") from None
+            raise
 
     def _begin(self, session: Session) -> None:
         self._wrapped = Wrapped(session, self._begin_step, self._look, self._job.group)
@@ -131,7 +135,7 @@ class Compression(TorchCompression, Factories):
             self._wrapped.follow(model)
             model.register_comm_hook(self, ddp_hook)
         else:
-            found = Unwrapped(model, session, self._begin_unwrapped, self._look, self._job.group)
+            found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
             self._unwrapped = weakref.ref(found)
             self._watch(model)
         self._registered = True
@@ -148,16 +152,8 @@ class Compression(TorchCompression, Factories):
             checks.check_model(model, self._job.group, session.steps.named, session.others)
         else:
             checks.check_unwrapped(model, session.steps.named, session.others)
-            checks.refuse_wrapped(session.steps.parameters)
             leave_other(model.parameters())
             begin_alike([*model.named_parameters(), *model.named_buffers()], session, self._job.group)
-
-    def _begin_unwrapped(self) -> Session:
-        session = self._here()
-        if not session.compared:  # it may have been wrapped since it was registered
-            with session.failure.of_all("a backward pass"):
-                checks.refuse_wrapped(session.steps.parameters)
-        return self._begin_step()
 
     def _for_updates(self, replicate: object) -> Session | None:
         if session := super()._for_updates(replicate):

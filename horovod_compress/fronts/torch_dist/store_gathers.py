@@ -67,8 +67,11 @@ class Gathers:
         self.rank, self.size, self.run = rank, size, ""
         self._given, self._prefix, self._token = store, f"{prefix}/{size}", secrets.token_hex(_TOKEN // 2).encode()
         self._store: _Store | None = None
-        self._meeting, self._lock = threading.Lock(), threading.Lock()
+        self._here = [f"{self._prefix}/here/{rank}" for rank in range(size)]
+        self._meeting = threading.Lock()
+        #: By name. Callers take turns, and so do the threads with their calls, which may outlast them.
         self._turns: dict[str, threading.Lock] = {}
+        self._calls: dict[str, threading.Lock] = {}
         self._shown: defaultdict[str, _Showing] = defaultdict(_Showing)
 
     def gather(self, name: str, value: Any, seconds: float, failed: Callable[[], bool]) -> list[Any]:
@@ -84,8 +87,7 @@ class Gathers:
             CorruptFrameError: what came is not what ranks send.
         """
         deadline = Deadline(seconds)
-        with self._lock:
-            turn = self._turns.setdefault(name, threading.Lock())
+        turn = self._turns.setdefault(name, threading.Lock())
         if not turn.acquire(timeout=max(0.0, deadline.left())):
             raise FailedGather(f"{seconds:g} s", True, [])
         try:
@@ -115,6 +117,7 @@ class Gathers:
     ) -> list[bytes]:
         asked = _StoreCalls(self, name, shown, comes_again)
         try:
+            asked.begin()
             while not asked.done.wait(_POLL_SECONDS):
                 late, has_failed = deadline.passed(), failed()
                 if asked.found:
@@ -143,23 +146,22 @@ class Gathers:
         Args:
             absent: gets the ranks that have not come.
         """
-        while not self._meeting.acquire(timeout=_SLOW_SECONDS):
-            if enough():
+        with _held(self._meeting, enough) as mine:
+            if not mine:
+                if self._store:  # another thread is there, which looks at the end of its own limit
+                    absent.extend(map(self._here.index, self._store.absent(self._here)))
                 return None
-        try:
             # Connects, which may take as long as any call.
             self._store = store = self._store or _Store(self._given)
             if not self.run:
                 self._meet(store, enough, absent)
             return store if self.run else None
-        finally:
-            self._meeting.release()
 
     def _meet(self, store: _Store, enough: Callable[[], bool], absent: list[int]) -> None:
-        here, mine, began = [f"{self._prefix}/here/{rank}" for rank in range(self.size)], b"", time.monotonic()
+        here, mine, began = self._here, b"", time.monotonic()
         store.set(here[self.rank], self._token)
         if missing := store.missing(here, enough, _SLOW_SECONDS):
-            absent.extend(here.index(name) for name in store.absent(missing))
+            absent.extend(map(here.index, store.absent(missing)))
         while not absent:
             last, shown = enough(), store.get(here)
             seen = hashlib.sha256(b"".join(one[:_TOKEN] for one in shown)).hexdigest()[:_TOKEN].encode()
@@ -174,9 +176,25 @@ class Gathers:
             else:
                 pause(began, _SLOW_SECONDS * max(1.0, self.size / 16))  # as many ranks read as many words
 
+    def calling(self, name: str, enough: Callable[[], bool]) -> contextlib.AbstractContextManager[bool]:
+        """Wait for the calls into the store that an earlier gather of a name has left: they may be of keys that go."""
+        return _held(self._calls.setdefault(name, threading.Lock()), enough)
+
     def key(self, name: str) -> str:
         """Return what all keys of a name begin with."""
         return f"{self._prefix}/{self.run}/{name}"
+
+
+@contextlib.contextmanager
+def _held(lock: threading.Lock, enough: Callable[[], bool]) -> Iterator[bool]:
+    """Hold a lock, unless it is enough before that."""
+    while not (mine := lock.acquire(timeout=_SLOW_SECONDS)) and not enough():
+        pass
+    try:
+        yield mine
+    finally:
+        if mine:
+            lock.release()
 
 
 class _Store:
@@ -247,24 +265,30 @@ class _StoreCalls:
         self.error: Exception | None = None
         self.given_up = self.leaves = False
         self.done = threading.Event()
+
+    def begin(self) -> None:
         threading.Thread(target=self._run, name="hvc-meet", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            if store := self._group.store(lambda: self.given_up, self.absent):
-                self._ask(store)
-                if self.found:
-                    with contextlib.suppress(Exception):  # the host may have gone: this rank has all it needs
-                        self._part(store)
+            with self._group.calling(self._of, self._is_given_up) as mine:
+                if mine and (store := self._group.store(self._is_given_up, self.absent)):
+                    self._ask(store)
+                    if self.found:
+                        with contextlib.suppress(Exception):  # the host may have gone: this rank has all it needs
+                            self._part(store)
         except Exception as error:  # noqa: BLE001  whoever waits is told
             self.error = error
         self.done.set()
 
+    def _is_given_up(self) -> bool:
+        return self.given_up
+
     def _ask(self, store: _Store) -> None:
         every = self._names()
         store.set(every[self._group.rank], self._shown.mine)
-        if missing := store.missing(every, lambda: self.given_up, _SLOW_SECONDS):
-            self.absent.extend(every.index(name) for name in store.absent(missing))
+        if missing := store.missing(every, self._is_given_up, _SLOW_SECONDS):
+            self.absent.extend(map(every.index, store.absent(missing)))
         if not self.absent:
             found = store.get(every)
             self.parting = Deadline(_PARTING_SECONDS)

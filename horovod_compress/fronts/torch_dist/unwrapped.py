@@ -24,6 +24,7 @@ from ...errors import ConfigError, ExchangeError, HorovodCompressError, Mismatch
 from ..session import Session, before_each_step, drop_zeros, gradient_of, in_backward, weakly
 from . import checks
 from .backward import at_the_end, raising
+from .hooks import GradientHook, in_use, refuse_wrapped
 
 _NAMED = 5  # at most, in messages
 _BROADCAST_BYTES = 250 << 20  # at once, as DistributedDataParallel does it
@@ -100,12 +101,13 @@ class Unwrapped:
         weakref.finalize(self, before_each_step(weakly(self._refuse_step))).atexit = False
         self._sparse = checks.sparse_in(module)
         session.steps.sparse = [name for name, parameter in session.steps.named if id(parameter) in self._sparse]
-        hook = _Hook(self)
+        self._before_first = module.register_forward_pre_hook(refuse_wrapped)
+        hook = GradientHook(self)
         for parameter in session.steps.parameters:
             needs, _ = parameter.requires_grad, parameter.requires_grad_(True)  # else torch takes no hook
             parameter.register_post_accumulate_grad_hook(hook)
             parameter.requires_grad_(needs)
-        _in_use[module] = self
+        in_use[module] = self
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -161,6 +163,7 @@ class Unwrapped:
         """Return the pass that this call belongs to; the first gradient begins one, and a step."""
         if (found := self._pass) is None:
             self._begin_step()
+            self._before_first.remove()
             found = self._pass = Pass()
             self._end_with(found)
             self._skip(found)
@@ -324,47 +327,6 @@ class Unwrapped:
             f"{len(names)} parameter(s) have got no gradient, {', '.join(names[:_NAMED])}, or others have got two; "
             "write checkpoint(..., use_reentrant=False)"
         )
-
-
-class _Hook:
-    """What torch calls for each parameter; the garbage collector sees nothing of what it refers to."""
-
-    def __init__(self, unwrapped: Unwrapped) -> None:
-        self._unwrapped = weakref.ref(unwrapped)
-
-    def __call__(self, parameter: Tensor) -> None:
-        if (found := self._unwrapped()) is None:
-            raise ConfigError(
-                "the module that this compression was registered with is gone, and so is the compression; register "
-                "the module that is trained, and keep it or the compression"
-            )
-        found.take(parameter)
-
-    def is_over(self) -> bool:
-        found = self._unwrapped()
-        return found is None or found.is_over()
-
-
-#: A compression stays as long as the module that it exchanges the gradients of, whether or not a program keeps it.
-_in_use: weakref.WeakKeyDictionary[nn.Module, Unwrapped] = weakref.WeakKeyDictionary()
-
-
-def leave_other(parameters: Iterable[nn.Parameter]) -> None:
-    """Take the hooks of a closed compression from the parameters of a module.
-
-    Raises:
-        ConfigError: they have one that is in use.
-    """
-    for parameter in parameters:
-        hooks: Any = parameter._post_accumulate_grad_hooks or {}
-        for key, hook in list(hooks.items()):
-            if isinstance(hook, _Hook) and not hook.is_over():
-                raise ConfigError(
-                    "this module has a compression already, and register() is called once; call close() on that one "
-                    "first, or create the module again"
-                )
-            if isinstance(hook, _Hook):
-                del hooks[key]
 
 
 # ---- all ranks begin alike ----
