@@ -125,7 +125,7 @@ REFUSED = {
     "the other dimension": "ConfigError: replicate= has ranks [0, 1], and the model is divided among ranks [0, 1]",
     "both dimensions": "ConfigError: replicate= should be the dimension of a mesh",
     "a hook": "ConfigError: first.0.weight has a hook that is called when its gradient is there",
-    "wrapped": "ConfigError: this module is a DistributedDataParallel, which exchanges gradients itself",
+    "wrapped": "ConfigError: this module has the class DistributedDataParallel, which exchanges gradients itself",
     "twice": "ConfigError: this compression has a module already",
     "not registered": "ConfigError: the ranks do not know each other yet: write compression.register(",
     "a scaler before": "ConfigError: the ranks do not know each other yet: write compression.register(",

@@ -123,7 +123,7 @@ def test_ranks_that_start_differently_are_told(found) -> None:
     for mine in value(found, "starts"):
         assert "MismatchError" in mine and "broadcast the parameters" in mine
     for mine in value(found, "options"):
-        assert "ConfigError" in mine and "delay=1 on rank 0 and 2 on rank 1" in mine
+        assert "ConfigError" in mine and "communication_delay is 1 on rank 0 and 2 on rank 1" in mine
 
 
 def test_a_hook_that_clips_comes_before_ours(found) -> None:
