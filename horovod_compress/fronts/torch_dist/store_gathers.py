@@ -296,13 +296,15 @@ class _StoreCalls:
 
     def _part(self, store: _Store) -> None:
         """Say that this rank has read, and wait for the others to say so."""
-        rank, have_read = self._group.rank, self._names(read=True)
+        rank, have_read = self._group.rank, self._names("/read")
         # What this rank left in the gather before, every rank has read: all have come to this one.
-        store.delete(self._names(before=1)[rank], self._names(before=1, read=True)[rank])
+        store.delete(self._name(rank, before=1), self._name(rank, "/read", before=1))
         store.set(have_read[rank], b"")
         if not self._comes_again:
             store.missing(have_read, lambda: self.leaves or self.parting.passed(), _POLL_SECONDS)
 
-    def _names(self, before: int = 0, read: bool = False) -> list[str]:
-        key = f"{self._group.key(self._of)}/{self._shown.number - before}" + ("/read" if read else "")
-        return [f"{key}/{rank}" for rank in range(self._group.size)]
+    def _name(self, rank: int, of: str = "", before: int = 0) -> str:
+        return f"{self._group.key(self._of)}/{self._shown.number - before}{of}/{rank}"
+
+    def _names(self, of: str = "") -> list[str]:
+        return [self._name(rank, of) for rank in range(self._group.size)]
