@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 try:
@@ -66,6 +66,13 @@ class PeerError(Exception):
     def __init__(self, peer: int, late: bool, detail: str) -> None:
         super().__init__(detail)
         self.peer, self.late, self.detail = peer, late, detail
+
+
+def some_of(names: Iterable[str], most: int = 5) -> str:
+    """Return the first of many names, and how many more there are: ``a, b, c, d, e and 12 more``."""
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
 
 
 @contextlib.contextmanager

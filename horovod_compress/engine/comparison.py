@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import DigestError, MismatchError
+from ..errors import DigestError, MismatchError, some_of
 from ..exchange import everywhere
 from ..exchange.wire import NonFiniteCount
 from ..ops.checksums import hash_of, hash_of_text, signed
@@ -157,7 +157,7 @@ class Start:
         if differ := {name: odd for name, hashes in named if (odd := minority(hashes))}:
             name, odd = next(iter(differ.items()))
             raise MismatchError(
-                f"rank {rank}: the masks of {', '.join(list(differ)[:5])} differ between ranks, that of {name} on "
+                f"rank {rank}: the masks of {some_of(differ)} differ between ranks, that of {name} on "
                 f"rank(s) {odd} from the others: a mask is what is 0 in the weights; prune them in the same way on "
                 "every rank, between the same two steps, and broadcast them from one rank"
             )

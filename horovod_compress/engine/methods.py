@@ -12,7 +12,7 @@ from ..codecs.base import Codec, coded_tables, variants_of
 from ..codecs.by_step import ByStep, config_of, described, method, warmed
 from ..codecs.dense import Dense, Uncompressed
 from ..codecs.masked import Masked
-from ..errors import ConfigError
+from ..errors import ConfigError, some_of
 from ..options import Options, meant, own_options, plain
 from ..schedule.by_name import check_schedule
 from ..schedule.plan import Bucket, Plan, TensorSpec
@@ -280,7 +280,7 @@ def numbered(plan: Plan, methods: Methods) -> Plan:
         if len(numbers) > 1:
             raise ConfigError(
                 f"bucket {bucket.index} of the plan holds parameters of different methods: "
-                f"{', '.join(tensor.name for tensor in bucket.tensors[:5])}; split it between them"
+                f"{some_of(tensor.name for tensor in bucket.tensors)}; split it between them"
             )
         found.append(replace(bucket, method=numbers.pop()))
     return Plan(tuple(found))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..codecs.base import Codec
-from ..errors import ConfigError, ExchangeError, MismatchError
+from ..errors import ConfigError, ExchangeError, MismatchError, some_of
 from ..exchange.choose import Choose
 from ..exchange.device import Device
 from ..exchange.hosts import LocalHost
@@ -252,7 +252,7 @@ class Reducer:
         if missing := self.missing(step):
             raise ConfigError(
                 f"rank {self.rank}: no gradient was offered in step {step} for {len(missing)} parameter(s): "
-                f"{', '.join(missing[:5])}; give named_parameters with exactly the parameters of this optimizer"
+                f"{some_of(missing)}; give named_parameters with exactly the parameters of this optimizer"
             )
         if not (self._exchanging.thread.is_alive() and self.failure.workers_alive()):
             raise ExchangeError(f"rank {self.rank}: a thread of the reducer ended unexpectedly; this is a bug")

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, some_of
 from ..observe import verdict
 from ..observe.metrics import AtAnyTime, Stats
 from ..observe.reports import PrometheusFile, Reports, TensorBoard
@@ -128,9 +128,6 @@ _writers: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictiona
 
 # ---- parameters that are trained but not exchanged, as they were frozen when that was planned ----
 
-#: Name at most so many.
-_NAMED = 5
-
 _log = logging.getLogger("horovod_compress")
 
 
@@ -160,8 +157,7 @@ class Unexchanged:
         if not found:
             return
         self._told = True
-        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        _log.warning(self._text, ", ".join(found[:_NAMED]) + more, *self._words)
+        _log.warning(self._text, some_of(found), *self._words)
 
 
 class Strangers(Unexchanged):

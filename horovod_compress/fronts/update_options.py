@@ -15,7 +15,6 @@ from ..engine.names import pairs
 from ..engine.optimizer import family, momentum, second_moment as moments
 from ..engine.optimizer.local_steps import Settings
 from ..engine.optimizer.outer import Factory
-from ..engine.optimizer.second_moment import REBUILD_EVERY
 from ..errors import ConfigError, MismatchError
 from ..options import PRESETS, plain
 from ..schedule.by_name import OPTIONAL
@@ -48,7 +47,7 @@ class UpdateOptions:
     mixing: float = 1.0
     clip: str | None = None
     second_moment: str = "auto"
-    warmup_steps: int = moments.WARMUP_STEPS
+    warmup_steps: int | None = None
     rebuild_every: int | None = None
     momentum_masking: bool = True
 
@@ -74,10 +73,8 @@ def settings_of(optimizer: torch.optim.Optimizer, session: Session, given: Updat
     methods, choice = session.methods, given.second_moment
     momentum.refuse_twice(optimizer, methods, session.steps.named, updates=True)
     delay = methods.communication_delay() if given.communication_delay is None else given.communication_delay
-    every = given.rebuild_every
-    every = every if every is not None else methods.full_precision_every() or REBUILD_EVERY
-    warmup, overlap = given.warmup_steps, given.overlap or 0
-    moments.check_options(choice, communication_delay=delay, warmup_steps=warmup, rebuild_every=every)
+    overlap, rounds = given.overlap or 0, {"warmup_steps": given.warmup_steps, "rebuild_every": given.rebuild_every}
+    moments.check_options(choice, communication_delay=delay, **rounds)
     if type(given.momentum_masking) is not bool:
         raise ConfigError(f"momentum_masking should be True or False, got {given.momentum_masking!r}")
     _check_exchanges(given, delay, overlap, len(session.reducer.plan.buckets))
@@ -85,11 +82,13 @@ def settings_of(optimizer: torch.optim.Optimizer, session: Session, given: Updat
     # With an outer optimizer ranks exchange too seldom for it, and each rank's own serves.
     by_default = methods.name in _SHARED_BY_DEFAULT and given.outer_optimizer is None
     shared = fits and (choice == "shared" or by_default)
+    if not shared and session.reducer.rank == 0 and session.reducer.world > 1:
+        family.tell_unused(optimizer, rounds)
     return Settings(
         delay,
         shared,
-        warmup if shared else 0,
-        every,
+        (given.warmup_steps or moments.WARMUP_STEPS) if shared else 0,
+        given.rebuild_every or methods.full_precision_every() or moments.REBUILD_EVERY,
         given.momentum_masking,
         _warmup_exchanges(given.warmup_exchanges, session.reducer.options.total_steps),
         overlap,

@@ -25,7 +25,6 @@ from torch import nn
 from ..engine.optimizer.family import options_of, uncompiled
 from ..engine.optimizer.local_steps import Schedule, Settings
 from ..engine.optimizer.outer import Factory, Outer
-from ..engine.optimizer.second_moment import WARMUP_STEPS
 from ..engine.optimizer.update_moment import SharedSecondMoment
 from ..engine.optimizer.updates import UpdateExchange
 from ..errors import ConfigError, NonFiniteError
@@ -50,7 +49,7 @@ def distributed_update_optimizer(
     mixing: float = 1.0,
     clip: str | None = None,
     second_moment: str = "auto",
-    warmup_steps: int = WARMUP_STEPS,
+    warmup_steps: int | None = None,
     rebuild_every: int | None = None,
     momentum_masking: bool = True,
     replicate: Any = None,
@@ -85,7 +84,7 @@ def distributed_update_optimizer(
             full-precision rounds only; "own" leaves it to each rank; "auto" shares it with marsit, if there is no outer
             optimizer.
         warmup_steps: with a shared second moment, number of initial steps with uncompressed gradients;
-            at least 1.
+            at least 1, by default 30.
         rebuild_every: with a shared second moment, the number of exchanges from one full-precision
             round to the next; by default that of the method, else 50.
         momentum_masking: whether to reset momentum to 0 where this rank's update was sent, with methods

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, naming
+from ..errors import ConfigError, naming, some_of
 
 #: Every tensor starts at a multiple of this many elements, so that its bits start at a whole word.
 ALIGNMENT = 64
@@ -209,7 +209,10 @@ class Plan:
                     "model's parameters"
                 )
         if extra := sorted(set(planned) - {tensor.name for tensor in tensors}):
-            raise ConfigError(f"the plan holds tensors that the model does not have: {extra[:5]}")
+            raise ConfigError(
+                f"the plan holds tensors that the model does not have: {some_of(extra)}; make the plan from this "
+                "model's parameters"
+            )
 
 
 def _told(tensor: TensorSpec) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from horovod_compress.errors import ConfigError
+from horovod_compress.errors import ConfigError, some_of
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import ALIGNMENT, Bucket, Plan, TensorSpec, parse_bytes
 from tests.support.local import spec
@@ -109,11 +109,19 @@ def test_a_plan_of_the_user_is_taken_as_it_is() -> None:
     assert make_plan(plan, tensors, 1000) is plan
 
 
+def test_of_many_names_a_message_has_the_first_and_how_many_more_there_are() -> None:
+    some = [spec(f"w{number}", 10) for number in range(8)]
+    for names, told in (("w1", "w1"), ("w1 w2 w3 w4 w5", "w1, w2, w3, w4, w5")):
+        assert some_of(names.split()) == told
+    with pytest.raises(ConfigError, match="does not have: w1, w2, w3, w4, w5 and 2 more; make the plan from this"):
+        make_plan(Plan.of([(some, True)]), some[:1], 0)
+
+
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     a, b = spec("a", 10), spec("b", 10)
     for plan, tensors, part in (
         (Plan.of([([a], True)]), [a, b], "the model has b as [10] float32, the plan has no such tensor"),
-        (Plan.of([([a, b], True)]), [a], "does not have: ['b']"),
+        (Plan.of([([a, b], True)]), [a], "does not have: b; make the plan from"),
         (Plan.of([([a, spec("b", 11)], True)]), [a, b], "b as [10] float32, the plan has it as [11]"),
         (Plan.of([([a, spec("b", 10, dtype=torch.float64)], True)]), [a, b], "float64"),
         (Plan.of([([a, b, a], True)]), [a, b], "twice"),

@@ -115,6 +115,12 @@ def test_a_parameter_without_gradients_is_left_out_of_warmup_and_rebuilding() ->
     assert torch.equal(named[0]["used"], named[1]["used"])
 
 
+@pytest.mark.parametrize(("second_moment", "told"), [("own", 1), ("shared", 0)])
+def test_exact_rounds_without_a_shared_second_moment_are_told_of(second_moment: str, told: int, caplog: Any) -> None:
+    train(adamw, lambda *given: None, second_moment=second_moment, warmup_steps=2, rebuild_every=2)
+    assert caplog.text.count("ignored: warmup_steps=2 and rebuild_every=2, as ranks share no second") == told
+
+
 @pytest.mark.parametrize("value", [1.0, 0.0, -0.0])
 def test_a_gradient_of_one_rank_is_one_for_all(value: float) -> None:
     """Also one of nothing but zeros, of either sign: weights decay then, on all ranks."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ExchangeError, HorovodCompressError, MismatchError
+from ...errors import ExchangeError, HorovodCompressError, MismatchError, some_of
 
 if TYPE_CHECKING:  # `inspect` reads notes, and needs no torch
     from ...exchange.transports.transport import Transport
@@ -23,9 +23,7 @@ _MOST = 64
 
 def listed(ranks: Iterable[int]) -> str:
     """Return ``0, 2``; of very many the first, and how many more there are."""
-    every = list(ranks)
-    more = f" and {len(every) - _MOST} more" if len(every) > _MOST else ""
-    return ", ".join(map(str, every[:_MOST])) + more
+    return some_of(map(str, ranks), _MOST)
 
 
 def by_value(values: Sequence[Any] | Mapping[int, Any]) -> str:
@@ -235,7 +233,7 @@ class Sparse:
                 return
             if time.monotonic() > end:
                 raise ExchangeError(
-                    f"rank {self._transport.rank}: the gradients of {', '.join(sorted(names)[:5])} are sparse, and "
+                    f"rank {self._transport.rank}: the gradients of {some_of(sorted(names))} are sparse, and "
                     f"rank(s) {listed(waits)} did not say within {self._seconds:g} s whether theirs are; look at "
                     "their output"
                 )

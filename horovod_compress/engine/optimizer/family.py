@@ -335,6 +335,29 @@ def squares_in(optimizer: Any) -> str | None:
     return None
 
 
+def tell_unheld(optimizer: Any, second_moment: str, rounds: Mapping[str, int | None], *, tells: bool) -> None:
+    """Warn of what comes of a second moment that nobody holds.
+
+    Args:
+        rounds: the options that choose the exact rounds; None for those that were not given.
+        tells: this rank warns, and the others look only.
+    """
+    if tells:
+        tell_unused(optimizer, rounds)
+    if second_moment == "auto":
+        look_for_squares(optimizer, tells=tells)
+
+
+def tell_unused(optimizer: Any, rounds: Mapping[str, int | None]) -> None:
+    """Warn of options that choose the exact rounds of a shared second moment, where there is none."""
+    if given := " and ".join(f"{name}={number}" for name, number in rounds.items() if number is not None):
+        _log.warning(
+            "ignored: %s, as ranks share no second moment of this %s. For exact steps at the start of the training, "
+            "give warmup_steps= to the compression, as in hvc.Compression.marsit(..., warmup_steps=100)",
+            *(given, type(optimizer).__name__),
+        )
+
+
 #: Whether this rank tells of what an optimizer's state shows, None once that was looked at: an elastic job meets its
 #: optimizers again after each reset, and another rank may be the one that tells.
 _tells: weakref.WeakKeyDictionary[Any, bool | None] = weakref.WeakKeyDictionary()

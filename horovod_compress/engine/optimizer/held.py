@@ -65,15 +65,15 @@ def hold(
         ConfigError: these options have no meaning, or not with this optimizer.
     """
     given = {"warmup_steps": warmup_steps, "rebuild_every": rebuild_every}
-    moments.check_options(second_moment, **{name: number for name, number in given.items() if number is not None})
+    moments.check_options(second_moment, **given)
     fits = family.may_share(optimizer, second_moment)
     steps = may_step(optimizer, step, torch.optim.Adam, torch.optim.AdamW)
     buckets = reducer.buckets
     if all(divides == "never" for divides in buckets.divides().values()):
         return None
     if not fits:
-        if second_moment == "auto" and reducer.world > 1:
-            family.look_for_squares(optimizer, tells=reducer.rank == 0)
+        if reducer.world > 1:
+            family.tell_unheld(optimizer, second_moment, given, tells=reducer.rank == 0)
         return None
     family.refuse_no_eps(optimizer, reducer.world)
     few = all(each.law.few_exact for each in buckets.divided())

@@ -152,7 +152,7 @@ Slot = tuple[dict[str, Any], nn.Parameter, str]
 
 
 def check_options(second_moment: str, **numbers: object) -> None:
-    """Refuse options that have no meaning.
+    """Refuse options that have no meaning; a number that is None was not given.
 
     Raises:
         ConfigError: says which.
@@ -160,7 +160,7 @@ def check_options(second_moment: str, **numbers: object) -> None:
     if second_moment not in ("auto", "shared", "own"):
         raise ConfigError(f'second_moment should be "auto", "shared" or "own", got {second_moment!r}')
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} should be a whole number, at least 1, got {value!r}")
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ...errors import NonFiniteError
+from ...errors import NonFiniteError, some_of
 from ...ops.checksums import hash_of
 from ..reducer import Next, Reducer
 from ..shards import local
@@ -327,7 +327,7 @@ class UpdateExchange:
         names = [self.reducer.plan.names()[index] for index in bad]
         return (
             f"rank {self.reducer.rank}: {what} are not finite on some rank, in {len(bad)} parameter(s): "
-            f"{', '.join(names[:5])}; {state}, on every rank. Lower the learning rate or clip gradients, and load the "
+            f"{some_of(names)}; {state}, on every rank. Lower the learning rate or clip gradients, and load the "
             "optimizer's state from a checkpoint"
         )
 

@@ -15,7 +15,7 @@ from ...engine.optimizer.family import builds_state
 from ...engine.optimizer.second_moment import names_of
 from ...engine.optimizer.taker import refuse_lists
 from ...engine.reducer import Hooks
-from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError
+from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError, some_of
 from .. import factories
 from ..compression import BaseCompression
 from ..factories import RanksOption, add_factories, of_an_object
@@ -53,7 +53,6 @@ else:
     Factories = object  # the functions are added below
 
 _log = logging.getLogger("horovod_compress")
-_NAMED = 5  # at most, in messages
 _PRIVATE_API = "0.28."  # the Horovod versions whose private methods attach() was written for
 
 
@@ -343,7 +342,7 @@ class Compression(BaseCompression, Factories):
             if missing := reducer.missing(session.step):  # it would wait for them in vain
                 raise ConfigError(
                     f"rank {rank}: the optimizer's load_state_dict() was called during an exchange, with "
-                    f"{len(missing)} gradient(s) still missing ({', '.join(missing[:_NAMED])}); call the optimizer's "
+                    f"{len(missing)} gradient(s) still missing ({some_of(missing)}); call the optimizer's "
                     "synchronize() first, on every rank"
                 )
             if not reducer.wait_idle(reducer.options.longest_seconds):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...engine.agreement import notes
 from ...engine.optimizer.family import uncompiled
 from ...engine.reducer import Reducer
-from ...errors import ConfigError, HorovodCompressError
+from ...errors import ConfigError, HorovodCompressError, some_of
 from ..reports import Unexchanged
 from ..session import Session, gradient_of, outside
 from .private import await_tokens, calling_optimizer, owner_of_token, submit_rest, with_settling
@@ -276,7 +276,7 @@ def refuse_fewer(optimizers: Sequence[Any], session: Session) -> None:
     if missing:
         raise ConfigError(
             f"rank {session.job.number}: the compression was given {len(missing)} parameter(s) that the optimizer does "
-            f"not have: {', '.join(missing[:5])}; give the compression exactly the parameters of its optimizers"
+            f"not have: {some_of(missing)}; give the compression exactly the parameters of its optimizers"
         )
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import ConfigError, HorovodCompressError
+from ...errors import ConfigError, HorovodCompressError, some_of
 from ..copies import Copied
 
 NO_JOIN = (
@@ -135,7 +135,7 @@ def check_parameters(
     if thawed := [name for key, name in theirs.items() if key in frozen]:
         raise ConfigError(
             f"{len(thawed)} parameter(s) need a gradient now and were frozen when the compression was created: "
-            f"{', '.join(thawed[:5])}; set requires_grad first, then create the "
+            f"{some_of(thawed)}; set requires_grad first, then create the "
             "compression, and the wrapper if there is one"
         )
     missing = [name for key, name in theirs.items() if key not in ours]
@@ -146,7 +146,7 @@ def check_parameters(
         )
     if missing:
         raise ConfigError(
-            f"named_parameters lacks {len(missing)} parameter(s) of the model: {', '.join(missing[:5])}; write "
+            f"named_parameters lacks {len(missing)} parameter(s) of the model: {some_of(missing)}; write "
             f"model.named_parameters()"
         )
     extra = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in theirs]
@@ -154,14 +154,14 @@ def check_parameters(
     if extra and all(id(parameter) in left for name, parameter in named if name in extra):
         raise ConfigError(
             f"DistributedDataParallel leaves {len(extra)} parameter(s) of named_parameters out of its buckets: "
-            f"{', '.join(extra[:5])}. They are ignored (_ddp_params_and_buffers_to_ignore), or their reduction is "
+            f"{some_of(extra)}. They are ignored (_ddp_params_and_buffers_to_ignore), or their reduction is "
             "delayed (delay_all_reduce_named_params=), which torch does itself, uncompressed; give the compression the "
             "other parameters only, such as [(name, p) for name, p in model.named_parameters() if name not in "
             "ddp_model.parameters_to_ignore]"
         )
     if extra:
         raise ConfigError(
-            f"named_parameters has {len(extra)} parameter(s) that the model does not have: {', '.join(extra[:5])}; "
+            f"named_parameters has {len(extra)} parameter(s) that the model does not have: {some_of(extra)}; "
             f"create a compression for each model"
         )
 

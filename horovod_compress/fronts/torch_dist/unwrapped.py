@@ -20,13 +20,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...engine.shards import local
-from ...errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, NonFiniteError
+from ...errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, NonFiniteError, some_of
 from ..session import Session, before_each_step, drop_zeros, gradient_of, in_backward, weakly
 from . import checks
 from .backward import at_the_end, raising
 from .hooks import GradientHook, in_use, refuse_wrapped
 
-_NAMED = 5  # at most, in messages
 _BROADCAST_BYTES = 250 << 20  # at once, as DistributedDataParallel does it
 
 
@@ -324,7 +323,7 @@ class Unwrapped:
         names = [plan[index] for index in left.missing(len(plan))]
         raise ConfigError(
             f"rank {self._session.job.number}: the last backward pass has ended in a reentrant checkpoint, where "
-            f"{len(names)} parameter(s) have got no gradient, {', '.join(names[:_NAMED])}, or others have got two; "
+            f"{len(names)} parameter(s) have got no gradient, {some_of(names)}, or others have got two; "
             "write checkpoint(..., use_reentrant=False)"
         )
 
