@@ -23,5 +23,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def is_divided(tensor: Any) -> bool:
     """Return whether a tensor is a DTensor; torch brings that module only to programs that use it."""
-    kind: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return kind is not None and isinstance(tensor, kind)
+    for module in ("torch.distributed.tensor", "torch.distributed._tensor"):  # the second one before torch 2.5
+        if (kind := getattr(sys.modules.get(module), "DTensor", None)) is not None:
+            return isinstance(tensor, kind)
+    return False

@@ -182,6 +182,7 @@ def _before_step(made: Any, stepped: torch.optim.Optimizer, *given: object) -> N
     if stepped is made:
         updates.prepare()
     elif not isinstance(stepped, UpdateMode) and session and not session.is_over() and not _called_by_torch():
+        made._check_caller()  # it has its own words for some
         raise ConfigError(
             "this optimizer was given to DistributedUpdateOptimizer, which returned another one: write optimizer = "
             "hvc.DistributedUpdateOptimizer(optimizer, ...), and use only that; nothing exchanges the steps of this one"

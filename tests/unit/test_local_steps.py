@@ -567,6 +567,30 @@ def test_a_state_is_loaded_where_another_exchange_is_under_way(first: str) -> No
         assert all(torch.equal(*both) for both in zip(whole, again, strict=True))
 
 
+@pytest.mark.parametrize(("steps", "both", "told"), [(5, False, 1), (5, True, 0), (2, False, 0)])
+def test_a_compression_that_begins_where_its_optimizer_goes_on_is_told_of(
+    steps: int, both: bool, told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last one was saved before the first exchange, when nothing was left for later ones."""
+    saved: dict[int, Any] = {}
+
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        if state := saved.get(rank):
+            optimizer.load_state_dict(state[0])
+            if both:
+                optimizer.compression.load(state[1])
+        for _ in range(steps):
+            pull(rank, named)
+            optimizer.step()
+        saved[rank] = copy.deepcopy((optimizer.state_dict(), optimizer.compression.saved()))
+        optimizer.flush()
+
+    for _ in range(2):
+        train(heavy, run, "topk", {"density": 0.5}, 2, communication_delay=3)
+    texts = [record.getMessage() for record in caplog.records if "residuals, is lost" in record.getMessage()]
+    assert len(texts) == told * 2 and all("with 1 exchange(s) behind it" in text for text in texts)
+
+
 def test_a_scaler_that_skips_on_one_rank_does_not_keep_an_exchange_from_ending() -> None:
     def run(rank: int, optimizer: Any, named: Named) -> None:
         for step in range(9):

@@ -21,6 +21,7 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -537,23 +538,97 @@ def test_an_error_at_the_end_of_a_pass_is_told_to_all(
 # ---- what is easily mistaken ----
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_a_module_that_is_trained_in_a_wrapper_is_refused(net: Net, compression: hvc.Compression, later: bool) -> None:
+class Around(nn.Module):
+    """Runs a module, by one of several ways."""
+
+    def __init__(self, net: nn.Module, run: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self._run = net, run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._run(self.net, x)
+
+
+def checkpointed(reentrant: bool) -> Callable[[nn.Module, Tensor], Tensor]:
+    return lambda net, x: checkpoint(net, x.requires_grad_(), use_reentrant=reentrant)  # type: ignore[no-any-return]
+
+
+#: What is registered, and what is trained.
+IN_WRAPPERS: dict[str, Callable[[Net], tuple[nn.Module, nn.Module]]] = {
+    "itself": lambda net: (net, DistributedDataParallel(net)),
+    "one layer": lambda net: (net, Around(DistributedDataParallel(net.first), lambda d, x: net.last(net.second(d(x))))),
+    "within another": lambda net: (Around(net, lambda d, x: d(x)), DistributedDataParallel(net)),
+    "another around it": lambda net: (net, DistributedDataParallel(Around(net, lambda d, x: d.forward(x)))),
+    "reentrant checkpoint": lambda net: (net, DistributedDataParallel(Around(net, checkpointed(reentrant=True)))),
+    "checkpoint": lambda net: (net, DistributedDataParallel(Around(net, checkpointed(reentrant=False)))),
+    "compiled": lambda net: (torch.compile(net, backend="eager"), DistributedDataParallel(net)),
+    "compiled in it": lambda net: (net, DistributedDataParallel(torch.compile(net, backend="eager"))),
+    "compiled with it": lambda net: (net, torch.compile(DistributedDataParallel(net), backend="eager")),
+    "replicated": lambda net: (net, replicate(net)),
+}
+
+
+AVERAGED = "rank 0: this model is trained in DistributedDataParallel, which averages its gradients too: register the"
+
+
+@pytest.mark.parametrize("form", IN_WRAPPERS)
+def test_a_module_that_is_trained_in_a_wrapper_is_refused(net: Net, compression: hvc.Compression, form: str) -> None:
     """Both would write its gradients, one after the other."""
-    wrapped = None if later else DistributedDataParallel(net)
-    compression.register(net)
-    wrapped = wrapped or DistributedDataParallel(net)
-    assert "this model is trained in DistributedDataParallel, which averages its gradients too" in str(passed(wrapped))
-    with torch.no_grad():
-        wrapped(torch.ones(3, 4))
-    with wrapped.no_sync():
-        wrapped(torch.ones(3, 4))
-    assert passed(net) is None and not net._forward_pre_hooks
+    given, trained = IN_WRAPPERS[form](net)
+    compression.register(given)
+    assert AVERAGED in str(passed(trained))
 
 
-def test_a_copy_of_a_registered_module_may_be_trained_in_a_wrapper(net: Net, compression: hvc.Compression) -> None:
+@pytest.mark.parametrize("first", ["a step", "no_sync", "a step before the wrapper"])
+def test_a_wrapper_is_refused_whenever_it_comes(net: Net, compression: hvc.Compression, first: str) -> None:
     compression.register(net)
+    if first == "a step before the wrapper":
+        assert passed(net) is None
+    wrapped = DistributedDataParallel(net)
+    if first == "no_sync":
+        with wrapped.no_sync():
+            assert passed(wrapped) is None
+    elif first == "a step":
+        assert passed(net) is None
+    assert AVERAGED in str(passed(wrapped))
+
+
+def test_a_wrapper_that_averages_nothing_may_stay(net: Net, compression: hvc.Compression) -> None:
+    """As for an evaluation; or it was made while the parameters were frozen, and leaves them out."""
+    before = DistributedDataParallel(net)
+    compression.register(net)
+    net.requires_grad_(False)
+    of_others = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), net))
+    net.requires_grad_(True)
+    for wrapped in (before, DistributedDataParallel(net)):
+        with torch.no_grad():
+            wrapped(torch.ones(3, 4))
+        with wrapped.no_sync():
+            assert passed(wrapped) is None
+    assert passed(of_others) is None and passed(net) is None
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_what_becomes_of_a_registered_module_knows_no_compression(net: Net, compression: hvc.Compression) -> None:
+    """Copies for a moving average are saved as they are, and loaded where this package is not."""
+    compression.register(net)
+    for made in (copy.deepcopy(net), torch.optim.swa_utils.AveragedModel(net).module):
+        saved = io.BytesIO()
+        torch.save(made, saved)
+        assert b"horovod_compress" not in saved.getvalue()
+        torch.jit.script(nn.Sequential(made.first, made.second))
     assert passed(DistributedDataParallel(copy.deepcopy(net))) is None
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_scripted_module_is_exchanged(net: Net) -> None:
+    scripted = torch.jit.script(nn.Sequential(net.first, net.second))
+    given = hvc.Compression.none(scripted.named_parameters(), timeout=LONG)
+    try:
+        given.register(scripted)
+        assert passed(scripted) is None and given.stats()["steps"] == 1
+    finally:
+        given.close()
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -571,12 +646,28 @@ def test_where_ranks_have_different_parts_the_error_names_the_other_module(
     def differ(*given: object) -> None:
         raise MismatchError("the ranks do not agree on parameter 0")
 
+    def differ_in_an_option(*given: object) -> None:
+        raise MismatchError("the ranks do not agree on seed: rank 0 = 0, rank 1 = 1, of every parameter")
+
     monkeypatch.setattr(BaseCompression, "_connect_with", differ)
     with pytest.raises(MismatchError, match=r"on parameter 0$"):  # the control
         hvc.Compression.none(net.named_parameters(), timeout=LONG)
     fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
     with pytest.raises(MismatchError, match=r"on parameter 0; .* import horovod_compress.fsdp instead"):
         hvc.Compression.none(net.named_parameters(), timeout=LONG)
+    monkeypatch.setattr(BaseCompression, "_connect_with", differ_in_an_option)
+    with pytest.raises(MismatchError, match=r"of every parameter$"):
+        hvc.Compression.none(net.named_parameters(), timeout=LONG)
+
+
+def test_update_mode_of_a_model_that_is_divided_belongs_to_another_module(net: Net) -> None:
+    fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+    given, optimizer = hvc.Compression.none(net.named_parameters(), timeout=LONG), torch.optim.SGD(net.parameters())
+    try:
+        with pytest.raises(hvc.ConfigError, match=r"first.weight is divided .* import horovod_compress.fsdp instead"):
+            hvc.DistributedUpdateOptimizer(optimizer, net.named_parameters(), given)
+    finally:
+        given.close()
 
 
 @pytest.mark.parametrize("given", [lambda net: net.parameters(), lambda net: None, lambda net: 3])

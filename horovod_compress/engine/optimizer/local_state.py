@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ...errors import StateError
+from ..reducer import Reducer
 from ..saved import checksums
 from . import update_moment
 from .fragments import Fragment
 from .updates import InFlight, UpdateExchange
+
+_log = logging.getLogger("horovod_compress")
 
 
 def of(
@@ -158,6 +162,21 @@ def _numbers(exchange: UpdateExchange) -> dict[str, int]:
 def _like(exchange: UpdateExchange, index: int, saved: Tensor) -> Tensor:
     """Return a copy where the parameter is."""
     return saved.to(exchange.base[index].device, copy=True)
+
+
+def tell_of_lost(reducer: Reducer, exchanges: int) -> None:
+    """Warn of an optimizer that goes on from a saved state while its compression begins.
+
+    Args:
+        exchanges: those that the optimizer has behind it.
+    """
+    if exchanges and not reducer.step:
+        _log.warning(
+            "rank %d: the optimizer's state was loaded, with %d exchange(s) behind it, and that of its compression was "
+            "not: what these exchanges kept for later ones, the residuals, is lost. Save compression.state_dict() too, "
+            "and load it on every rank",
+            *(reducer.rank, exchanges),
+        )
 
 
 def rebuilt(state: Mapping[str, Any], warmup: int, every: int, delay: int) -> int:

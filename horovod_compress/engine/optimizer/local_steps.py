@@ -237,6 +237,7 @@ class Schedule:
     def _take(self, fragments: list[Fragment], *, rebuild: bool, goes_on: bool = False) -> InFlight:
         assert self.pending is None, "one exchange is under way at a time"
         self._compare(self._exchange.base)
+        local_state.tell_of_lost(self._exchange.reducer, self.exchanges)
         first = fragments[0] is self.fragments[0]
         self._show(warming=False, rebuild=rebuild and (self.due or (first and self._is_due(self.exchanges + 1))))
         if first:

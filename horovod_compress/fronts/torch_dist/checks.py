@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...engine.shards import is_divided
 from ...errors import ConfigError, HorovodCompressError, some_of
 from ..copies import Copied
 
@@ -75,7 +76,6 @@ _NOT_WHOLE = (
 _DIVIDED = (("torch.distributed.fsdp", "FSDPModule"),)
 #: What to do with a model of which each rank has a part.
 INSTEAD = "for a model that fully_shard() divides, import horovod_compress.fsdp instead (docs/fsdp.md)"
-_SHARDED = (("torch.distributed.tensor", "DTensor"), ("torch.distributed._tensor", "DTensor"))
 
 
 def check_unwrapped(model: object, named: Named, others: Named) -> None:
@@ -100,15 +100,19 @@ def check_unwrapped(model: object, named: Named, others: Named) -> None:
             )
         if isinstance(module, _known(_DIVIDED)):  # its parameters may be whole for now
             raise ConfigError(f"{name or 'this module'} is divided among ranks, by fully_shard(); {INSTEAD}")
-    for name, parameter in model.named_parameters():
-        if is_divided(parameter):
-            raise ConfigError(f"{name} is divided among ranks, a DTensor; {INSTEAD}")
+    refuse_divided(model.named_parameters())
     check_parameters(model.named_parameters(), model, named, others)
 
 
-def is_divided(parameter: Tensor) -> bool:
-    """Return whether each rank has a part of a parameter."""
-    return isinstance(parameter, _known(_SHARDED))
+def refuse_divided(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse parameters of which each rank has a part.
+
+    Raises:
+        ConfigError: names one, and what to do.
+    """
+    for name, parameter in named:
+        if is_divided(parameter):
+            raise ConfigError(f"{name} is divided among ranks, a DTensor; {INSTEAD}")
 
 
 def _known(kinds: Sequence[tuple[str, str]]) -> tuple[type, ...]:
@@ -340,12 +344,6 @@ def refuse_averaged(parameters: Iterable[Tensor], group: Any) -> None:
                 "updates: in update mode gradients stay on their rank. Train the model as it is, and drop the wrapper; "
                 "or register() the wrapped model, to exchange gradients"
             )
-
-
-def averaging_wrapper() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward pass is under way, if a backward pass will average gradients."""
-    found: DistributedDataParallel | None = getattr(DistributedDataParallel, "_active_ddp_module", None)
-    return found if found is not None and torch.is_grad_enabled() and found.require_backward_grad_sync else None
 
 
 def reduced(model: DistributedDataParallel) -> Iterator[nn.Parameter]:

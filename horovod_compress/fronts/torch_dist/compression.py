@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.job import Job
+from ...engine.shards import is_divided
 from ...errors import ConfigError, MismatchError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..compression import begin_trace
@@ -75,7 +76,8 @@ class Compression(TorchCompression, Factories):
         try:
             super()._connect_with(method, given, options, wrap, job)
         except MismatchError as error:
-            if any(checks.is_divided(parameter) for _, parameter in given):
+            of_parameters = "parameter" in str(error).partition(":")[0]
+            if of_parameters and any(is_divided(parameter) for _, parameter in given):
                 raise MismatchError(f"{error}; {checks.INSTEAD}") from None
             raise
 
@@ -157,6 +159,7 @@ class Compression(TorchCompression, Factories):
 
     def _for_updates(self, replicate: object) -> Session | None:
         if session := super()._for_updates(replicate):
+            checks.refuse_divided(session.steps.named)
             checks.refuse_averaged(session.steps.parameters, self._job.group)
         return session
 

@@ -1,13 +1,18 @@
-"""What torch calls for a registered module: at each of its gradients, and before the first forward passes."""
+"""What torch calls for a registered module at each of its gradients, and the wrappers that average these as well."""
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
 
+from ...engine.optimizer.family import uncompiled
 from ...errors import ConfigError
 from . import checks
 
@@ -46,30 +51,68 @@ def leave_other(parameters: Iterable[nn.Parameter]) -> None:
         ConfigError: they have one that is in use.
     """
     for parameter in parameters:
-        if _is_exchanged(parameter):
+        hooks: Any = parameter._post_accumulate_grad_hooks or {}
+        ours = {key: hook for key, hook in hooks.items() if isinstance(hook, GradientHook)}
+        if not all(hook.is_over() for hook in ours.values()):
             raise ConfigError(
                 "this module has a compression already, and register() is called once; call close() on that one "
                 "first, or create the module again"
             )
-        hooks: Any = parameter._post_accumulate_grad_hooks or {}
-        for key in [key for key, hook in hooks.items() if isinstance(hook, GradientHook)]:
+        for key in ours:
             del hooks[key]
 
 
-def _is_exchanged(parameter: nn.Parameter) -> bool:
-    hooks: Any = parameter._post_accumulate_grad_hooks or {}
-    return any(isinstance(hook, GradientHook) and not hook.is_over() for hook in hooks.values())
+class Wrappers:
+    """Each DistributedDataParallel of this process that has parameters of a module, now or later.
 
-
-def refuse_wrapped(module: nn.Module, *given: object) -> None:
-    """Before a forward pass of a module, refuse DistributedDataParallel around it, which would average gradients too.
-
-    Raises:
-        ConfigError: says what to do.
+    Args:
+        parameters: of the module.
     """
-    wrapper = checks.averaging_wrapper()
-    if wrapper is not None and any(map(_is_exchanged, checks.reduced(wrapper))):
-        raise ConfigError(
-            "this model is trained in DistributedDataParallel, which averages its gradients too: register the wrapped "
-            "model, compression.register(ddp_model, optimizer), or call the model without the wrapper"
-        )
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._ours = frozenset(map(id, parameters))
+        #: By wrapper, those of the parameters that needed a gradient when it was made: it leaves out the others.
+        self._found: weakref.WeakKeyDictionary[DistributedDataParallel, frozenset[int]] = weakref.WeakKeyDictionary()
+        for found in gc.get_objects():
+            if issubclass(type(found), DistributedDataParallel) and isinstance(found.__dict__.get("_modules"), dict):
+                self.look(found, found._modules.get("module"))
+        _look_at_modules()
+        _looking.add(self)
+
+    def look(self, wrapper: DistributedDataParallel, module: nn.Module | None) -> None:
+        """Look at a wrapper that is made, around a module."""
+        parameters = () if module is None else module.parameters()
+        if mine := self._ours.intersection(id(parameter) for parameter in parameters if parameter.requires_grad):
+            self._found[wrapper] = mine
+
+    def average(self) -> bool:
+        """Return whether one averages gradients of the parameters; at the end of a backward pass, before it has."""
+        open_ones = ((wrapper, mine) for wrapper, mine in list(self._found.items()) if _is_open(wrapper))
+        return any(id(parameter) in mine for wrapper, mine in open_ones for parameter in checks.reduced(wrapper))
+
+
+def _is_open(wrapper: Any) -> bool:
+    """Return whether a wrapper has come to a gradient, or looked for those that will not come, and not ended since."""
+    try:
+        wrapper.reducer._check_reducer_finalized()
+    except AttributeError:  # it was refused itself, half made
+        return False
+    except RuntimeError:
+        return True
+    return False
+
+
+_looking: weakref.WeakSet[Wrappers] = weakref.WeakSet()
+
+
+@cache
+def _look_at_modules() -> object:
+    """Have all that look see each wrapper as it is made; torch goes through its hooks meanwhile, so this one stays."""
+
+    def look(made: nn.Module, name: str, module: nn.Module | None) -> None:
+        # By its type: a compiled module that is half made does not know its class.
+        if name == "module" and issubclass(type(made), DistributedDataParallel):
+            for each in list(_looking):
+                each.look(made, module)  # type: ignore[arg-type]
+
+    return register_module_module_registration_hook(uncompiled(look))

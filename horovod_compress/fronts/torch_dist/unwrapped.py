@@ -24,7 +24,7 @@ from ...errors import ConfigError, ExchangeError, HorovodCompressError, Mismatch
 from ..session import Session, before_each_step, drop_zeros, gradient_of, in_backward, weakly
 from . import checks
 from .backward import at_the_end, raising
-from .hooks import GradientHook, in_use, refuse_wrapped
+from .hooks import GradientHook, Wrappers, in_use
 
 _BROADCAST_BYTES = 250 << 20  # at once, as DistributedDataParallel does it
 
@@ -100,7 +100,7 @@ class Unwrapped:
         weakref.finalize(self, before_each_step(weakly(self._refuse_step))).atexit = False
         self._sparse = checks.sparse_in(module)
         session.steps.sparse = [name for name, parameter in session.steps.named if id(parameter) in self._sparse]
-        self._before_first = module.register_forward_pre_hook(refuse_wrapped)
+        self._wrappers = Wrappers(session.steps.parameters)
         hook = GradientHook(self)
         for parameter in session.steps.parameters:
             needs, _ = parameter.requires_grad, parameter.requires_grad_(True)  # else torch takes no hook
@@ -162,7 +162,6 @@ class Unwrapped:
         """Return the pass that this call belongs to; the first gradient begins one, and a step."""
         if (found := self._pass) is None:
             self._begin_step()
-            self._before_first.remove()
             found = self._pass = Pass()
             self._end_with(found)
             self._skip(found)
@@ -173,10 +172,8 @@ class Unwrapped:
         return found
 
     def _end_with(self, under_way: Pass) -> None:
-        # Behind what others end the pass with, which was asked for meanwhile: fully_shard() reduces gradients there of
-        # modules whose inputs need none.
-        last = partial(under_way.end_with, torch._C._current_graph_task_id(), partial(self._complete, under_way))
-        under_way.end_with(torch._C._current_graph_task_id(), last)
+        task = torch._C._current_graph_task_id()
+        under_way.end_with(task, partial(self._end, under_way, task))
 
     def _skip(self, begun: Pass) -> None:
         """Let no bucket wait for what is not exchanged: frozen parameters, and those that torch reduces."""
@@ -217,6 +214,26 @@ class Unwrapped:
         return f"rank {self._session.job.number}: the gradient of {self._session.reducer.plan.names()[index]}"
 
     # ---- at its end ----
+
+    def _end(self, under_way: Pass, task: int) -> None:
+        """Complete a pass behind what others end it with, which was asked for since this one was.
+
+        There, fully_shard() reduces gradients of modules whose inputs need none, and DistributedDataParallel hands its
+        means back.
+
+        Raises:
+            ConfigError: there are such.
+        """
+        if self._wrappers.average():
+            self._pass = None
+            error = ConfigError(
+                f"rank {self._session.job.number}: this model is trained in DistributedDataParallel, which averages "
+                "its gradients too: register the wrapped model, compression.register(ddp_model, optimizer), or call "
+                "the model without the wrapper"
+            )
+            self._session.failure.report("a backward pass", error)
+            raise error
+        under_way.end_with(task, partial(self._complete, under_way))
 
     def _complete(self, ended: Pass) -> None:
         """Hand over what is missing, on the thread that ends the pass.

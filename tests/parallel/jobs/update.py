@@ -393,7 +393,8 @@ def refusals() -> list[str]:
     refuse(lambda: optimizer.load_state_dict(sgd.state_dict()))
     refuse(lambda: compression.compress(torch.zeros(3)))
     refuse(lambda: optimizer.add_param_group({"params": []}))
-    refuse(lambda: hvd.broadcast_optimizer_state(optimizer, 0))
+    for one in (optimizer, sgd):
+        refuse(lambda one=one: hvd.broadcast_optimizer_state(one, 0))
     compression.close()
     zero = hvc.Compression.marsit(named, nonfinite="zero")
     refuse(lambda: make(torch.optim.SGD(model.parameters(), lr=0.1), named, zero))
