@@ -18,7 +18,7 @@ from ..engine.agreement import differences
 from ..engine.masks import Masks, check_masks
 from ..engine.methods import Methods
 from ..engine.optimizer import held, momentum
-from ..engine.optimizer.family import prepare_last
+from ..engine.optimizer.family import prepare_last, tell_unused
 from ..engine.optimizer.held_moment import Left, give_back
 from ..engine.optimizer.momentum import LastRates, Rates
 from ..engine.optimizer.second_moment import check_state as check_moments
@@ -120,7 +120,8 @@ class Steps:
         """
         reducer, takers = self._reducer, self._takers.of(optimizers, self._methods, self.named)
         texts = [momentum.advice(optimizer, self._methods, self.named) for optimizer in optimizers]
-        if (text := next(filter(None, texts), None)) and not self.met and reducer.rank == 0 and not reducer.step:
+        tells = not self.met and reducer.rank == 0 and not reducer.step
+        if tells and (text := next(filter(None, texts), None)):
             _log.warning("%s", text)
         if not isinstance(match_norm, bool):
             raise ConfigError(f"match_norm should be True or False, got {match_norm!r}")
@@ -132,6 +133,9 @@ class Steps:
             self._norms.follow((), by=id(taker.optimizer))
             taker.meet(reducer, self.named, [*map(plain, options)], scale, full_precision_every=full, step=step)
         self._takers.know(takers, self._take_weights if self._verification.weights else None)
+        if tells and not self.held and reducer.world > 1:
+            rounds = dict(zip(("warmup_steps", "rebuild_every"), options[1:], strict=False))
+            tell_unused(rounds, of_all=reducer.options.warmup_steps is not None)
         self._take_order()
         self._takers.load_rates(self._loaded.rates)
         if reducer.options.warmup_steps is None:

@@ -83,7 +83,7 @@ def settings_of(optimizer: torch.optim.Optimizer, session: Session, given: Updat
     by_default = methods.name in _SHARED_BY_DEFAULT and given.outer_optimizer is None
     shared = fits and (choice == "shared" or by_default)
     if not shared and session.reducer.rank == 0 and session.reducer.world > 1:
-        family.tell_unused(optimizer, rounds)
+        family.tell_unused(rounds, of_all=session.reducer.options.warmup_steps is not None)
     return Settings(
         delay,
         shared,

@@ -77,6 +77,28 @@ def test_a_rank_that_goes_on_after_an_error_stops_the_others(reports: list[dict[
     assert all(text in report["interrupted"] for report in reports), [report["interrupted"] for report in reports]
 
 
+def test_rounds_that_no_second_moment_makes_exact_are_told_of_once(reports: list[dict[str, Any]]) -> None:
+    (held, *others), theirs = (report["ignored"] for report in reports)
+    assert held == [] and theirs == [[]] * 5
+    assert [len(texts) for texts in others] == [1] * 4
+    assert all(text.startswith("ignored: warmup_steps=5, as ranks share no second moment") for (text,) in others)
+    assert ["give warmup_steps= to the compression" in text for (text,) in others] == [True] * 3 + [False]
+
+
+def test_a_divided_model_is_refused_where_its_parts_are_exchanged_with_each_other(
+    reports: list[dict[str, Any]],
+) -> None:
+    for report in reports:
+        told, alone = report["divided"]
+        assert "weight is divided among ranks" in told and "import horovod_compress.fsdp instead" in told
+        assert alone == "nothing was raised"
+
+
+def test_a_wrapper_that_averages_as_well_is_refused_on_all_ranks(reports: list[dict[str, Any]]) -> None:
+    text = "this model is trained in DistributedDataParallel, which averages its gradients too"
+    assert all(text in told for report in reports for told in report["averaged"])
+
+
 def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(reports: list[dict[str, Any]]) -> None:
     text = "was applied or taken away in the backward pass, as by an optimizer's step in a hook"
     assert all(len(report["stepped"]) == 4 for report in reports)

@@ -312,17 +312,6 @@ def test_others_that_keep_squares_are_named_once(make: Any, told: str | None, ca
     assert len(texts) == (told is not None) and all(str(told) in text for text in texts)
 
 
-@pytest.mark.parametrize("rounds", [{}, {"warmup_steps": 20}, {"warmup_steps": 20, "rebuild_every": 5}], ids=str)
-@pytest.mark.parametrize("tells", [True, False])
-def test_rounds_that_nobody_makes_exact_are_told_of(rounds: dict[str, int], tells: bool, caplog: Any) -> None:
-    given = dict.fromkeys(("warmup_steps", "rebuild_every")) | rounds
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(3))])
-    family.tell_unheld(optimizer, "auto", given, tells=tells)
-    words = " and ".join(f"{name}={number}" for name, number in rounds.items())
-    told = [f"ignored: {words}, as ranks share no second moment of this SGD"] if rounds and tells else []
-    assert [record.getMessage().split(".")[0] for record in caplog.records] == told
-
-
 @pytest.mark.parametrize(
     ("package", "name", "keeps"),
     [

@@ -564,6 +564,7 @@ IN_WRAPPERS: dict[str, Callable[[Net], tuple[nn.Module, nn.Module]]] = {
     "compiled": lambda net: (torch.compile(net, backend="eager"), DistributedDataParallel(net)),
     "compiled in it": lambda net: (net, DistributedDataParallel(torch.compile(net, backend="eager"))),
     "compiled with it": lambda net: (net, torch.compile(DistributedDataParallel(net), backend="eager")),
+    "static": lambda net: (net, DistributedDataParallel(net, static_graph=True)),
     "replicated": lambda net: (net, replicate(net)),
 }
 
@@ -594,18 +595,64 @@ def test_a_wrapper_is_refused_whenever_it_comes(net: Net, compression: hvc.Compr
 
 
 def test_a_wrapper_that_averages_nothing_may_stay(net: Net, compression: hvc.Compression) -> None:
-    """As for an evaluation; or it was made while the parameters were frozen, and leaves them out."""
+    """As for an evaluation."""
     before = DistributedDataParallel(net)
     compression.register(net)
-    net.requires_grad_(False)
-    of_others = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), net))
-    net.requires_grad_(True)
     for wrapped in (before, DistributedDataParallel(net)):
         with torch.no_grad():
             wrapped(torch.ones(3, 4))
         with wrapped.no_sync():
             assert passed(wrapped) is None
-    assert passed(of_others) is None and passed(net) is None
+        assert passed(net) is None
+
+
+@pytest.mark.parametrize("first", ["register", "wrap"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_wrapper_averages_what_needed_a_gradient_when_it_was_made(
+    net: Net, compression: hvc.Compression, first: str, frozen: bool
+) -> None:
+    """Whatever may be frozen when the model is registered."""
+    if first == "register":
+        compression.register(net)
+    net.requires_grad_(not frozen)
+    wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), net))
+    net.requires_grad_(frozen)
+    if first == "wrap":
+        compression.register(net)
+    net.requires_grad_(True)
+    assert (AVERAGED in str(passed(wrapped))) is not frozen
+
+
+def test_a_wrapper_is_seen_where_the_garbage_collector_does_not_look(net: Net, compression: hvc.Compression) -> None:
+    """As programs have it that fork."""
+    wrapped = DistributedDataParallel(net)
+    gc.freeze()
+    try:
+        compression.register(net)
+        assert AVERAGED in str(passed(wrapped))
+    finally:
+        gc.unfreeze()
+
+
+class Making(nn.Module):
+    """Makes modules, and puts one into another, as it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.current = self.layer
+        return nn.Sequential(nn.Tanh(), Around(nn.Tanh(), lambda net, x: net(x)))(self.current(x))  # type: ignore[no-any-return]
+
+
+def test_others_that_make_modules_are_compiled_as_ever(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    made, x = Making(), torch.ones(3, 4)
+    try:
+        assert torch.equal(torch.compile(made, backend="eager", fullgraph=True)(x), made(x))
+    finally:
+        torch._dynamo.reset()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -658,16 +705,6 @@ def test_where_ranks_have_different_parts_the_error_names_the_other_module(
     monkeypatch.setattr(BaseCompression, "_connect_with", differ_in_an_option)
     with pytest.raises(MismatchError, match=r"of every parameter$"):
         hvc.Compression.none(net.named_parameters(), timeout=LONG)
-
-
-def test_update_mode_of_a_model_that_is_divided_belongs_to_another_module(net: Net) -> None:
-    fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
-    given, optimizer = hvc.Compression.none(net.named_parameters(), timeout=LONG), torch.optim.SGD(net.parameters())
-    try:
-        with pytest.raises(hvc.ConfigError, match=r"first.weight is divided .* import horovod_compress.fsdp instead"):
-            hvc.DistributedUpdateOptimizer(optimizer, net.named_parameters(), given)
-    finally:
-        given.close()
 
 
 @pytest.mark.parametrize("given", [lambda net: net.parameters(), lambda net: None, lambda net: 3])

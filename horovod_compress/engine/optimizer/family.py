@@ -335,26 +335,20 @@ def squares_in(optimizer: Any) -> str | None:
     return None
 
 
-def tell_unheld(optimizer: Any, second_moment: str, rounds: Mapping[str, int | None], *, tells: bool) -> None:
-    """Warn of what comes of a second moment that nobody holds.
+def tell_unused(given: Mapping[str, int | None], *, of_all: bool) -> None:
+    """Warn of options that choose the exact rounds of a shared second moment, where there is none.
 
     Args:
-        rounds: the options that choose the exact rounds; None for those that were not given.
-        tells: this rank warns, and the others look only.
+        given: by name, None where there is none.
+        of_all: the compression has its own number of exact steps at the start.
     """
-    if tells:
-        tell_unused(optimizer, rounds)
-    if second_moment == "auto":
-        look_for_squares(optimizer, tells=tells)
-
-
-def tell_unused(optimizer: Any, rounds: Mapping[str, int | None]) -> None:
-    """Warn of options that choose the exact rounds of a shared second moment, where there is none."""
-    if given := " and ".join(f"{name}={number}" for name, number in rounds.items() if number is not None):
+    if words := " and ".join(f"{name}={number}" for name, number in given.items() if number is not None):
+        asks = given.get("warmup_steps") is not None and not of_all
         _log.warning(
-            "ignored: %s, as ranks share no second moment of this %s. For exact steps at the start of the training, "
-            "give warmup_steps= to the compression, as in hvc.Compression.marsit(..., warmup_steps=100)",
-            *(given, type(optimizer).__name__),
+            "ignored: %s, as ranks share no second moment with this method and optimizer%s",
+            words,
+            ". For exact steps at the start of the training, give warmup_steps= to the compression, as in "
+            "hvc.Compression.marsit(..., warmup_steps=100)" * asks,
         )
 
 

@@ -72,8 +72,8 @@ def hold(
     if all(divides == "never" for divides in buckets.divides().values()):
         return None
     if not fits:
-        if reducer.world > 1:
-            family.tell_unheld(optimizer, second_moment, given, tells=reducer.rank == 0)
+        if second_moment == "auto" and reducer.world > 1:
+            family.look_for_squares(optimizer, tells=reducer.rank == 0)
         return None
     family.refuse_no_eps(optimizer, reducer.world)
     few = all(each.law.few_exact for each in buckets.divided())

@@ -104,15 +104,27 @@ def check_unwrapped(model: object, named: Named, others: Named) -> None:
     check_parameters(model.named_parameters(), model, named, others)
 
 
-def refuse_divided(named: Iterable[tuple[str, Tensor]]) -> None:
+def refuse_divided(named: Iterable[tuple[str, Tensor]], group: Any = None) -> None:
     """Refuse parameters of which each rank has a part.
+
+    Args:
+        group: only where ranks of this one have different parts; others may share tensors, say.
 
     Raises:
         ConfigError: names one, and what to do.
     """
+    ours = {*dist.get_process_group_ranks(group)} if group else set()
     for name, parameter in named:
-        if is_divided(parameter):
+        if is_divided(parameter) and (group is None or any(len(ours.intersection(r)) > 1 for r in _divides(parameter))):
             raise ConfigError(f"{name} is divided among ranks, a DTensor; {INSTEAD}")
+
+
+def _divides(parameter: Any) -> Iterator[list[int]]:
+    """Yield the ranks among which a DTensor is divided, for each dimension of its mesh that divides it."""
+    mesh = parameter.device_mesh
+    for dimension, placement in enumerate(parameter.placements):
+        if not placement.is_replicate():
+            yield dist.get_process_group_ranks(mesh.get_group(dimension))
 
 
 def _known(kinds: Sequence[tuple[str, str]]) -> tuple[type, ...]:

@@ -159,7 +159,7 @@ class Compression(TorchCompression, Factories):
 
     def _for_updates(self, replicate: object) -> Session | None:
         if session := super()._for_updates(replicate):
-            checks.refuse_divided(session.steps.named)
+            checks.refuse_divided(session.steps.named, self._job.group)
             checks.refuse_averaged(session.steps.parameters, self._job.group)
         return session
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ...engine.optimizer.family import uncompiled
 from ...errors import ConfigError
 from . import checks
 
@@ -62,8 +61,38 @@ def leave_other(parameters: Iterable[nn.Parameter]) -> None:
             del hooks[key]
 
 
+#: By wrapper, the parameters that needed a gradient when it was made, by identity: it averages no others.
+_wrappers: weakref.WeakKeyDictionary[DistributedDataParallel, frozenset[int]] = weakref.WeakKeyDictionary()
+
+
+def _look(*given: Any) -> None:
+    """Note a wrapper as it is made; torch calls this for every module that is put into another one.
+
+    It may be a part of what torch.compile compiles, or compiled by itself: no module that is half made may be an
+    argument of its own then.
+    """
+    if given[1] != "module":
+        return
+    made, _, module = given
+    # By its type: a compiled module that is half made does not know its class.
+    if issubclass(type(made), DistributedDataParallel) and module is not None:
+        _wrappers[made] = frozenset(id(p) for p in module.parameters() if p.requires_grad)
+
+
+def _look_from_now_on() -> None:
+    """Note each wrapper from the import of this module on, and those of before."""
+    register_module_module_registration_hook(_look)
+    if dist.is_available() and dist.is_initialized():
+        for found in gc.get_objects():
+            if issubclass(type(found), DistributedDataParallel):
+                _look(found, "module", found.__dict__.get("_modules", {}).get("module"))
+
+
+_look_from_now_on()
+
+
 class Wrappers:
-    """Each DistributedDataParallel of this process that has parameters of a module, now or later.
+    """Each DistributedDataParallel of this process that has some of the parameters of a module.
 
     Args:
         parameters: of the module.
@@ -71,48 +100,29 @@ class Wrappers:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._ours = frozenset(map(id, parameters))
-        #: By wrapper, those of the parameters that needed a gradient when it was made: it leaves out the others.
-        self._found: weakref.WeakKeyDictionary[DistributedDataParallel, frozenset[int]] = weakref.WeakKeyDictionary()
-        for found in gc.get_objects():
-            if issubclass(type(found), DistributedDataParallel) and isinstance(found.__dict__.get("_modules"), dict):
-                self.look(found, found._modules.get("module"))
-        _look_at_modules()
-        _looking.add(self)
-
-    def look(self, wrapper: DistributedDataParallel, module: nn.Module | None) -> None:
-        """Look at a wrapper that is made, around a module."""
-        parameters = () if module is None else module.parameters()
-        if mine := self._ours.intersection(id(parameter) for parameter in parameters if parameter.requires_grad):
-            self._found[wrapper] = mine
+        self._begun = weakref.WeakSet(wrapper for wrapper in list(_wrappers) if _has_begun(wrapper))
 
     def average(self) -> bool:
         """Return whether one averages gradients of the parameters; at the end of a backward pass, before it has."""
-        open_ones = ((wrapper, mine) for wrapper, mine in list(self._found.items()) if _is_open(wrapper))
-        return any(id(parameter) in mine for wrapper, mine in open_ones for parameter in checks.reduced(wrapper))
+        several = [(wrapper, mine) for wrapper, its in list(_wrappers.items()) if (mine := self._ours & its)]
+        return any(
+            self._is_open(wrapper) and any(id(parameter) in mine for parameter in checks.reduced(wrapper))
+            for wrapper, mine in several
+        )
 
-
-def _is_open(wrapper: Any) -> bool:
-    """Return whether a wrapper has come to a gradient, or looked for those that will not come, and not ended since."""
-    try:
-        wrapper.reducer._check_reducer_finalized()
-    except AttributeError:  # it was refused itself, half made
+    def _is_open(self, wrapper: DistributedDataParallel) -> bool:
+        """Return whether a wrapper has come to gradients, or to those that will not come, and not averaged them yet."""
+        if _has_begun(wrapper) and wrapper not in self._begun:  # in its first pass it has averaged them already
+            return True
+        try:
+            wrapper.reducer._check_reducer_finalized()
+        except AttributeError:  # it was refused itself, half made
+            return False
+        except RuntimeError:
+            return True
         return False
-    except RuntimeError:
-        return True
-    return False
 
 
-_looking: weakref.WeakSet[Wrappers] = weakref.WeakSet()
-
-
-@cache
-def _look_at_modules() -> object:
-    """Have all that look see each wrapper as it is made; torch goes through its hooks meanwhile, so this one stays."""
-
-    def look(made: nn.Module, name: str, module: nn.Module | None) -> None:
-        # By its type: a compiled module that is half made does not know its class.
-        if name == "module" and issubclass(type(made), DistributedDataParallel):
-            for each in list(_looking):
-                each.look(made, module)  # type: ignore[arg-type]
-
-    return register_module_module_registration_hook(uncompiled(look))
+def _has_begun(wrapper: DistributedDataParallel) -> bool:
+    """Return whether the wrapper of a static graph has averaged gradients at all."""
+    return bool(wrapper.__dict__.get("static_graph") and wrapper.__dict__.get("_static_graph_delay_allreduce_enqueued"))

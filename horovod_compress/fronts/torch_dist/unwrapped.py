@@ -228,8 +228,8 @@ class Unwrapped:
             self._pass = None
             error = ConfigError(
                 f"rank {self._session.job.number}: this model is trained in DistributedDataParallel, which averages "
-                "its gradients too: register the wrapped model, compression.register(ddp_model, optimizer), or call "
-                "the model without the wrapper"
+                "its gradients too: register the wrapped model, compression.register(ddp_model, optimizer); or drop "
+                "the wrapper, and keep one for an evaluation under torch.no_grad() only"
             )
             self._session.failure.report("a backward pass", error)
             raise error

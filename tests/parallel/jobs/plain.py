@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -264,6 +266,41 @@ def refused(case: Callable[[], object]) -> str:
     return "nothing was raised"
 
 
+def averaged(*, static_graph: bool) -> None:
+    model = nn.Linear(2, 2)
+    compression = hvc.Compression.none(model.named_parameters(), timeout=LONG)
+    compression.register(model)
+    wrapped = DistributedDataParallel(model, static_graph=static_graph)
+    try:
+        wrapped(torch.ones(1, 2)).sum().backward()
+    finally:
+        compression.close()
+
+
+def divided(group: Any = None) -> None:
+    model = nn.Linear(2, 2)
+    fully_shard(model)
+    compression = hvc.Compression.none(model.named_parameters(), process_group=group, timeout=LONG)
+    try:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        hvc.DistributedUpdateOptimizer(optimizer, model.named_parameters(), compression)
+    finally:
+        compression.close()
+
+
+def ignored(method: str, *kinds: Any, again: bool = False, **own: Any) -> list[str]:
+    """Return what a rank tells of exact rounds, where each layer has an optimizer of its own."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in kinds))
+    optimizers = [kind(layer.parameters(), lr=0.1) for kind, layer in zip(kinds, model, strict=True)]
+    compression = hvc.Compression.create(method, model.named_parameters(), timeout=LONG, **own)
+    with told() as texts:
+        if again:
+            compression.attach(*optimizers, warmup_steps=5)
+        compression.register(model, optimizers, warmup_steps=5)
+    compression.close()
+    return [text for text in texts if text.startswith("ignored")]
+
+
 def mismatch() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False, track_running_stats=ODD))
     compression = hvc.Compression.none(model.named_parameters(), timeout=LONG)
@@ -483,6 +520,15 @@ report(
         "two models": two_models(),
         "mismatch": refused(mismatch),
         "interrupted": refused(interrupted),
+        "ignored": [
+            ignored("marsit", torch.optim.AdamW, torch.optim.SGD),
+            ignored("marsit", torch.optim.SGD),
+            ignored("marsit", torch.optim.SGD, again=True),
+            ignored("fp16", torch.optim.AdamW),
+            ignored("marsit", torch.optim.SGD, warmup_steps=3),
+        ],
+        "divided": [refused(divided), refused(partial(divided, [dist.new_group([r]) for r in range(2)][rank()]))],
+        "averaged": [refused(partial(averaged, static_graph=static)) for static in (False, True)],
     }
 )
 dist.destroy_process_group()
