@@ -170,7 +170,8 @@ def tell_of_lost(reducer: Reducer, exchanges: int) -> None:
     Args:
         exchanges: those that the optimizer has behind it.
     """
-    if exchanges and not reducer.step and (any(reducer.kept.states().values()) or reducer.kept.tables()):
+    kept = reducer.kept
+    if exchanges and not reducer.step and (any(kept.states().values()) or kept.tables()):
         _log.warning(
             "rank %d: the optimizer's state was loaded, with %d exchange(s) behind it, and that of its compression was "
             "not: what these exchanges kept for later ones, the residuals, is lost. Save compression.state_dict() too, "
