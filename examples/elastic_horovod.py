@@ -1,7 +1,9 @@
 r"""Train a task under elastic horovodrun while hosts change at given steps; rank 0 writes a record.
 
-    horovodrun -np 4 --min-np 1 --host-discovery-script ./hosts.sh python examples/elastic_horovod.py \
-        --hosts hosts --change 400:localhost:3 --change 800:localhost:4 --json out.json
+    echo localhost:2 > hosts; printf '#!/bin/sh\ncat hosts\n' > hosts.sh; chmod +x hosts.sh
+    horovodrun -np 2 --min-np 1 --network-interfaces lo --host-discovery-script ./hosts.sh \
+        python examples/elastic_horovod.py --hosts hosts --change 400:localhost:3 --change 800:localhost:4 \
+        --json out.json
 
 `hosts.sh` prints the file `hosts`, which rank 0 rewrites when a change is due; all ranks wait there until Horovod has
 noticed. Nothing else is needed to go on among other ranks: docs/elastic.md. benchmarks/elastic.py runs this.
@@ -30,6 +32,12 @@ PAUSE_SECONDS = 0.1
 PATIENCE_SECONDS = 120.0
 
 
+def change(text: str) -> tuple[int, str]:
+    """Return a step and what hosts there are from it on."""
+    step, host, slots = text.split(":")
+    return int(step), f"{host}:{int(slots)}"
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", choices=sorted(TASKS), default="text")
@@ -39,7 +47,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--hosts", type=Path, required=True, help="the file that the discovery script prints")
-    parser.add_argument("--change", action="append", default=[], metavar="STEP:HOST:SLOTS", help="after so many steps")
+    parser.add_argument(
+        "--change", type=change, action="append", default=[], metavar="STEP:HOST:SLOTS", help="after so many steps"
+    )
     parser.add_argument("--lose-residuals", action="store_true", help="at each change, to see what that costs")
     parser.add_argument("--json", type=Path, required=True)
     return parser.parse_args()
@@ -59,7 +69,7 @@ optimizer = hvd.DistributedOptimizer(
     torch.optim.AdamW(model.parameters(), lr=asked.lr), named_parameters=named, compression=compression
 )
 compression.attach(optimizer)
-changes = {int(step): hosts for step, _, hosts in (change.partition(":") for change in asked.change)}
+changes: dict[int, str] = dict(asked.change)
 state = hvd.elastic.TorchState(
     model=model, optimizer=optimizer, compression=compression, step=0, worlds=[hvd.size()], seconds=0.0
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import horovod_compress.fsdp as hvc
-from options import value_of
+from options import exchanged, positive, value_of
 from tasks import TASKS
 from train import cosine, cross_entropy
 from virtual_ranks import held_out
@@ -32,11 +33,11 @@ WINDOW = 50
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--method", default="native", metavar="'native | METHOD [option=value ...]'")
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--method", type=exchanged, default="native", metavar="'native | METHOD [option=value ...]'")
+    parser.add_argument("--steps", type=positive(int), default=1200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--max-norm", type=float, default=1.0)
+    parser.add_argument("--lr", type=positive(float), default=2e-3)
+    parser.add_argument("--max-norm", type=positive(float), default=1.0)
     return parser.parse_args()
 
 
@@ -51,6 +52,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
+    if world % SHARDS:
+        sys.exit(f"fsdp_text.py: each replica is divided in {SHARDS}; start a multiple of that many ranks, not {world}")
     mesh = init_device_mesh("cpu", (world // SHARDS, SHARDS), mesh_dim_names=("replicate", "shard"))
     task = TASKS["text"]("even")
     torch.manual_seed(asked.seed)

@@ -11,6 +11,7 @@ exchanges the gradients of replicas, in full.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import cast
 
@@ -24,6 +25,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import horovod_compress.fsdp as hvc
+from options import exchanged, positive
 from tasks import Text
 
 CLIP = 1.0
@@ -32,12 +34,14 @@ LINES = 10  # of progress
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicas", type=int, help="of the model (default: half as many as there are ranks)")
-    parser.add_argument("--method", default="marsit", choices=hvc.available(), help="default marsit")
+    parser.add_argument(
+        "--replicas", type=positive(int), help="of the model (default: half as many as there are ranks)"
+    )
+    parser.add_argument("--method", type=exchanged, default="marsit", choices=hvc.available(), help="default marsit")
     parser.add_argument("--native", action="store_true", help="let torch exchange the gradients of replicas, in full")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=8, help="windows of text a rank and step (default 8)")
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--steps", type=positive(int), default=200)
+    parser.add_argument("--batch", type=positive(int), default=8, help="windows of text a rank and step (default 8)")
+    parser.add_argument("--lr", type=positive(float), default=1e-3)
     parser.add_argument("--compile", action="store_true", help="compile each block, which takes a minute")
     parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16; gradients are float32")
     return parser.parse_args()
@@ -65,6 +69,10 @@ def main() -> None:
     torch.manual_seed(0)
     rank, world = dist.get_rank(), dist.get_world_size()
     replicas = chosen.replicas or max(1, world // 2)
+    if world % replicas:
+        sys.exit(
+            f"fsdp_transformer.py: {world} ranks do not divide into {replicas} replicas; choose another --replicas"
+        )
     mesh = init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
 
     task = Text()

@@ -26,6 +26,7 @@ from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
 from models import CharTransformer, digits_mlp
+from options import exchanged, positive
 
 LENGTHS = (100, 300, 1000, 10_000)
 #: Of steps; the first of all is a method's own in full precision.
@@ -46,9 +47,11 @@ MODELS = {"the demo's transformer, 1.3 million parameters": demo, "MLP on digits
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--method", default="marsit")
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--method", type=exchanged, default="marsit", help="its name, without options")
+    parser.add_argument("--ranks", type=positive(int), default=4)
     asked = parser.parse_args()
+    if asked.ranks < 2:
+        parser.error("--ranks should be at least 2: one rank sends nothing")
     heads = " | ".join(f"{length:,} steps" for length in LENGTHS)
     print(f"| model | optimizer | `total_steps` | {heads} |\n|{'---|' * (3 + len(LENGTHS))}")
     for name, make in MODELS.items():

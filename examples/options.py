@@ -193,6 +193,16 @@ def count(text: str) -> int:
     return value
 
 
+def exchanged(text: str) -> str:
+    """Return a method and its options, ``METHOD [option=value ...]``, if ranks exchange gradients by it."""
+    from horovod_compress.options import FOR_UPDATES  # a stock run imports nothing of it
+
+    name = next(iter(text.split()), "")
+    if not name or name in FOR_UPDATES:
+        raise argparse.ArgumentTypeError(FOR_UPDATES.get(name, "a method is missing, such as marsit"))
+    return text
+
+
 def fraction(text: str) -> float:
     """Return a number from 0 up to, but not including, 1."""
     value = float(text)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from options import exchanged, positive
 from progress import Progress
 from recipes.base import Problem, Recipe, Result
 from recipes.images import DIFFUSION, RESNET, VIT
@@ -123,7 +124,7 @@ def main() -> None:
             print(json.dumps({"task": task} | settings(recipe, chosen)))
         return
     torch.set_num_threads(1)
-    rates = [RECIPES[chosen.task].lr] if chosen.lr is None else [float(rate) for rate in chosen.lr.split(",")]
+    rates = [RECIPES[chosen.task].lr] if chosen.lr is None else chosen.lr
     for words in chosen.run or ["none"]:
         for rate in rates:
             print(json.dumps(_plain(trained(words, chosen, rate)), allow_nan=False), flush=True)
@@ -153,16 +154,23 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def rates(text: str) -> list[float]:
+    """Return learning rates that have commas between them."""
+    return [positive(float)(rate) for rate in text.split(",")]
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--task", choices=tuple(RECIPES))
     what.add_argument("--list", action="store_true", help="print the settings of all recipes as JSON lines")
-    parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'", help="default: none")
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument(
+        "--run", type=exchanged, action="append", metavar="'METHOD [option=value ...]'", help="default: none"
+    )
+    parser.add_argument("--ranks", type=positive(int), default=4)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, help="default: the recipe's own")
-    parser.add_argument("--lr", help="default: the recipe's own; several with commas between them")
+    parser.add_argument("--steps", type=positive(int), help="default: the recipe's own")
+    parser.add_argument("--lr", type=rates, help="default: the recipe's own; several with commas between them")
     parser.add_argument("--exchange", choices=("auto", "ring", "fold", "torus"), default="auto")
     quick = "two steps with little data: shows that it runs, not how well it learns"
     parser.add_argument("--quick", action="store_true", help=quick)

@@ -31,7 +31,7 @@ from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
-from options import positive, value_of
+from options import exchanged, positive, value_of
 from tasks import TASKS, Task
 from train import cosine, cross_entropy
 
@@ -52,16 +52,16 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", choices=sorted(TASKS), default="text")
     parser.add_argument("--shards", choices=("even", "uneven"), default="even")
-    parser.add_argument("--ranks", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--ranks", type=positive(int), default=16)
+    parser.add_argument("--steps", type=positive(int), default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--optimizer", choices=(*OPTIMIZERS, "sgd"), default="adamw")
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=positive(float), default=1e-3)
     parser.add_argument(
         "--batch", type=positive(int), help="samples per rank and step, instead of a share of the task's batch"
     )
     parser.add_argument("--lr-schedule", choices=("constant", "cosine"), default="cosine")
-    parser.add_argument("--max-norm", type=float, default=0.0, help="clip at this; 0: no clipping")
+    parser.add_argument("--max-norm", type=positive(float), default=0.0, help="clip at this; default: no clipping")
     parser.add_argument(
         "--clip",
         choices=("norm", "value", "unit", "local"),
@@ -70,7 +70,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--no-match-norm", dest="match_norm", action="store_false")
     parser.add_argument("--exchange", choices=("auto", "ring", "fold", "torus"), default="auto")
-    parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'")
+    parser.add_argument("--run", type=exchanged, action="append", metavar="'METHOD [option=value ...]'")
     return parser.parse_args()
 
 

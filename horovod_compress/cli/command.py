@@ -25,7 +25,7 @@ from . import check_build, common
 #: Their modules; check_rate would be the verb check-rate.
 VERBS = ("bench", "build_horovod", "headroom", "inspect", "list", "plan", "verify")
 
-_JSON_HELP = "print one JSON document instead of text"
+_JSON_HELP = "print JSON instead of text: one document, or one a line with bench"
 _OPTIONAL = ("torch", "horovod", "psutil", "matplotlib")  # not every verb needs them
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 

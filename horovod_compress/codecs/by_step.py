@@ -20,7 +20,7 @@ import torch
 from ..errors import ConfigError
 from ..known import MethodName
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Properties, variants_of, zero_groups_of
+from .base import Algebra, Codec, Law, Properties, variants_of, zero_groups_of
 from .dense import Dense, FullPrecision, Uncompressed
 from .registry import create
 from .work import Layout, Regions
@@ -61,6 +61,7 @@ class ByStep(Codec):
         if any(self._loses(before, after) for before in numbers for after in numbers):
             variants.append(FullPrecision())
         return Properties(
+            law=Law(few_exact=last.law.few_exact and divides != "never"),
             divides=divides,
             small_tensors=self._small_tensors(),
             variants=tuple(dict.fromkeys(variants)),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from horovod_compress.engine.optimizer.held import hold
 from horovod_compress.engine.optimizer.second_moment import (
     GROWTH,
     QUICK_GROWTH,
@@ -15,6 +19,8 @@ from horovod_compress.engine.optimizer.second_moment import (
     chosen,
     usual,
 )
+from horovod_compress.schedule.plan import TensorSpec
+from tests.support.local import Fleet
 
 
 def steps(rounds: ExactRounds, until: int) -> list[int]:
@@ -54,6 +60,26 @@ def test_what_somebody_chooses_counts() -> None:
         assert chosen(50, needs_few, rebuild_every=10) == ExactRounds(30, 10, short=30)
         assert chosen(50, needs_few, 1, 1) == ExactRounds(1, 1)
     assert str(few) == "warmup_steps=20 and rebuild_every=up to 100" != str(many)
+
+
+@pytest.mark.parametrize(
+    ("given", "rounds"),
+    [
+        ({}, ExactRounds(20, 100, growth=GROWTH, short=20)),
+        ({"warmup_steps": 2}, ExactRounds(20, 100, growth=GROWTH, short=20, asked=2)),
+        ({"warmup_steps": 25}, ExactRounds(25, 100, growth=GROWTH, short=20, asked=25)),
+        ({"warmup_steps": 2, "total_steps": 100}, ExactRounds(10, 100, growth=QUICKEST_GROWTH, short=10, asked=2)),
+        ({"warmup_steps": 2, "levels": 2}, ExactRounds(30, 50, short=30, asked=2)),
+    ],
+)
+def test_uncompressed_first_steps_of_a_method_leave_its_rounds_as_they_are(
+    given: dict[str, Any], rounds: ExactRounds
+) -> None:
+    """Where it has fewer of them than a second moment needs; those that somebody asked for send no 8 bits."""
+    named = {"w": nn.Parameter(torch.ones(64))}
+    with Fleet(2, [TensorSpec("w", (64,), "float32")], "marsit", **given) as fleet:
+        held = hold(torch.optim.AdamW(named.values()), fleet.reducers[0], named.items(), 50, "auto")
+    assert held is not None and held.rounds == rounds
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...known import OPTIONS
-from ...options import FOR_UPDATES, check_exchange, check_known
+from ...options import FOR_UPDATES, PRESETS, check_exchange, check_known
 
 _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -78,7 +78,13 @@ def names(text: str) -> list[str]:
         check_known(name, {})
         if name in FOR_UPDATES:
             raise ConfigError(f"steps that exchange gradients are predicted, and {FOR_UPDATES[name]}")
-    return list(dict.fromkeys(found))
+    return list({_meaning(name): name for name in reversed(found)}.values())[::-1]
+
+
+def _meaning(name: str) -> tuple[str, str]:
+    """Return a method and its options in words: a preset may be another name for a method."""
+    preset = PRESETS.get(name)
+    return (preset.method, str(dict(preset.options))) if preset else (name, "{}")
 
 
 def options(words: Sequence[str], given_to: Sequence[str]) -> dict[str, Any]:

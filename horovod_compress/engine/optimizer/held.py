@@ -79,7 +79,7 @@ def hold(
     few = all(each.law.few_exact for each in buckets.divided())
     rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every, reducer.options.total_steps)
     if late := buckets.exact_until():
-        rounds = replace(rounds, warmup=max(late, rounds.warmup), short=0)
+        rounds = replace(rounds, warmup=max(late, rounds.warmup), asked=late)
     if (words := rounds.in_words()) != _told.get(optimizer):
         _told[optimizer] = words
         if reducer.rank == 0:
@@ -381,7 +381,7 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
     if rounds.every == 1:  # it is the stock optimizer
         buckets.choose(Next("plain"))
         return
-    buckets.choose(Next(("first" if step < rounds.short else "exact") if exact else "coded"))
+    buckets.choose(Next(("first" if rounds.asked <= step < rounds.short else "exact") if exact else "coded"))
     if exact and reducer.watch:
         reducer.watch.spoil()  # what is measured now says nothing of the method
     factors: dict[str, Tensor] = {}

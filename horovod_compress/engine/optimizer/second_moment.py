@@ -60,12 +60,14 @@ class ExactRounds:
         every: after these, one round in this many is exact.
         growth: the distance begins at one in so many of the steps so far, and grows up to ``every``; 0 for equal ones.
         short: so many of the initial ones may send 8 bits: none that somebody asked for.
+        asked: of those, so many at the start that somebody asked for after all.
     """
 
     warmup: int
     every: int
     growth: int = 0
     short: int = 0
+    asked: int = 0
     _early: frozenset[int] = field(init=False, default=frozenset(), compare=False)  # those at growing distances
     _regular: int = field(init=False, default=0, compare=False)  # from here on they are ``every`` rounds apart
 
@@ -83,7 +85,7 @@ class ExactRounds:
 
     def __str__(self) -> str:
         grows = "up to " if self.growth else ""
-        short = f" (8 bits will do for {self.short})" if self.short else ""
+        short = f" (8 bits will do for {self.short - self.asked})" if self.short > self.asked else ""
         return f"warmup_steps={self.warmup}{short} and rebuild_every={grows}{self.every}"
 
     def in_words(self) -> str:
