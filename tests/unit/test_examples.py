@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -175,6 +177,27 @@ def test_wrong_arguments_say_what_is_wrong(examples: None, arguments: list[str],
 
     with pytest.raises(UsageError, match=said):
         parse(arguments)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("virtual_ranks", ["--ranks", "0"], "--ranks: must be above zero"),
+        ("virtual_ranks", ["--max-norm", "-1"], "--max-norm: must be above zero"),
+        ("virtual_ranks", ["--run", ""], "--run: a method is missing"),
+        ("virtual_ranks", ["--run", "diloco"], "--run: diloco takes local steps"),
+        ("lengths", ["--method", "diloco"], "--method: diloco takes local steps"),
+        ("lengths", ["--ranks", "1"], "--ranks should be at least 2"),
+        ("recipe", ["--task", "gpt", "--lr", "0.001,x"], "--lr: invalid rates value: '0.001,x'"),
+    ],
+)
+def test_scripts_refuse_what_they_would_not_train(
+    examples: None, script: str, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(script).main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_minimal_differs_from_plain_horovod_by_two_lines() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from horovod_compress.cli import bench, command as cli, headroom
+from horovod_compress.cli.plan import parse
 from tests.support.marks import slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -369,6 +370,15 @@ def test_plan_prints_one_document_and_saves_the_plan(tmp_path: Path, capsys: pyt
     assert [one["schedule"] for one in found["timelines"]] == ["layerfusion", "layerwise", "single", "size:25MB"]
     assert sum(bucket["elements"] for bucket in found["buckets"]) == found["parameters"] == 10_512_394
     assert Plan.load(tmp_path / "plan.json") == Plan.from_document(found["plan"])
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [("topk,sbc,sparse_binary,topk", ["topk", "sbc"]), ("topk, scalecom", ["topk", "scalecom"])],
+)
+def test_plan_names_a_method_once(given: str, named: list[str]) -> None:
+    """A preset may be another name for a method."""
+    assert parse.names(given) == named
 
 
 def test_plan_takes_a_torus_with_a_number_of_rows(capsys: pytest.CaptureFixture[str]) -> None:

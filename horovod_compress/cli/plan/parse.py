@@ -74,11 +74,13 @@ def names(text: str) -> list[str]:
     found = list(OPTIONS) if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
     if not found:
         raise ConfigError(f"--method takes a method's name, several separated by commas, or all; got {text!r}")
+    named: dict[tuple[str, str], str] = {}
     for name in found:
         check_known(name, {})
         if name in FOR_UPDATES:
             raise ConfigError(f"steps that exchange gradients are predicted, and {FOR_UPDATES[name]}")
-    return list({_meaning(name): name for name in reversed(found)}.values())[::-1]
+        named.setdefault(_meaning(name), name)
+    return [*named.values()]
 
 
 def _meaning(name: str) -> tuple[str, str]:
