@@ -49,16 +49,17 @@ def test_they_are_short_where_owners_average(exchange: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "due"),
+    ("method", "options", "asked"),
     [
-        ("signsgd", {}, SHORT),  # the control: nobody chose a number
-        ("marsit", {"warmup_steps": 3}, LATER),
-        (by_step({0: "none", 4: "marsit"}), {}, LATER),
+        ("signsgd", {}, 0),  # the control: nobody chose a number
+        ("marsit", {"warmup_steps": 3}, 3),
+        (by_step({0: "none", 4: "marsit"}), {}, 4),
     ],
 )
-def test_rounds_that_somebody_asked_for_are_not(method: Any, options: dict[str, Any], due: str) -> None:
+def test_rounds_that_somebody_asked_for_are_not(method: Any, options: dict[str, Any], asked: int) -> None:
+    """Those behind them, which the second moment needs, are."""
     with team(method, **options) as ranks:
-        assert exchanged(ranks, 4) == [due] * 4
+        assert exchanged(ranks, 6) == [LATER] * asked + [SHORT] * (6 - asked)
 
 
 def test_rounds_that_attach_asks_for_are_not() -> None:
