@@ -71,7 +71,10 @@ class ByStep(Codec):
 
     def exact_until(self) -> int:
         """Return the step of the first compressed round, where a second moment is held after a warm-up."""
-        return int(self.stages[-1][0]) if self.properties().divides != "never" else 0
+        if self.properties().divides == "never":
+            return 0
+        first, last = self.stages[-1]
+        return max(int(first), last.exact_until() if isinstance(last, ByStep) else 0)
 
     @property
     def asks(self) -> bool:

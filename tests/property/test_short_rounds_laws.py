@@ -54,6 +54,8 @@ def test_they_are_short_where_owners_average(exchange: str) -> None:
         ("signsgd", {}, 0),  # the control: nobody chose a number
         ("marsit", {"warmup_steps": 3}, 3),
         (by_step({0: "none", 4: "marsit"}), {}, 4),
+        (by_step({0: "none", 4: "marsit"}), {"warmup_steps": 2}, 4),
+        (by_step({0: "none", 2: by_step({0: "none", 4: "marsit"})}), {}, 4),
     ],
 )
 def test_rounds_that_somebody_asked_for_are_not(method: Any, options: dict[str, Any], asked: int) -> None:

@@ -606,6 +606,13 @@ def test_a_wrapper_that_averages_nothing_may_stay(net: Net, compression: hvc.Com
         assert passed(net) is None
 
 
+def test_a_static_graph_s_wrapper_that_only_added_up_may_stay(net: Net, compression: hvc.Compression) -> None:
+    compression.register(net)
+    with compression.no_sync():
+        assert passed(DistributedDataParallel(net, static_graph=True)) is None
+    assert passed(net) is None
+
+
 @pytest.mark.parametrize("first", ["register", "wrap"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_wrapper_averages_what_needed_a_gradient_when_it_was_made(

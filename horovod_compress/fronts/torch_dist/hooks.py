@@ -100,7 +100,12 @@ class Wrappers:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._ours = frozenset(map(id, parameters))
-        self._begun = weakref.WeakSet(wrapper for wrapper in list(_wrappers) if _has_begun(wrapper))
+        self._begun: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self.leave_begun()
+
+    def leave_begun(self) -> None:
+        """Take those of static graphs that have averaged by now for done with that."""
+        self._begun.update(wrapper for wrapper in list(_wrappers) if _has_begun(wrapper))
 
     def average(self) -> bool:
         """Return whether one averages gradients of the parameters; at the end of a backward pass, before it has."""

@@ -116,6 +116,7 @@ class Unwrapped:
             yield
         finally:
             self._paused = before
+            self._wrappers.leave_begun()
 
     def is_over(self) -> bool:
         """Return whether nothing will be exchanged any more, so that the module can have another compression."""
