@@ -608,8 +608,9 @@ def test_a_wrapper_that_averages_nothing_may_stay(net: Net, compression: hvc.Com
 
 def test_a_static_graph_s_wrapper_that_only_added_up_may_stay(net: Net, compression: hvc.Compression) -> None:
     compression.register(net)
+    wrapped = DistributedDataParallel(net, static_graph=True)
     with compression.no_sync():
-        assert passed(DistributedDataParallel(net, static_graph=True)) is None
+        assert passed(wrapped) is None
     assert passed(net) is None
 
 
