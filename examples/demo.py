@@ -81,6 +81,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print the summary as JSON instead of a table")
     chosen = parser.parse_args()
     chosen.methods, chosen.out = chosen.methods.split(","), chosen.out.resolve()
+    try:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {chosen.out}: {error.strerror}")
     return chosen
 
 

@@ -12,6 +12,8 @@ import horovod_compress.fsdp as hvc
 SHARDS = 2  # ranks of one host, which share a replica
 
 dist.init_process_group("gloo")
+if dist.get_world_size() % SHARDS:
+    raise SystemExit(f"expected a multiple of {SHARDS} ranks, got {dist.get_world_size()}: change --nproc-per-node")
 torch.set_num_threads(1)
 torch.manual_seed(0)
 

@@ -24,7 +24,15 @@ class ConfigError(HorovodCompressError, ValueError):
 
 
 class MismatchError(HorovodCompressError, ValueError):
-    """The ranks disagree, on options at the start or on a result later."""
+    """The ranks disagree, on options at the start or on a result later.
+
+    Attributes:
+        about: which of the options, or which parameter, where ranks compared them at the start; else empty.
+    """
+
+    def __init__(self, text: str = "", about: str = "") -> None:
+        super().__init__(text)
+        self.about = about
 
 
 class StateError(ConfigError, MismatchError):

@@ -381,7 +381,8 @@ class Patience:
         text = f"rank {context.rank} has been waiting since {began} ({now - since:.0f} s) for rank(s) {listed(missing)}"
         state = "no sign of life" if silent else "alive, and busy with something else, such as evaluation"
         left = context.options.busy_seconds - (now - since)
-        text += f", before bucket {bucket} of step {step}: {state}; this becomes an error in {left:.0f} s (timeout=)"
+        text += f", before bucket {bucket} of step {step}: {state}; this becomes an error in {left:.0f} s; "
+        text += "to wait longer, raise timeout="
         _log.warning("%s", explained(text, self._failure.ranks_in_words))
 
 

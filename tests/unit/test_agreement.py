@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from horovod_compress.engine.agreement.differences import explaining
+from horovod_compress.engine.agreement.handshake import Document, check
 from horovod_compress.errors import MismatchError
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import Plan
@@ -73,3 +75,11 @@ def test_equal_buckets_are_accepted_again_after_a_resume() -> None:
                 assert fleet.reducers[rank].wait_idle(5.0)
                 _replan(fleet, rank, "single" if number % 2 else "layerwise")
             assert all_same(fleet.step(random_grads(WORLD, TENSORS, seed=number)))
+
+
+def test_an_error_says_what_differs_also_where_the_numbers_of_ranks_are_explained() -> None:
+    differing = [Document({"world": 2, "parameter 0": f"weight [{rank}]"}) for rank in range(2)]
+    with pytest.raises(MismatchError, match=r"agree on parameter 0: .*\. Rank 1 is rank 3\.$") as caught:
+        with explaining("Rank 1 is rank 3."):
+            check(differing)
+    assert caught.value.about == "parameter 0"

@@ -699,10 +699,10 @@ def test_where_ranks_have_different_parts_the_error_names_the_other_module(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def differ(*given: object) -> None:
-        raise MismatchError("the ranks do not agree on parameter 0")
+        raise MismatchError("the ranks do not agree on parameter 0", about="parameter 0")
 
     def differ_in_an_option(*given: object) -> None:
-        raise MismatchError("the ranks do not agree on seed: rank 0 = 0, rank 1 = 1, of every parameter")
+        raise MismatchError("the ranks do not agree on seed, of every parameter", about="seed")
 
     monkeypatch.setattr(BaseCompression, "_connect_with", differ)
     with pytest.raises(MismatchError, match=r"on parameter 0$"):  # the control

@@ -97,7 +97,7 @@ def test_a_wait_and_its_end_say_which_ranks_of_the_job_their_numbers_are(
         text, _ = failure_of(ranks, 1, ranks.reducers[1].offer(0, torch.ones(8)))
     [told] = [record.getMessage() for record in caplog.records if "has been waiting since" in record.getMessage()]
     assert text.endswith(f"raise timeout=. {words}" if words else "raise timeout=")
-    assert told.endswith(f"(timeout=). {words}" if words else "(timeout=)")
+    assert told.endswith(f"to wait longer, raise timeout=. {words}" if words else "to wait longer, raise timeout=")
 
 
 def test_who_gives_no_answer_is_not_waited_for() -> None:

@@ -51,9 +51,8 @@ def explaining(ranks_in_words: str) -> Iterator[None]:
     try:
         yield
     except HorovodCompressError as error:
-        if (text := explained(str(error), ranks_in_words)) == str(error):
-            raise
-        raise type(error)(text) from None
+        error.args = (explained(str(error), ranks_in_words),)
+        raise
 
 
 # ---- what a rank decodes with --------------------------------------------------------------------

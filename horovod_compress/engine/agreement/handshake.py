@@ -93,7 +93,8 @@ def check(documents: Sequence[Document]) -> None:
         if any(value != values[0] for value in values):
             raise MismatchError(
                 f"the ranks do not agree on {name}: {by_value(values)}; start every rank with the "
-                f"same options, model and version of horovod-compress"
+                f"same options, model and version of horovod-compress",
+                about=name,
             )
 
 

@@ -76,8 +76,7 @@ class Compression(TorchCompression, Factories):
         try:
             super()._connect_with(method, given, options, wrap, job)
         except MismatchError as error:
-            of_parameters = "parameter" in str(error).partition(":")[0]
-            if of_parameters and any(is_divided(parameter) for _, parameter in given):
+            if "parameter" in error.about and any(is_divided(parameter) for _, parameter in given):
                 raise MismatchError(f"{error}; {checks.INSTEAD}") from None
             raise
 
