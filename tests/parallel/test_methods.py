@@ -77,9 +77,11 @@ def test_compressed_rounds_are_another_thing(found) -> None:
 
 @each_job
 def test_methods_give_different_bits(found) -> None:
-    """No two methods end with the same model; with 2 ranks "none" and "marsit every" do."""
+    """No two methods end with the same model, but those that are exact: they may add in the same order."""
     firsts = [sample for sample in samples() if sample.number == 0 and sample.name in found[0]]
     last = {sample.method: found[0][sample.name]["stock"][-1][0] for sample in firsts}
+    exact = last.pop("homomorphic", None)
+    assert exact == last["none"] or len(found) > 2  # two addends have one order
     assert len(set(last.values())) == len(last) > 1
 
 
