@@ -16,7 +16,13 @@ except ImportError:  # the kernels and the simulation run without Horovod
 
 
 class HorovodCompressError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
+
+    Attributes:
+        of_job: its numbers of ranks are those of the whole job, also where only some ranks exchange.
+    """
+
+    of_job = False
 
 
 class ConfigError(HorovodCompressError, ValueError):

@@ -116,6 +116,8 @@ class Start:
         values = [context.progress.step, signed(int(plan.fingerprint(), 16)), self._compared[0]]
         values += [signed(hash_of_text(text)) for text in (frozen, self._norms())]
         values += [signed(context.operands.digest), *self._masks.values()]
+        step, bucket, _ = context.progress.place()
+        context.recorder.note(step, bucket, "agree")
         exchange = context.exchange(0, "agree", NonFiniteCount())  # nothing here may depend on the plan
         exchange.step, exchange.transport = 0, context.transport.aside  # type: ignore[assignment]
         exchange.digest = 0  # what follows says more
@@ -326,6 +328,7 @@ class Verification:
         """Return the hashes of all ranks, int64."""
         context = self._context
         exchange = context.exchange(len(self._buckets), label, NonFiniteCount())
+        context.recorder.note(context.progress.step, len(self._buckets) - 1, label)
         with context.metrics.timed("verify", where=(context.progress.step,)):
             found, _ = everywhere.all_gather(exchange, mine.view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent

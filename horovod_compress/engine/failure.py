@@ -259,7 +259,8 @@ class Failure:
 
     def _fail(self, failure: HorovodCompressError) -> None:
         context = self._context
-        failure.args = (explained(str(failure), self.ranks_in_words),)
+        if not failure.of_job:
+            failure.args = (explained(str(failure), self.ranks_in_words),)
         for worker in self._workers:
             worker.leave_out()
         host = socket.gethostname()

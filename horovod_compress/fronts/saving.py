@@ -42,12 +42,14 @@ class Saver:
     Attributes:
         rank, world: among those that exchange.
         shard, shards: of what it has a part of, where these ranks have one of several.
+        of_job: its number in the whole job, as people know it; None for that of its file.
     """
 
     rank: int
     world: int
     shard: int = 0
     shards: int = 1
+    of_job: int | None = None
 
     @property
     def number(self) -> int:
@@ -69,13 +71,14 @@ Deal = Callable[[Iterable[Mapping[str, Any]], int, int], dict[str, Any]]
 def save(
     folder: str | os.PathLike[str],
     state: Callable[[], Mapping[str, Any]],
-    rank: int,
+    saver: Saver,
     gather: Gather,
     known: Known | None = None,
 ) -> None:
     """Write this rank's state beside those of the others.
 
     Args:
+        saver: this rank.
         known: by this process, of its job's folders; None for nothing.
 
     Raises:
@@ -85,31 +88,29 @@ def save(
     path, entry, problem, mine, known = Path(), None, None, {}, known or Known()
     try:
         path = _path(folder)
-        if rank == 0:
+        if saver.number == 0:
             known.is_foreign(path, state_folder.found(path))
         mine = dict(state())
         entry = state_folder.write(path, mine)
         known.wrote(path, entry)
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
-        problem = _said(error)
+        problem = _said(error, saver)
     # Where this rank waits in vain, another one may just have gone on with what it has shown, so the file stays, for a
     # save that takes place a day later to remove.
     found = gather([problem, entry and asdict(entry), mine.get("step")])
     with _discarding(path, entry):
         steps = sorted({step for told, _, step in found if not told})
         if len(steps) > 1:
-            found[0][0] = [
-                "MismatchError",
-                f"the ranks are at different steps, {steps}; call save() after the same one",
-            ]
+            differ = MismatchError(f"the ranks are at different steps, {steps}; call save() after the same one")
+            found[0][0] = _said(differ, saver)
         _raise([told for told, *_ in found])
         problem, made = None, ""
-        if rank == 0:
+        if saver.number == 0:
             try:
                 files = [Entry(**written) for _, written, _ in found]
                 made = state_folder.fingerprint(state_folder.commit(path, mine, files, known))
             except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
-                problem = _said(error)
+                problem = _said(error, saver)
     told = gather([problem, made])  # where a rank is gone now, the manifest may name this rank's file: it stays
     problem, made = told[0]
     with _discarding(path, entry):
@@ -161,7 +162,7 @@ def load(
             state, way, seen = state_folder.of_one_look(path, read)
             check(state, way)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
-            problem = _said(error)
+            problem = _said(error, saver)
         found = gather([problem, state_folder.fingerprint(seen)])
         different = len({other for _, other in found if other}) > 1
         if not different:
@@ -202,12 +203,7 @@ def _read(
         return state_folder.read(folder, mine[saver.rank % len(mine)]), "reset", manifest
     if saver.count == manifest.world:
         return state_folder.read(folder, manifest.files[saver.number]), "restore", manifest
-    if manifest.world % saver.shards:
-        raise StateError(
-            f"the checkpoint in {folder} is of {manifest.world} ranks, which cannot have had {saver.shards} shards "
-            "each, as this job has; resume with as many shards, or save with torch.distributed.checkpoint, which "
-            "divides anew"
-        )
+    checkpoint.check_shard({"shard": [0, saver.shards]}, state_folder.read(folder, manifest.files[0]))
     if residuals == "refuse":
         raise StateError(
             f"the checkpoint in {folder} is of {manifest.world} ranks, but this job has {saver.count}; pass "
@@ -218,19 +214,20 @@ def _read(
     return deal(states, saver.rank, saver.world), "restore", manifest
 
 
-def _said(error: Exception) -> list[str]:
+def _said(error: Exception, saver: Saver) -> list[str]:
+    """Return what other ranks are to raise for an error of this one: its kind, and its text."""
+    whose = f"rank {saver.number if saver.of_job is None else saver.of_job}: "
     if isinstance(error, HorovodCompressError):
-        return [type(error).__name__, str(error)]
+        return [type(error).__name__, whose + str(error).removeprefix(whose)]
     what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-    return ["ConfigError", f"{what}; nothing was changed"]
+    return ["ConfigError", f"{whose}{what}; nothing was changed"]
 
 
 def _raise(problems: list[list[str] | None]) -> None:
     """Raise what the first rank with a problem has found; every rank comes to the same end."""
-    for rank, problem in enumerate(problems):
-        if problem:
-            kind, text = problem
-            raise _KINDS.get(kind, ConfigError)(f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}")
+    if problem := next(filter(None, problems), None):
+        kind, text = problem
+        raise _KINDS.get(kind, ConfigError)(text)
 
 
 class Saved:
@@ -274,8 +271,8 @@ class Saved:
 
     def _saver(self) -> Saver:
         session, reducer = self._session, self._session.reducer
-        row = session.job.row
-        return Saver(reducer.rank, reducer.world, row.rank, row.size) if row else Saver(reducer.rank, reducer.world)
+        row, number = session.job.row, session.job.number
+        return Saver(reducer.rank, reducer.world, row.rank if row else 0, row.size if row else 1, number)
 
     def load(self, state: Mapping[str, Any], residuals: str) -> None:
         """Restore a state, completely or not at all.
@@ -302,8 +299,7 @@ class Saved:
             return self.state()
 
         stages = iter(("hvc.save.files", "hvc.save.manifest"))
-        number = self._saver().number
-        save(folder, state, number, lambda value: session.gather_all(value, next(stages), by_name=True), _known)
+        save(folder, state, self._saver(), lambda value: session.gather_all(value, next(stages), by_name=True), _known)
         _savers[Path(folder).resolve()] = session
 
     def load_folder(self, folder: str | os.PathLike[str], residuals: str) -> None:

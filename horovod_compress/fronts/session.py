@@ -135,7 +135,9 @@ class Session:
         with self._saying_more():
             found = self._gather(gather, [mine, value], mine[-1], by_name)
             if told := why_not_together([theirs for theirs, _ in found], self.job.number):
-                raise ExchangeError(told)
+                error = ExchangeError(told)
+                error.of_job = True
+                raise error
         return [theirs for _, theirs in found]
 
     @contextmanager

@@ -216,17 +216,18 @@ def agree(session: Session, settings: Settings | None, options: Mapping[str, str
         MismatchError: options of the optimizers differ.
     """
     mine = dataclasses.asdict(settings) if settings else None
-    found = session.gather_all([problem, mine, options], "hvc.update")
-    for rank, (refusal, *_) in enumerate(found):
+    found = session.gather_all([session.job.number, problem, mine, options], "hvc.update")
+    for rank, refusal, *_ in found:
         if refusal:
             raise ConfigError(refusal if refusal == problem else f"rank {rank}: {refusal}")
-    shown = {rank: shown for rank, (_, _, shown) in enumerate(found)}
+    shown = {rank: shown for rank, _, _, shown in found}
     if None not in shown.values() and (told := difference(shown)):
         raise MismatchError(told)
-    for rank, (_, theirs, _) in enumerate(found):
-        for name, value in (found[0][1] or {}).items():
+    first, _, expected, _ = found[0]
+    for rank, _, theirs, _ in found:
+        for name, value in (expected or {}).items():
             if theirs[name] != value:
                 raise ConfigError(
-                    f"options of DistributedUpdateOptimizer differ: {_AS_GIVEN.get(name, name)} is {value!r} on rank 0 "
-                    f"and {theirs[name]!r} on rank {rank}; give every rank the same"
+                    f"options of DistributedUpdateOptimizer differ: {_AS_GIVEN.get(name, name)} is {value!r} on rank "
+                    f"{first} and {theirs[name]!r} on rank {rank}; give every rank the same"
                 )

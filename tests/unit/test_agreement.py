@@ -5,10 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from horovod_compress.engine.agreement.differences import explaining
 from horovod_compress.engine.agreement.handshake import Document, check
-from horovod_compress.errors import MismatchError
+from horovod_compress.errors import ConfigError, ExchangeError, MismatchError
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import Plan
 from tests.support.local import Fleet, all_same, random_grads, spec
@@ -83,3 +84,20 @@ def test_an_error_says_what_differs_also_where_the_numbers_of_ranks_are_explaine
         with explaining("Rank 1 is rank 3."):
             check(differing)
     assert caught.value.about == "parameter 0"
+
+
+def test_an_error_in_numbers_of_the_job_is_not_explained() -> None:
+    error = ConfigError("rank 4 is late")
+    error.of_job = True
+    with pytest.raises(ConfigError, match="is late$"), explaining("Rank 1 is rank 3."):
+        raise error
+
+
+def test_a_rank_that_does_not_come_to_compare_is_told_of_with_the_step_that_it_misses() -> None:
+    with Fleet(2, TENSORS, "none", schedule="layerwise", timeout=1.0) as fleet:
+        fleet.step(random_grads(2, TENSORS))
+        fleet.reducers[1].freeze([0])
+        for index, tensor in enumerate(TENSORS):
+            step = fleet.reducers[1].offer(index, torch.ones(tensor.shape))
+        with pytest.raises(ExchangeError, match="during agree of bucket 0, step 1 "):
+            fleet.reducers[1].result(0, step)

@@ -675,6 +675,16 @@ def test_what_becomes_of_a_registered_module_knows_no_compression(net: Net, comp
     assert passed(DistributedDataParallel(copy.deepcopy(net))) is None
 
 
+def test_a_gradient_that_comes_outside_of_a_backward_pass_is_refused(net: Net, compression: hvc.Compression) -> None:
+    """As schedules of torch.distributed.pipelining bring those of models that fully_shard() divides."""
+    compression.register(net)
+    (hook,) = net.first.weight._post_accumulate_grad_hooks.values()  # type: ignore[union-attr]
+    net.first.weight.grad = torch.ones(4, 4)
+    with pytest.raises(hvc.ConfigError, match=r"first.weight comes outside of backward\(\), as schedules of"):
+        hook(net.first.weight)
+    assert passed(net) is None  # the control
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_a_scripted_module_is_exchanged(net: Net) -> None:
     scripted = torch.jit.script(nn.Sequential(net.first, net.second))

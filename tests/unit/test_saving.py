@@ -42,7 +42,7 @@ def _saved(team: Team, folder: Path, spoil: Callable[[int], None]) -> list[Horov
             spoil(rank)
             return checkpoint.save(fleet.reducers[rank], fleet.methods)
 
-        saving.save(folder, state, rank, lambda value: team._share(rank, value))
+        saving.save(folder, state, saving.Saver(rank, WORLD), lambda value: team._share(rank, value))
 
     return team.each(call)
 
@@ -67,6 +67,32 @@ def test_an_error_of_any_kind_is_told_to_all(tmp_path: Path, error: Exception) -
         assert files(tmp_path) == before
 
 
+def test_an_error_names_the_rank_by_its_number_in_the_job(tmp_path: Path) -> None:
+    with fleet_of() as fleet:
+        team = Team(fleet)
+
+        def save(rank: int) -> None:
+            given, saver = "" if rank == ODD else tmp_path, saving.Saver(rank, WORLD, of_job=7 - rank)
+            state = checkpoint.save(fleet.reducers[rank], fleet.methods)
+            saving.save(given, lambda: state, saver, lambda value: team._share(rank, value))
+
+        assert {str(told)[:8] for told in team.each(save)} == {f"rank {7 - ODD}: "}
+
+
+@pytest.mark.parametrize("residuals", ["refuse", "redistribute", "reset"])
+def test_a_checkpoint_of_models_in_other_parts_says_so(tmp_path: Path, residuals: str) -> None:
+    with fleet_of() as fleet:
+        assert Team(fleet).save(tmp_path) == [None] * WORLD
+    mine = saving.Saver(0, 1, 1, 2)
+    with pytest.raises(
+        StateError, match=r"rank 1: the saved state is of shard \[0, 1\] .*: resume with as many shards"
+    ):
+        saving.load(
+            tmp_path, residuals, mine, lambda states, *given: next(iter(states)),
+            lambda state, way: checkpoint.check_shard({"shard": [1, 2]}, state), lambda value: [value],
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("folder", ["", None, 3], ids=repr)
 def test_a_rank_without_a_folder_is_told_of_by_all(tmp_path: Path, folder: Any) -> None:
     """Such as that of a variable that is not set on its host; the others do not wait for it."""
@@ -76,7 +102,7 @@ def test_a_rank_without_a_folder_is_told_of_by_all(tmp_path: Path, folder: Any) 
 
         def save(rank: int) -> None:
             given, state = folder if rank == ODD else tmp_path, checkpoint.save(fleet.reducers[rank], fleet.methods)
-            saving.save(given, lambda: state, rank, lambda value: team._share(rank, value))
+            saving.save(given, lambda: state, saving.Saver(rank, WORLD), lambda value: team._share(rank, value))
 
         def load(rank: int) -> None:
             given, saver = folder if rank == ODD else tmp_path, saving.Saver(rank, WORLD)
@@ -115,8 +141,10 @@ def test_a_rank_that_comes_too_late_may_name_the_files_of_those_that_gave_up(tmp
     with fleet_of(2) as fleet:
         ranks = [lambda reducer=reducer: checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
         with pytest.raises(ExchangeError, match="did not come"):
-            saving.save(tmp_path, ranks[1], 1, given_up)
-        saving.save(tmp_path, ranks[0], 0, lambda value: [value, shown.get(1)] if len(shown) == 1 else [value])
+            saving.save(tmp_path, ranks[1], saving.Saver(1, 2), given_up)
+        saving.save(
+            tmp_path, ranks[0], saving.Saver(0, 2), lambda value: [value, shown.get(1)] if len(shown) == 1 else [value]
+        )
         manifest = state_folder.manifest(tmp_path)
         assert [state_folder.read(tmp_path, entry)["rank"] for entry in manifest.files] == [0, 1]
 
@@ -148,7 +176,7 @@ def test_a_rank_that_is_gone_after_the_manifest_leaves_the_checkpoint(tmp_path: 
             return [value]
 
         with pytest.raises(ExchangeError, match="is gone"):
-            saving.save(tmp_path, lambda: checkpoint.save(fleet.reducers[0], fleet.methods), 0, share)
+            saving.save(tmp_path, lambda: checkpoint.save(fleet.reducers[0], fleet.methods), saving.Saver(0, 1), share)
         manifest = state_folder.manifest(tmp_path)
         assert state_folder.read(tmp_path, manifest.files[0])["step"] == 0
 

@@ -170,7 +170,7 @@ def test_rank_0_that_goes_as_soon_as_it_has_saved(jobs: list[Team], tmp_path: Pa
         raise ExchangeError("rank 0 is gone")
 
     with pytest.raises(ExchangeError):
-        saving.save(tmp_path, lambda: theirs, 1, share, known)
+        saving.save(tmp_path, lambda: theirs, saving.Saver(1, WORLD), share, known)
     one.known.reverse()
     assert one.save(tmp_path) == [None] * WORLD and not [*tmp_path.glob("manifest.step*")]
 

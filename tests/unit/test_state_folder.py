@@ -63,7 +63,7 @@ class Team:
             saving.save(
                 folder,
                 lambda: checkpoint.save(reducer, self.fleet.methods),
-                rank,
+                saving.Saver(rank, self.fleet.world),
                 lambda value: self._share(rank, value),
                 self.known[rank],
             )

@@ -51,7 +51,8 @@ def explaining(ranks_in_words: str) -> Iterator[None]:
     try:
         yield
     except HorovodCompressError as error:
-        error.args = (explained(str(error), ranks_in_words),)
+        if not error.of_job:
+            error.args = (explained(str(error), ranks_in_words),)
         raise
 
 

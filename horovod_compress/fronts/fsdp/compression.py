@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
@@ -20,8 +21,8 @@ from ...engine.reducer import Hooks
 from ...errors import ConfigError, MismatchError
 from ..compression import BaseCompression
 from ..factories import RanksOption, add_factories, of_an_object
-from ..reports import Strangers, Unexchanged
-from ..session import Session, look_for_steps, weakly
+from ..reports import Strangers
+from ..session import Session, before_each_step, look_for_steps, weakly
 from ..startup import Wrap, before_handshake, check_alone
 from ..torch_dist.checks import not_exchanged, refuse_no_optimizer
 from ..torch_dist.of_group import TorchCompression
@@ -99,7 +100,6 @@ class Compression(TorchCompression, Factories):
         return replace(super()._hooks(job), ranks_in_words=column.in_words, records=f"shard{column.row.rank}")
 
     def _begin(self, session: Session) -> None:
-        self._unexchanged = Unexchanged(lambda: session.others, "the compression", "it")
         self._strangers = Strangers(session)
 
     def __repr__(self) -> str:
@@ -162,25 +162,25 @@ class Compression(TorchCompression, Factories):
             if self._job.row.size == 1:
                 divided.DivideFactors(model, self._job.size).refuse_twice()
 
-        session = self._meet(replicate, check)
+        options: dict[str, Any] = {
+            "second_moment": second_moment, "warmup_steps": warmup_steps, "rebuild_every": rebuild_every,
+            "match_norm": match_norm, "step": step,
+        }  # fmt: skip
+        session = self._meet(replicate, check, options)
         with differences.explaining(self._job.in_words):
             begin_alike([*model.named_parameters(), *model.named_buffers()], session, self._job.group)
-        self._attach_all(
-            optimizer,
-            second_moment=second_moment,
-            warmup_steps=warmup_steps,
-            rebuild_every=rebuild_every,
-            match_norm=match_norm,
-            step=step,
-        )
+        self._attach_all(optimizer, **options)
         self._follow(model, session)
         return model
 
-    def _meet(self, replicate: object, check: Callable[[], None]) -> Session:
+    def _meet(
+        self, replicate: object, check: Callable[[], None], options: Mapping[str, Any] = MappingProxyType({})
+    ) -> Session:
         """Let the ranks of all shards and replicas meet, unless they have; return the session of this rank's shard.
 
         Args:
             check: refuses what this rank was given.
+            options: of register().
         """
         if self._arguments is None:  # what came after that has failed
             session = self._here()
@@ -197,7 +197,7 @@ class Compression(TorchCompression, Factories):
                 divided.leave_others(self._given)
             super()._start(*self._arguments)
             try:
-                mesh = self._compare_columns(session := self._here())
+                mesh = self._compare_columns(session := self._here(), options)
             except BaseException:  # torch's own too, which makes the mesh
                 try:
                     BaseCompression.close(self)  # nobody has failed to use it, which this class would say
@@ -209,13 +209,16 @@ class Compression(TorchCompression, Factories):
         self._end_look()
         return session
 
-    def _compare_columns(self, session: Session) -> DeviceMesh:
+    def _compare_columns(self, session: Session, options: Mapping[str, Any]) -> DeviceMesh:
         """See that all columns have the same options, and are a grid; return its mesh."""
         reducer = session.reducer
         shown = handshake.fields(session.methods, reducer.options, [], "", reducer.world)
+        shown |= {f"{name}= of register()": f"{value!r:.100}" for name, value in options.items()}
         found = session.gather_all([self._job.place_in_grid(), shown, session.name], "hvc.grid")
         if told := differences.difference({place[-1]: theirs for place, theirs, _ in found}):
-            raise MismatchError(told)
+            differ = MismatchError(told)
+            differ.of_job = True
+            raise differ
         mesh = self._job.mesh([place for place, *_ in found])
         session.met_all(name for *_, name in found)
         return mesh
@@ -237,7 +240,11 @@ class Compression(TorchCompression, Factories):
         self._factors = divided.DivideFactors(model, self._job.size)
         self._factors.share()
         self._closing.add(self._factors.give_back)
+        self._closing.add(before_each_step(weakly(self._refuse_unfrozen)))
         self._registered = True
+
+    def _refuse_unfrozen(self, optimizer: Any) -> None:
+        divided.refuse_unfrozen(self._here(), optimizer)
 
     def _begin_step(self) -> Session:
         session = super()._begin_step()

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.methods import parse
-from ...errors import ConfigError
+from ...errors import ConfigError, some_of
+from ..session import Session
 from ..torch_dist.checks import check_parameters
 from ..torch_dist.hooks import leave_other
 from .grid import RECIPE
@@ -98,6 +99,30 @@ def check_model(model: object, named: Named, others: Named) -> None:
             "compression; for a model that is whole on every rank, use horovod_compress.ddp"
         )
     check_parameters(model.named_parameters(), model, named, others)
+
+
+def refuse_unfrozen(session: Session, optimizer: Any) -> None:
+    """Refuse a step with the gradient of a parameter that was frozen when the ranks met: no other replica knows it.
+
+    Torch alone would average it over all ranks from now on.
+
+    Raises:
+        ConfigError: names such parameters.
+    """
+    if session.is_over() or session.job.size == 1:
+        return
+    trained = {id(one): name for name, one in session.others if one.grad is not None and one.requires_grad}
+    mine = (one for group in optimizer.param_groups for one in group["params"])
+    if trained and (found := [trained[id(one)] for one in mine if id(one) in trained]):
+        error = ConfigError(
+            f"rank {session.job.number}: an optimizer makes a step with gradients that are not exchanged, as the "
+            f"parameters were frozen when the compression was created: {some_of(found)}; create it while they need a "
+            "gradient, and freeze them later; or, to train them from here on, close() it, and create and register "
+            "another one"
+        )
+        error.of_job = True
+        session.failure.report("a step", error)
+        raise error
 
 
 class DivideFactors:

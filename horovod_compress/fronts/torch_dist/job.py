@@ -123,7 +123,9 @@ def gather_among(ranks: Sequence[int], group: Any, value: Any, asked: Gathering)
         absent = [ranks[rank] for rank in error.absent] if error.late else []
         said = "" if error.late else f". {error}"
         text = why_not_all(asked.name, number, str(error) if error.late else None, absent)
-        raise ExchangeError(text + said) from None
+        failed = ExchangeError(text + said)
+        failed.of_job = True
+        raise failed from None
 
 
 def _gathers_of(ranks: tuple[int, ...], group: Any) -> Gathers:

@@ -30,7 +30,7 @@ class TorchCompression(BaseCompression):
 
     _job: TorchJob
     _unwrapped: Callable[[], Unwrapped | None] = staticmethod(lambda: None)  # the module keeps it
-    _unexchanged: Unexchanged
+    _unexchanged: Unexchanged | None = None  # where these are only told of
     _strangers: Strangers
     _told = _registered = False
 
@@ -48,7 +48,8 @@ class TorchCompression(BaseCompression):
         """Look for gradients that are not exchanged, when all of a pass are there."""
         session = self._here()
         if not session.job.rank and session.job.size > 1:
-            self._unexchanged.look()
+            if self._unexchanged:
+                self._unexchanged.look()
             self._strangers.look()
 
     def _watch(self, module: nn.Module) -> None:

@@ -135,11 +135,15 @@ class Unwrapped:
             self._local.add(id(parameter))
             return
         checks.refuse_compiled_autograd()
+        if not in_backward():
+            raise self._outside(parameter)
         session = self._session
         with session.lock:
             under_way, grad = self._under_way(), None if parameter.grad is None else local(parameter.grad)
             index = session.steps.index[id(parameter)]
             if index in under_way.skipped:
+                if id(parameter) not in self._sparse:  # but frozen: what passes before have left would move the weight
+                    parameter.grad = None
                 return
             if grad is None:
                 raise self._used_up(index)
@@ -155,7 +159,8 @@ class Unwrapped:
             if index in under_way.steps:
                 raise ConfigError(
                     f"{self._called(index)} has come twice in one backward pass: a module that runs in several "
-                    "reentrant checkpoints brings it once for each; write checkpoint(..., use_reentrant=False)"
+                    "reentrant checkpoints brings it once for each: write checkpoint(..., use_reentrant=False); so may "
+                    "one that runs twice after set_reduce_scatter_unused_params(True): leave that out"
                 )
             under_way.steps[index] = session.offer(index, grad)
 
@@ -208,6 +213,13 @@ class Unwrapped:
             f"{self._called(index)} was applied or taken away in the backward pass, as by an optimizer's step in a "
             "hook (register_post_accumulate_grad_hook); gradients are those of all ranks only when backward() returns: "
             "let the optimizer make its step after that"
+        )
+
+    def _outside(self, parameter: Tensor) -> ConfigError:
+        return ConfigError(
+            f"{self._called(self._session.steps.index[id(parameter)])} comes outside of backward(), as schedules of "
+            "torch.distributed.pipelining bring it, and there is no end to wait for the other ranks at: call "
+            "backward() on the stages yourself"
         )
 
     def _called(self, index: int) -> str:

@@ -1,0 +1,99 @@
+"""Parameters of divided models that are frozen behind passes that were not reduced, or unfrozen; options by shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import horovod_compress.fsdp as hvc
+from horovod_compress.fsdp import HorovodCompressError
+from tests.support.rank import check, rank
+
+dist.init_process_group("gloo")
+MESH = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+WIDE = 12
+
+
+def made(method: str, *, frozen: bool = False, **register: Any) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(WIDE, 10), nn.Tanh(), nn.Linear(10, 2))
+    model[0].requires_grad_(not frozen)
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=MESH["shard"])
+    fully_shard(model, mesh=MESH["shard"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    compression = hvc.Compression.create(method, model.named_parameters(), timeout=30.0)
+    compression.register(model, optimizer, replicate=MESH["replicate"], **register)
+    return model, optimizer, compression
+
+
+def backward(model: Any, step: int, *, reduced: bool = True) -> None:
+    given = torch.randn(8, WIDE, generator=torch.Generator().manual_seed(100 * step + rank()))
+    model.set_requires_gradient_sync(reduced)
+    (model(given) - given[:, :2].sin()).square().mean().backward()
+    model.set_requires_gradient_sync(True)
+
+
+def drift(model: Any) -> float:
+    """Return how far weights are from those of rank 0, over all of them and all ranks."""
+    mine = torch.cat([parameter.full_tensor().flatten() for parameter in model.parameters()])
+    found: list[Tensor] = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return max(float((theirs - mine).abs().max()) for theirs in found)
+
+
+def frozen_later(method: str) -> dict[str, Any]:
+    """Freeze a layer of which torch keeps the whole gradient of an accumulation that was never ended."""
+    model, optimizer, compression = made(method)
+    weight, seen = model[0].weight, []
+    for step in range(6):
+        if step == 3:
+            backward(model, 50, reduced=False)
+            optimizer.zero_grad()
+            model[0].requires_grad_(False)
+        optimizer.zero_grad()
+        before = weight.full_tensor().clone()
+        backward(model, step)
+        optimizer.step()
+        seen.append(bool((weight.full_tensor() != before).any()))
+    compression.close()
+    return {"moved": seen, "drift": drift(model)}
+
+
+def unfrozen() -> list[str]:
+    """Train a layer that was frozen when the compression was created; then create another one."""
+    model, optimizer, compression = made("topk", frozen=True)
+    told = []
+    for step in range(4):
+        if step == 2:
+            model[0].requires_grad_(True)
+        optimizer.zero_grad()
+        backward(model, step)
+        try:
+            optimizer.step()
+        except HorovodCompressError as error:
+            told.append(f"{step} {type(error).__name__}: {error}")
+            compression.close()
+            compression = hvc.Compression.topk(model.named_parameters(), timeout=30.0)
+            compression.register(model, optimizer, replicate=MESH["replicate"])
+    compression.close()
+    return [*told, f"drift {drift(model)}"]
+
+
+def options_by_shard() -> str:
+    try:
+        made("marsit", warmup_steps=3 + MESH["shard"].get_local_rank())
+    except HorovodCompressError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+for each in ("none", "topk"):
+    check(each, lambda: frozen_later(each))
+check("unfrozen", unfrozen)
+check("options", options_by_shard)
