@@ -89,7 +89,7 @@ def test_an_error_says_what_differs_also_where_the_numbers_of_ranks_are_explaine
 def test_an_error_in_numbers_of_the_job_is_not_explained() -> None:
     error = ConfigError("rank 4 is late")
     error.of_job = True
-    with pytest.raises(ConfigError, match="is late$"), explaining("Rank 1 is rank 3."):
+    with pytest.raises(ConfigError, match=r"is late$"), explaining("Rank 1 is rank 3."):
         raise error
 
 
