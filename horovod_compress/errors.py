@@ -6,6 +6,7 @@ import contextlib
 import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 try:
     from horovod.common.exceptions import HorovodInternalError
@@ -23,6 +24,15 @@ class HorovodCompressError(Exception):
     """
 
     of_job = False
+
+
+_Error = TypeVar("_Error", bound=HorovodCompressError)
+
+
+def in_job(error: _Error) -> _Error:
+    """Return an error, marked as one whose numbers of ranks are those of the whole job."""
+    error.of_job = True
+    return error
 
 
 class ConfigError(HorovodCompressError, ValueError):

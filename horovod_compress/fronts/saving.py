@@ -100,10 +100,9 @@ def save(
     found = gather([problem, entry and asdict(entry), mine.get("step")])
     with _discarding(path, entry):
         steps = sorted({step for told, _, step in found if not told})
-        if len(steps) > 1:
-            differ = MismatchError(f"the ranks are at different steps, {steps}; call save() after the same one")
-            found[0][0] = _said(differ, saver)
         _raise([told for told, *_ in found])
+        if len(steps) > 1:
+            raise MismatchError(f"the ranks are at different steps, {steps}; call save() after the same one")
         problem, made = None, ""
         if saver.number == 0:
             try:
@@ -203,15 +202,23 @@ def _read(
         return state_folder.read(folder, mine[saver.rank % len(mine)]), "reset", manifest
     if saver.count == manifest.world:
         return state_folder.read(folder, manifest.files[saver.number]), "restore", manifest
-    checkpoint.check_shard({"shard": [0, saver.shards]}, state_folder.read(folder, manifest.files[0]))
+    states = _of_shard(folder, mine or manifest.files, saver)  # one at a time: a model may be large
     if residuals == "refuse":
+        next(states)  # of another number of shards, it can be divided among no number of ranks
         raise StateError(
             f"the checkpoint in {folder} is of {manifest.world} ranks, but this job has {saver.count}; pass "
             'residuals="redistribute" to divide the unsent residual among them, or "reset" to begin with empty '
             "residuals"
         )
-    states = (state_folder.read(folder, entry) for entry in mine)  # one at a time: a model may be large
     return deal(states, saver.rank, saver.world), "restore", manifest
+
+
+def _of_shard(folder: Path, entries: Iterable[Entry], saver: Saver) -> Iterator[dict[str, Any]]:
+    """Yield states, which have to be of this rank's shard."""
+    for entry in entries:
+        state = state_folder.read(folder, entry)
+        checkpoint.check_shard({"shard": [saver.shard, saver.shards]}, state)
+        yield state
 
 
 def _said(error: Exception, saver: Saver) -> list[str]:

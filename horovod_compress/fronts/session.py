@@ -25,7 +25,7 @@ from ..engine.methods import Methods
 from ..engine.optimizer.family import uncompiled
 from ..engine.reducer import Reducer
 from ..engine.shards import is_divided, local
-from ..errors import ConfigError, ExchangeError, HorovodCompressError
+from ..errors import ConfigError, ExchangeError, HorovodCompressError, in_job
 from .gather import why_not_together
 from .steps import Named, Steps
 
@@ -135,9 +135,7 @@ class Session:
         with self._saying_more():
             found = self._gather(gather, [mine, value], mine[-1], by_name)
             if told := why_not_together([theirs for theirs, _ in found], self.job.number):
-                error = ExchangeError(told)
-                error.of_job = True
-                raise error
+                raise in_job(ExchangeError(told))
         return [theirs for _, theirs in found]
 
     @contextmanager
@@ -256,6 +254,11 @@ class Session:
 
 #: Those of this process, also of compressions that were closed.
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def exchanged(parameter: nn.Parameter) -> bool:
+    """Return whether some compression of this process exchanges a parameter, and goes on."""
+    return any(id(parameter) in one.steps.index and not one.is_over() for one in _sessions)
 
 
 def outside(

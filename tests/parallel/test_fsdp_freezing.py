@@ -24,7 +24,22 @@ def test_a_layer_that_is_unfrozen_is_refused_before_it_moves_and_trained_by_anot
     for number, report in enumerate(found):
         told, drift = report["unfrozen"]
         assert told.startswith(f"2 ConfigError: rank {number}: an optimizer makes a step with gradients that are not")
-        assert "0.weight, 0.bias" in told and "create and register another one" in told and drift == "drift 0.0"
+        assert (
+            "0.weight, 0.bias" in told
+            and "create and register another one" in told
+            and "replica" not in told
+            and drift == "drift 0.0"
+        )
+
+
+def test_a_layer_that_another_compression_exchanges_is_trained(found) -> None:
+    assert [report["unfrozen elsewhere"] for report in found] == [0.0] * 4
+
+
+def test_schedules_of_pipelines_are_refused(found) -> None:
+    for report in found:
+        control, told = report["pipelines"]
+        assert control == "trained" and "comes outside of backward(), as schedules of torch" in told
 
 
 def test_options_of_register_that_differ_between_shards_are_told_by_ranks_of_the_job(found) -> None:

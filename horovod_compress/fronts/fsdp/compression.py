@@ -18,7 +18,7 @@ from ...engine.agreement.notes import last_error
 from ...engine.job import Job
 from ...engine.names import in_arguments, listed, pairs
 from ...engine.reducer import Hooks
-from ...errors import ConfigError, MismatchError
+from ...errors import ConfigError, MismatchError, in_job
 from ..compression import BaseCompression
 from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Strangers
@@ -166,7 +166,8 @@ class Compression(TorchCompression, Factories):
             "second_moment": second_moment, "warmup_steps": warmup_steps, "rebuild_every": rebuild_every,
             "match_norm": match_norm, "step": step,
         }  # fmt: skip
-        session = self._meet(replicate, check, options)
+        given = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+        session = self._meet(replicate, check, options | {"optimizer": [type(each).__name__ for each in given]})
         with differences.explaining(self._job.in_words):
             begin_alike([*model.named_parameters(), *model.named_buffers()], session, self._job.group)
         self._attach_all(optimizer, **options)
@@ -216,9 +217,7 @@ class Compression(TorchCompression, Factories):
         shown |= {f"{name}= of register()": f"{value!r:.100}" for name, value in options.items()}
         found = session.gather_all([self._job.place_in_grid(), shown, session.name], "hvc.grid")
         if told := differences.difference({place[-1]: theirs for place, theirs, _ in found}):
-            differ = MismatchError(told)
-            differ.of_job = True
-            raise differ
+            raise in_job(MismatchError(told))
         mesh = self._job.mesh([place for place, *_ in found])
         session.met_all(name for *_, name in found)
         return mesh

@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.methods import parse
-from ...errors import ConfigError, some_of
-from ..session import Session
+from ...engine.shards import local
+from ...errors import ConfigError, in_job, some_of
+from ..session import Session, exchanged
 from ..torch_dist.checks import check_parameters
 from ..torch_dist.hooks import leave_other
 from .grid import RECIPE
@@ -112,16 +113,18 @@ def refuse_unfrozen(session: Session, optimizer: Any) -> None:
     if session.is_over() or session.job.size == 1:
         return
     trained = {id(one): name for name, one in session.others if one.grad is not None and one.requires_grad}
-    mine = (one for group in optimizer.param_groups for one in group["params"])
-    if trained and (found := [trained[id(one)] for one in mine if id(one) in trained]):
+    mine = (one for group in optimizer.param_groups for one in group["params"]) if trained else ()
+    alone = (one for one in mine if id(one) in trained and not exchanged(one))
+    if found := [
+        trained[id(one)] for one in alone if bool(local(one.grad).any())
+    ]:  # torch's get_state_dict() sets zeros
         error = ConfigError(
             f"rank {session.job.number}: an optimizer makes a step with gradients that are not exchanged, as the "
             f"parameters were frozen when the compression was created: {some_of(found)}; create it while they need a "
             "gradient, and freeze them later; or, to train them from here on, close() it, and create and register "
             "another one"
         )
-        error.of_job = True
-        session.failure.report("a step", error)
+        session.failure.report("a step", in_job(error))
         raise error
 
 

@@ -77,7 +77,7 @@ class Compression(TorchCompression, Factories):
             super()._connect_with(method, given, options, wrap, job)
         except MismatchError as error:
             if "parameter" in error.about and any(is_divided(parameter) for _, parameter in given):
-                raise MismatchError(f"{error}; {checks.INSTEAD}") from None
+                raise MismatchError(f"{error}; {checks.INSTEAD}", error.about) from None
             raise
 
     def _begin(self, session: Session) -> None:

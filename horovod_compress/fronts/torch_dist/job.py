@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...engine.agreement.handshake import LOOPBACK, Place, host_name
 from ...engine.job import Gathering
-from ...errors import ConfigError, ExchangeError, NonFiniteError
+from ...errors import ConfigError, ExchangeError, NonFiniteError, in_job
 from ...exchange.transports import gloo
 from ..gather import FORKED, why_not_all
 from .store_gathers import FailedGather, Gathers
@@ -123,9 +123,7 @@ def gather_among(ranks: Sequence[int], group: Any, value: Any, asked: Gathering)
         absent = [ranks[rank] for rank in error.absent] if error.late else []
         said = "" if error.late else f". {error}"
         text = why_not_all(asked.name, number, str(error) if error.late else None, absent)
-        failed = ExchangeError(text + said)
-        failed.of_job = True
-        raise failed from None
+        raise in_job(ExchangeError(text + said)) from None
 
 
 def _gathers_of(ranks: tuple[int, ...], group: Any) -> Gathers:

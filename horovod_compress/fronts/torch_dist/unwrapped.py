@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...engine.shards import local
-from ...errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, NonFiniteError, some_of
+from ...errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, NonFiniteError, in_job, some_of
 from ..session import Session, before_each_step, drop_zeros, gradient_of, in_backward, weakly
 from . import checks
 from .backward import at_the_end, raising
@@ -205,7 +205,7 @@ class Unwrapped:
             "the weights; restart the job from a checkpoint, and let a batch that is to be skipped be skipped before "
             "backward(), on every rank"
         )
-        failure.report("a backward pass", error)
+        failure.report("a backward pass", in_job(error))
         raise error
 
     def _used_up(self, index: int) -> ConfigError:
@@ -218,8 +218,8 @@ class Unwrapped:
     def _outside(self, parameter: Tensor) -> ConfigError:
         return ConfigError(
             f"{self._called(self._session.steps.index[id(parameter)])} comes outside of backward(), as schedules of "
-            "torch.distributed.pipelining bring it, and there is no end to wait for the other ranks at: call "
-            "backward() on the stages yourself"
+            "torch.distributed.pipelining bring it, so nothing says when all gradients are there: call backward() on "
+            "the stages yourself"
         )
 
     def _called(self, index: int) -> str:
@@ -244,7 +244,7 @@ class Unwrapped:
                 "its gradients too: register the wrapped model, compression.register(ddp_model, optimizer); or drop "
                 "the wrapper, and keep one for an evaluation under torch.no_grad() only"
             )
-            self._session.failure.report("a backward pass", error)
+            self._session.failure.report("a backward pass", in_job(error))
             raise error
         under_way.end_with(task, partial(self._complete, under_way))
 
@@ -301,7 +301,7 @@ class Unwrapped:
             for index, step in ended.steps.items():
                 session.result(index, step)
                 if session.steps.parameters[index].grad is None:
-                    session.failure.report("a backward pass", error := self._used_up(index))
+                    session.failure.report("a backward pass", error := in_job(self._used_up(index)))
                     raise error
             if ended.skipped:  # a bucket that is skipped whole is awaited by nobody else
                 session.reducer.settled()
@@ -335,7 +335,7 @@ class Unwrapped:
             return
         index, of = self._session.steps.index, (p for group in optimizer.param_groups for p in group["params"])
         if found := [index[id(parameter)] for parameter in of if id(parameter) in index]:
-            self._session.failure.report("a backward pass", error := self._used_up(found[0]))
+            self._session.failure.report("a backward pass", error := in_job(self._used_up(found[0])))
             raise error
 
     def refuse_open(self) -> None:

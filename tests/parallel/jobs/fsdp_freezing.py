@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import horovod_compress.fsdp as hvc
 from horovod_compress.fsdp import HorovodCompressError
@@ -85,6 +88,51 @@ def unfrozen() -> list[str]:
     return [*told, f"drift {drift(model)}"]
 
 
+def unfrozen_elsewhere() -> float:
+    """Train a layer that was frozen when one compression was created by another one, of this layer alone."""
+    model, optimizer, compression = made("topk", frozen=True)
+    for step in range(4):
+        if step == 1:  # torch's get_state_dict() makes a step with gradients of zeros, where there is no state yet
+            model[0].requires_grad_(True)
+            fresh = torch.optim.AdamW(model.parameters(), lr=0.01)
+            get_state_dict(model, fresh)
+        if step == 2:
+            other = hvc.Compression.topk(model[0].named_parameters(), timeout=30.0)
+            other.register(model[0], replicate=MESH["replicate"])
+        optimizer.zero_grad()
+        backward(model, step)
+        if step == 1:
+            model[0].zero_grad()
+        optimizer.step()
+    compression.close()
+    other.close()
+    return drift(model)
+
+
+def in_a_pipeline(method: str | None) -> str:
+    """Train two stages of a schedule of torch's, each of which has two replicas; without a method, as the control."""
+    mesh = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("stage", "replicate", "shard"))
+    torch.manual_seed(0)
+    number = mesh["stage"].get_local_rank()
+    stage = nn.Linear(WIDE, 2) if number else nn.Linear(WIDE, WIDE)
+    fully_shard(stage, mesh=mesh["shard"] if method else mesh["replicate", "shard"])
+    if method:
+        made = hvc.Compression.create(method, stage.named_parameters(), timeout=30.0)
+        made.register(stage, replicate=mesh["replicate"])
+    schedule = ScheduleGPipe(
+        PipelineStage(stage, number, 2, torch.device("cpu"), group=mesh["stage"].get_group()), 2, loss_fn=F.mse_loss
+    )
+    given = torch.ones(8, WIDE)
+    try:
+        if number:
+            schedule.step(target=given[:, :2])
+        else:
+            schedule.step(given)
+    except HorovodCompressError as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained" if all(one.grad is not None for one in stage.parameters()) else "no gradients"
+
+
 def options_by_shard() -> str:
     try:
         made("marsit", warmup_steps=3 + MESH["shard"].get_local_rank())
@@ -96,4 +144,6 @@ def options_by_shard() -> str:
 for each in ("none", "topk"):
     check(each, lambda: frozen_later(each))
 check("unfrozen", unfrozen)
+check("unfrozen elsewhere", unfrozen_elsewhere)
+check("pipelines", lambda: [in_a_pipeline(method) for method in (None, "none")])
 check("options", options_by_shard)
