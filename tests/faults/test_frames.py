@@ -247,5 +247,5 @@ def test_error_of_a_codec_reaches_every_rank() -> None:
     found = crew.run(1)[0]
     assert time.monotonic() - began < SLACK
     assert all(isinstance(rank, ExchangeError) for rank in found)
-    assert "rank 1: MemoryError during offer of bucket 0, step 0: no room" in str(found[1])
+    assert "rank 1: MemoryError during agree of bucket 0, step 0: no room" in str(found[1])
     assert all("Rank 1 stopped first" in str(found[rank]) for rank in (0, 2, 3))
