@@ -675,6 +675,56 @@ def test_what_becomes_of_a_registered_module_knows_no_compression(net: Net, comp
     assert passed(DistributedDataParallel(copy.deepcopy(net))) is None
 
 
+class Summed(nn.Module):
+    """Parameters of which torch lays the gradients into one memory: at one place, or where they overlap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, given: Tensor, apart: int) -> Tensor:
+        none = torch.zeros(apart)
+        both = torch.cat([self.first, none]) + torch.cat([none, self.second])
+        return (given[: 6 + apart] * both).square().sum()
+
+
+@pytest.mark.parametrize("apart", [0, 2, 6])
+def test_gradients_that_torch_lays_into_one_memory_are_taken_apart(apart: int) -> None:
+    net, alone, given = Summed(), Summed(), torch.arange(12.0)
+    compression = hvc.Compression.none(net.named_parameters(), timeout=LONG)
+    compression.register(net)
+    for _ in range(2):
+        net.zero_grad()
+        alone.zero_grad()
+        net(given, apart).backward()
+        alone(given, apart).backward()
+        memory = [one.grad.untyped_storage().data_ptr() for one in net.parameters() if one.grad is not None]
+        assert len({*memory}) == 2
+        for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
+            assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
+    kept = [one.grad.untyped_storage().data_ptr() for one in alone.parameters() if one.grad is not None]
+    assert len({*kept}) == 1  # the control
+    compression.close()
+
+
+@pytest.mark.parametrize("how", ["views", "data"])
+def test_gradients_that_a_program_lays_into_memory_of_its_own_stay_there(how: str) -> None:
+    net, given, flat = Summed(), torch.arange(12.0), torch.zeros(12)
+    compression = hvc.Compression.none(net.named_parameters(), timeout=LONG)
+    compression.register(net)
+    for place, one in zip((flat[:6], flat[6:]), net.parameters(), strict=True):
+        one.grad = place if how == "views" else torch.zeros(6)
+        one.grad.data = place
+    for _ in range(2):
+        flat.zero_()
+        net(given, 0).backward()
+        expected = [one.grad for one in net.parameters() if one.grad is not None]
+        assert torch.equal(flat, torch.cat(expected)) and flat.any()
+        assert expected[0].data_ptr() == flat.data_ptr()
+    compression.close()
+
+
 def test_a_gradient_that_comes_outside_of_a_backward_pass_is_refused(net: Net, compression: hvc.Compression) -> None:
     """As schedules of torch.distributed.pipelining bring those of models that fully_shard() divides."""
     compression.register(net)

@@ -168,6 +168,19 @@ def at_the_end(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
+_ALONE = 2  # references to a gradient's memory that nothing else has: its own, and that of who counts them
+
+
+def is_shared(grad: Tensor) -> bool:
+    """Return whether autograd may still need the memory of a gradient that it has made, or another one lies there.
+
+    Where a parameter enters a sum by a view of it, as `positions.unsqueeze(0)` does, its gradient is a view of the
+    sum's, which goes on to other parameters. Torch leaves it there, as nobody writes to it before the pass is over.
+    What a program has laid into memory of its own, by views, is its own matter.
+    """
+    return not grad._is_view() and torch._C._storage_Use_Count(grad.untyped_storage()._cdata) > _ALONE
+
+
 _log = logging.getLogger("horovod_compress")
 _CLOSE_SECONDS = 1.0
 
