@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 import horovod_compress.ddp as hvc
 from horovod_compress.errors import MismatchError
 from horovod_compress.fronts.compression import BaseCompression
+from horovod_compress.fronts.torch_dist import backward
 
 LONG = 30.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -690,7 +691,13 @@ class Summed(nn.Module):
 
 
 @pytest.mark.parametrize("apart", [0, 2, 6])
-def test_gradients_that_torch_lays_into_one_memory_are_taken_apart(apart: int) -> None:
+@pytest.mark.parametrize("counted", [True, False])
+def test_gradients_that_torch_lays_into_one_memory_are_taken_apart(
+    apart: int, counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where torch does not count references to memory."""
+    if not counted:
+        monkeypatch.setattr(backward, "_references", None)
     net, alone, given = Summed(), Summed(), torch.arange(12.0)
     compression = hvc.Compression.none(net.named_parameters(), timeout=LONG)
     compression.register(net)

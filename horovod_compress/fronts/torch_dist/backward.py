@@ -168,6 +168,8 @@ def at_the_end(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
+#: Returns the references to a storage. It is private in torch: where there is none, any memory counts as shared.
+_references: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 _ALONE = 2  # references to a gradient's memory that nothing else has: its own, and that of who counts them
 
 
@@ -178,7 +180,7 @@ def is_shared(grad: Tensor) -> bool:
     sum's, which goes on to other parameters. Torch leaves it there, as nobody writes to it before the pass is over.
     What a program has laid into memory of its own, by views, is its own matter.
     """
-    return not grad._is_view() and torch._C._storage_Use_Count(grad.untyped_storage()._cdata) > _ALONE
+    return not grad._is_view() and (not _references or _references(grad.untyped_storage()._cdata) > _ALONE)
 
 
 _log = logging.getLogger("horovod_compress")
