@@ -133,10 +133,11 @@ def kernels(count: int) -> Iterator[Kernel]:
 
     key, words = Key(seed=1, step=2, bucket=3, rank=4), ops.word_count(count)
     generator = torch.Generator().manual_seed(1)
-    grad, residual = (torch.randn(count, generator=generator) for _ in range(2))
-    out, norm = torch.zeros(count), grad.abs().max().view(1)
-    bits, sums = torch.zeros(words, dtype=torch.int64), torch.zeros(-(-count // _ROW), dtype=torch.float64)
-    codes, mine = (torch.zeros(count, dtype=torch.uint8) for _ in range(2))
+    grad, residual = (torch.randn(count, generator=generator, device="cpu") for _ in range(2))
+    out, norm = torch.zeros(count, device="cpu"), grad.abs().max().view(1)
+    bits = torch.zeros(words, dtype=torch.int64, device="cpu")
+    sums = torch.zeros(-(-count // _ROW), dtype=torch.float64, device="cpu")
+    codes, mine = (torch.zeros(count, dtype=torch.uint8, device="cpu") for _ in range(2))
     rule: dict[str, Any] = {"bits": 8, "headroom": 3}
     ops.exponential_encode_all([grad], [norm], [count], [codes], key, **rule)
     yield Kernel("triad", 12 * count, [out], lambda: ops.triad(out, grad, residual, 0.5))

@@ -121,7 +121,8 @@ class Start:
         exchange = context.exchange(0, "agree", NonFiniteCount())  # nothing here may depend on the plan
         exchange.step, exchange.transport = 0, context.transport.aside  # type: ignore[assignment]
         exchange.digest = 0  # what follows says more
-        found, _ = everywhere.all_gather(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
+        mine = torch.tensor(values, dtype=torch.int64, device="cpu")
+        found, _ = everywhere.all_gather(exchange, mine.view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent
         self._compare(list(zip(*(data.view(torch.int64).tolist() for data in found), strict=True)))
         self._held += 1
@@ -193,7 +194,7 @@ class Weights:
         self._every, self._warns, self._ranks_in_words = every, warns, ranks_in_words
         self._first = True
         self._suspicion = ""  # what is to be said if the weights differ in the next step too
-        self._step, self._hashes = -1, torch.zeros(0, dtype=torch.int64)
+        self._step, self._hashes = -1, torch.zeros(0, dtype=torch.int64, device="cpu")
         #: Whether they were found to differ, after which they are not compared any more.
         self.differ = False
         #: In how many steps they were compared.
@@ -219,12 +220,13 @@ class Weights:
         """
         if self.due(step) and step != self._step:
             with torch.no_grad():
-                self._hashes = torch.tensor([signed(hash_of([weight])) for weight in weights], dtype=torch.int64)
+                hashes = [signed(hash_of([weight])) for weight in weights]
+                self._hashes = torch.tensor(hashes, dtype=torch.int64, device="cpu")
             self._step = step
 
     def hashes(self, step: int, count: int) -> Tensor:
         """Return a hash of each tensor, int64; all 0 if this rank has not looked in this step."""
-        return self._hashes if self._step == step else torch.zeros(count, dtype=torch.int64)
+        return self._hashes if self._step == step else torch.zeros(count, dtype=torch.int64, device="cpu")
 
     def compare(self, step: int, of_ranks: Sequence[Tensor], names: Sequence[str]) -> None:
         """Warn if the hashes of all ranks differ; every rank comes to the same end."""
@@ -306,7 +308,7 @@ class Verification:
             MismatchError: names the bucket and the ranks whose result is in the minority.
         """
         context, count = self._context, len(self._buckets)
-        mine = torch.tensor([self._hashes.get(bucket, 0) for bucket in range(count)], dtype=torch.int64)
+        mine = torch.tensor([self._hashes.get(bucket, 0) for bucket in range(count)], dtype=torch.int64, device="cpu")
         table = torch.stack(self._gathered("verify", mine))
         context.metrics.verified += 1
         for bucket in range(count):

@@ -219,8 +219,9 @@ class Norms:
             return
         await_decoded()
         deadline = context.deadline()
-        counters = torch.cat([self._sum(deadline), torch.tensor([float(self._against)], dtype=torch.float64)])
-        squares = torch.tensor([math.fsum(self._squares.values())], dtype=torch.float64)
+        against = torch.tensor([float(self._against)], dtype=torch.float64, device="cpu")
+        counters = torch.cat([self._sum(deadline), against])
+        squares = torch.tensor([math.fsum(self._squares.values())], dtype=torch.float64, device="cpu")
         mine = torch.cat([counters.to(torch.bfloat16).view(torch.uint8), squares.view(torch.uint8)])
         exchange = context.exchange(len(self._buckets), "norm", NonFiniteCount(), deadline)
         context.recorder.note(now.number, len(self._buckets), "norm")
@@ -231,7 +232,7 @@ class Norms:
 
     def _add_up(self, found: Sequence[Tensor], numbers: int) -> None:
         """Find the norms in what all ranks have sent: so many numbers in 16 bits, and a sum of squares."""
-        now, total, squares = self._now, torch.zeros(numbers, dtype=torch.float64), []
+        now, total, squares = self._now, torch.zeros(numbers, dtype=torch.float64, device="cpu"), []
         for theirs in found:
             total += theirs[: 2 * numbers].view(torch.bfloat16)
             squares.append(theirs[2 * numbers :].clone().view(torch.float64).item())
@@ -242,7 +243,7 @@ class Norms:
 
     def _sum(self, deadline: Deadline) -> Tensor:
         """Return the counters of this rank: those of tensors are added in the plan's order, whatever came first."""
-        total = torch.zeros(self._number(), dtype=torch.float64)
+        total = torch.zeros(self._number(), dtype=torch.float64, device="cpu")
         places: dict[torch.device, tuple[Device, list[Tensor]]] = {}
         for place, counters in sorted(self._counters.items(), key=lambda item: item[0]):
             places.setdefault(counters.device, (self._buckets[place[0]].device, []))[1].append(counters)

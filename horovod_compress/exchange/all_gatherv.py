@@ -57,7 +57,7 @@ def run(exchange: Exchange, own: Tensor, inbox: Inbox) -> tuple[NonFiniteCount, 
         PeerError: a peer is gone or late.
         CorruptFrameError: bytes arrived that are not the frame that was due.
     """
-    mine = torch.tensor([own.numel()], dtype=torch.int64).view(torch.uint8)
+    mine = torch.tensor([own.numel()], dtype=torch.int64, device="cpu").view(torch.uint8)
     exchange.note("hop", 0)
     lengths, bad = everywhere.all_gather(exchange, mine)
     if bad.count:

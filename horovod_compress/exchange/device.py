@@ -50,7 +50,7 @@ class Device:
 
     def host_zeros(self, count: int, dtype: torch.dtype) -> Tensor:
         """Return memory of the host that the device copies to and from."""
-        return torch.zeros(count, dtype=dtype)
+        return torch.zeros(count, dtype=dtype, device="cpu")
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
         """Let the memory of tensors that another thread allocated live until the work of our threads on it is done."""
@@ -127,7 +127,7 @@ class CudaDevice(Device):
 
     def host_zeros(self, count: int, dtype: torch.dtype) -> Tensor:
         # Copies from and to other memory of the host stop the thread that queues them.
-        return torch.zeros(count, dtype=dtype, pin_memory=True)
+        return torch.zeros(count, dtype=dtype, pin_memory=True, device="cpu")
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
         # Else the allocator hands the memory out again as soon as the stream that it comes from gets there.

@@ -21,7 +21,7 @@ name = "native"
 #: From here on an array is added up in two parts at once, which Gloo has threads for.
 LARGE_BYTES = 1 << 20
 
-_NO_DATA = torch.zeros(0, dtype=torch.uint8)
+_NO_DATA = torch.zeros(0, dtype=torch.uint8, device="cpu")
 
 
 def _parts(values: Tensor) -> Sequence[Tensor]:

@@ -73,7 +73,7 @@ def _agree(exchange: Exchange, nbytes: int, alike: bool) -> tuple[NonFiniteCount
     Raises:
         CorruptFrameError: the numbers should be alike, and are not: NCCL would wait forever.
     """
-    mine = torch.tensor([nbytes], dtype=torch.int64).view(torch.uint8)
+    mine = torch.tensor([nbytes], dtype=torch.int64, device="cpu").view(torch.uint8)
     found, bad = everywhere.all_gather(exchange, mine)
     sizes = [int(data.view(torch.int64)) for data in found]
     if alike and len(set(sizes)) > 1:

@@ -96,7 +96,7 @@ class FrameBuffer:
     __slots__ = ("_bytes", "memory")
 
     def __init__(self, capacity: int) -> None:
-        self.memory = torch.zeros(HEADER_BYTES + capacity, dtype=torch.uint8)
+        self.memory = torch.zeros(HEADER_BYTES + capacity, dtype=torch.uint8, device="cpu")
         self._bytes = memoryview(self.memory.numpy().data)
 
     def frame(self, length: int) -> Tensor:

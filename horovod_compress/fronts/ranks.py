@@ -113,7 +113,8 @@ def measure(ranks: Ranks, elements: int, repeat: int, method: MethodName, option
     # As square as can be: methods that look at rows or matrices get some.
     rows = max(1, round(elements**0.5))
     shape = (rows, max(1, elements // rows))
-    source, grad = torch.randn(shape, generator=torch.Generator().manual_seed(ranks.rank)), torch.empty(shape)
+    source = torch.randn(shape, generator=torch.Generator().manual_seed(ranks.rank), device="cpu")
+    grad = torch.empty_like(source)
     contestants: dict[str, Callable[[], object]] = {
         f"{ranks.name} fp32": lambda: ranks.mean(grad),
         f"{ranks.name} fp16": lambda: ranks.mean_in_fp16(grad),

@@ -44,11 +44,11 @@ class _Model(nn.Module):
         self._rank = rank
         generator = torch.Generator().manual_seed(5)
         for name, shape in _SHAPES.items():
-            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator)))
+            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator, device="cpu")))
 
     def forward(self, step: int) -> Tensor:
         generator = torch.Generator().manual_seed(1000 * step + self._rank)
-        total = sum((p * torch.randn(p.shape, generator=generator)).sum() for p in self.parameters())
+        total = sum((p * torch.randn(p.shape, generator=generator, device="cpu")).sum() for p in self.parameters())
         assert isinstance(total, Tensor)
         return total
 
@@ -84,7 +84,7 @@ def _forged(frame: Tensor) -> Tensor:
     frame = frame.clone()
     frame[HEADER_BYTES] ^= 1
     crc = ops.crc32c(frame[HEADER_BYTES:], ops.crc32c(frame[: HEADER_BYTES - 4]))
-    frame[HEADER_BYTES - 4 : HEADER_BYTES] = torch.tensor(list(crc.to_bytes(4, "little")), dtype=torch.uint8)
+    frame[HEADER_BYTES - 4 : HEADER_BYTES] = torch.frombuffer(bytearray(crc.to_bytes(4, "little")), dtype=torch.uint8)
     return frame
 
 
@@ -285,7 +285,7 @@ def serve(begin: Callable[[], Ranks]) -> None:
         begin: joins a job.
     """
     # What torch imports when the first optimizer is made, some seconds' worth; forks have it from here.
-    torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    torch.optim.SGD([nn.Parameter(torch.zeros(1, device="cpu"))], lr=0.1)
     local_ranks.serve(lambda: main(begin()))
 
 

@@ -284,9 +284,9 @@ def gradient_of(parameter: nn.Parameter, sparse: bool = False) -> Tensor:
         sparse: as an embedding's gradient: no rows, each of which were dense.
     """
     if parameter.grad is None and sparse:
-        rows, none = parameter.new_empty(0, *parameter.shape[1:]), torch.empty(1, 0, dtype=torch.int64)
-        of, shape = (none.to(rows.device), rows.detach()), parameter.shape
-        parameter.grad = torch.sparse_coo_tensor(*of, shape, check_invariants=False)
+        rows, device = parameter.new_empty(0, *parameter.shape[1:]).detach(), parameter.device
+        none = torch.empty(1, 0, dtype=torch.int64, device=device)
+        parameter.grad = torch.sparse_coo_tensor(none, rows, parameter.shape, check_invariants=False, device=device)
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return local(parameter.grad)

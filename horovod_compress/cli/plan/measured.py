@@ -105,7 +105,7 @@ class _Bench:
         self._case, self._codec, self._repeat, self._ranks = case, codec, repeat, ranks
         self.clock = ComputeClock(case.compute)
         size = min(TILE, case.table.count)
-        tile = torch.randn(size, generator=torch.Generator().manual_seed(ranks.rank))
+        tile = torch.randn(size, generator=torch.Generator().manual_seed(ranks.rank), device="cpu")
         self._gradients = Gradients(case.table, tile)
         self._memory = untouched_memory(case.table.count)
         self._bare = self._model()
@@ -123,7 +123,7 @@ class _Bench:
         self._gradients.refill()
         self._ranks.barrier()
         began = time.perf_counter()
-        model(torch.zeros(1)).backward()
+        model(torch.zeros(1, device="cpu")).backward()
         end()
         mine = time.perf_counter() - began
         return max(self._ranks.gather(mine, "hvc.plan.step", _TIMEOUT_SECONDS))

@@ -99,10 +99,10 @@ class _CodecRun:
     def __init__(self, method: Codec, codec: Codec, shape: tuple[int, int], ranks: int) -> None:
         self._codec, self._ranks = codec, ranks
         bucket = Bucket(0, (TensorSpec("weight", shape, "float32"),))
-        self._source = torch.randn(bucket.count, generator=torch.Generator().manual_seed(1))
+        self._source = torch.randn(bucket.count, generator=torch.Generator().manual_seed(1), device="cpu")
         layout, whole = codec.layout(bucket, ranks), method.layout(bucket, ranks)
         self._preludes = [_zeros(arrays) for arrays in layout.preludes]
-        state = {name: torch.zeros(bucket.padded, dtype=dtype) for name, dtype in whole.state.items()}
+        state = {name: torch.zeros(bucket.padded, dtype=dtype, device="cpu") for name, dtype in whole.state.items()}
         self._work = Work(bucket, ranks, [self._source.clone()], state, _zeros(whole.tables))
         self._work.regions, self._work.local = _zeros(layout.regions), _zeros(layout.local | layout.scratch)
         self._work.shared = {name: array for arrays in self._preludes for name, array in arrays.items()}
@@ -152,7 +152,7 @@ class _CodecRun:
 
 
 def _zeros(arrays: Regions) -> dict[str, Tensor]:
-    return {name: torch.zeros(count, dtype=dtype) for name, (dtype, count) in arrays.items()}
+    return {name: torch.zeros(count, dtype=dtype, device="cpu") for name, (dtype, count) in arrays.items()}
 
 
 def _seconds(action: Callable[[], object]) -> float:
@@ -165,7 +165,7 @@ def _seconds(action: Callable[[], object]) -> float:
 @cache
 def _copying() -> float:
     """Return the seconds that packing and checking a frame takes for each of its bytes."""
-    frame, data = FrameBuffer(_FRAME_BYTES), torch.zeros(_FRAME_BYTES, dtype=torch.uint8)
+    frame, data = FrameBuffer(_FRAME_BYTES), torch.zeros(_FRAME_BYTES, dtype=torch.uint8, device="cpu")
     address = Address(*[0] * len(Address._fields))
 
     def through() -> None:

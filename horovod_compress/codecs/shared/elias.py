@@ -118,7 +118,7 @@ class Elias(Quantised):
         super().prepare(work)
         rooms = slices([self._room(tensor) for tensor in work.bucket.tensors])
         work.memo["starts"] = starts = [LENGTH_BYTES * len(rooms) + room.start for room in rooms]
-        work.local["places"][::2] = torch.tensor(starts)
+        work.local["places"][::2] = torch.tensor(starts, device="cpu")
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         return counts_of([self._submit(work, position, key) for position in positions])
@@ -144,7 +144,7 @@ class Elias(Quantised):
             lengths[position] = ends[position] - starts[position]
             _move(payload, starts[position], at, lengths[position])
             at += lengths[position]
-        payload[:table].view(torch.int32).copy_(torch.tensor(lengths, dtype=torch.int32))
+        payload[:table].view(torch.int32).copy_(torch.tensor(lengths, dtype=torch.int32, device="cpu"))
         work.used = at
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:

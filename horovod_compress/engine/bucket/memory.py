@@ -77,7 +77,9 @@ class Memory:
         """Return arrays on the device, but for some that payloads are merged with where they are exchanged."""
         staged = on_host if self.site.staged else ()
         return {
-            name: torch.zeros(count, dtype=dtype) if name in staged else self.site.device.zeros(count, dtype)
+            name: torch.zeros(count, dtype=dtype, device="cpu")
+            if name in staged
+            else self.site.device.zeros(count, dtype)
             for name, (dtype, count) in regions.items()
         }
 

@@ -45,7 +45,7 @@ from .pruned import PrunedBucket
 _ALIGNED = 64
 #: Elements that are averaged at a time, so that they stay in the cache.
 _BLOCK = 1 << 16
-_NO_DATA = torch.zeros(0, dtype=torch.uint8)
+_NO_DATA = torch.zeros(0, dtype=torch.uint8, device="cpu")
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -216,7 +216,7 @@ class HostBucket:
             bad: of this rank's share, over all hosts.
         """
         exchange = self._begin(self._bucket.index, "host agrees", bad, deadline, self._host.within)
-        mine = torch.tensor(bad, dtype=torch.int64)
+        mine = torch.tensor(bad, dtype=torch.int64, device="cpu")
         gathered, _ = everywhere.all_gather(exchange, mine.view(torch.uint8))
         found = max(NonFiniteCount(*values.view(torch.int64).tolist()) for values in gathered)
         self._metrics.bytes_sent += exchange.bytes_sent

@@ -151,7 +151,7 @@ class HeldSecondMoment:
         if not self._shown:
             each = [held for _, held in sorted(self._held.items())]
             numbers = [[held.steps, held.since, held.eps, held.divides] for held in each]
-            value = hash_of([*(held.moment for held in each), torch.tensor(numbers, dtype=torch.float64)])
+            value = hash_of([*(held.moment for held in each), torch.tensor(numbers, dtype=torch.float64, device="cpu")])
             eps, since = sorted({held.eps for held in each}), sorted({held.since for held in each})
             self._shown = f"of {len(each)} parameters, after steps {since}, with eps {eps}, by its hash {value:016x}"
         usual = array("d", [held.usual for _, held in sorted(self._held.items())])

@@ -101,7 +101,7 @@ class SharedSecondMoment:
             states = [self._optimizer.state.get(parameter, {}) for _, parameter, _ in self._places()]
             return [local(state[kind]) for state in states for kind in sorted(state) if isinstance(state[kind], Tensor)]
         held = self._moments.items()
-        mine = {name: [moment.moment, torch.tensor([moment.steps, self._moved])] for name, moment in held}
+        mine = {name: [moment.moment, torch.tensor([moment.steps, self._moved], device="cpu")] for name, moment in held}
         return [tensor for _, _, name in self._places() for tensor in mine.get(name, ())]
 
     def shown(self) -> str | None:

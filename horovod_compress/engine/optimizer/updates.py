@@ -111,7 +111,7 @@ class UpdateExchange:
     def compare(self, tensors: Iterable[Tensor], counters: tuple[int, ...]) -> None:
         """Let the next exchange begin with a comparison of these across ranks."""
         what = "weights, second moments or step counts of the update-mode optimizer"
-        self._start.compare_first(hash_of([torch.tensor(counters), *tensors]), what)
+        self._start.compare_first(hash_of([torch.tensor(counters, device="cpu"), *tensors]), what)
 
     def count_dense(self) -> None:
         """Let the bytes of an uncompressed ring count every local step, once: it would exchange them all."""

@@ -243,7 +243,7 @@ def _tensor(data: bytearray | memoryview, at: int, count: int, dtype: torch.dtyp
     size = count * dtype.itemsize
     _must(at + size <= len(data), f"it has {len(data)} bytes, and a tensor should end after {at + size}")
     if not count:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     raw = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=at)
     return raw.view(dtype) if raw.data_ptr() % dtype.itemsize == 0 else raw.clone().view(dtype)
 

@@ -45,7 +45,7 @@ def rounded(values: Tensor, dtype: torch.dtype, rank: int) -> Tensor:
     if dtype is not torch.bfloat16:
         return values.to(dtype)
     seed = torch.Generator().manual_seed((hash_of([values]) + rank) % (1 << 63))
-    draws = torch.randint(1 << 16, values.shape, dtype=torch.int32, generator=seed).to(values.device)
+    draws = torch.randint(1 << 16, values.shape, dtype=torch.int32, generator=seed, device="cpu").to(values.device)
     bits = values.clamp(-_MOST_SHORT, _MOST_SHORT).float().view(torch.int32)
     draws[bits & 0x7FFFFFFF >= 0x6F7F0000] = 0  # as in csrc/rules/kept.h; what is kept is finite
     return (bits + draws >> 16).to(torch.int16).view(torch.bfloat16)
@@ -55,7 +55,8 @@ class _Sum:
     """What one tensor adds up to over all ranks that saved."""
 
     def __init__(self, first: Tensor) -> None:
-        self._dtype, self._total, self._ranks = first.dtype, torch.zeros(first.shape, dtype=torch.float64), 0
+        self._dtype, self._ranks = first.dtype, 0
+        self._total = torch.zeros(first.shape, dtype=torch.float64, device="cpu")
 
     def add(self, tensor: Tensor) -> None:
         self._total += tensor
@@ -193,7 +194,7 @@ def pooled(
 
 
 def _zeros(count: int) -> Tensor:
-    return torch.zeros(count, dtype=torch.float64)
+    return torch.zeros(count, dtype=torch.float64, device="cpu")
 
 
 def _totals(tensors: Sequence[Tensor], add_up: Callable[[Tensor], object]) -> list[Tensor]:

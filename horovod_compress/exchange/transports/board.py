@@ -72,7 +72,7 @@ class Board:
 
     def _send(self, peers: Iterable[int], key: str, value: str) -> None:
         text = _bytes(json.dumps([key, value]).encode())
-        length = torch.tensor([text.numel()], dtype=torch.int64).view(torch.uint8)
+        length = torch.tensor([text.numel()], dtype=torch.int64, device="cpu").view(torch.uint8)
         end, sent = time.monotonic() + _SEND_SECONDS, []
         with self._lock:  # length and text belong together
             for peer in peers if self._group else ():
@@ -118,7 +118,8 @@ class Board:
             group, self._group = self._group, None
         for peer in self._peers if group else ():
             with contextlib.suppress(RuntimeError):
-                group.recv([torch.zeros(1, dtype=torch.uint8)], peer, _END_TAG).wait(timedelta(milliseconds=1))
+                byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
+                group.recv([byte], peer, _END_TAG).wait(timedelta(milliseconds=1))
         join([*self._readers.values(), *self._waits], END_SECONDS)
 
     def _read(self, group: Any, peer: int) -> None:
@@ -151,7 +152,7 @@ def join(threads: Iterable[threading.Thread], seconds: float) -> None:
 
 
 def _received(group: Any, tag: int, size: int, peer: int) -> Tensor:
-    data = torch.zeros(size, dtype=torch.uint8)
+    data = torch.zeros(size, dtype=torch.uint8, device="cpu")
     group.recv([data], peer, tag).wait(_EVER)
     return data
 

@@ -328,7 +328,7 @@ class Proof:
             ExchangeError: somebody has none, or none has come in time.
         """
         peers = [peer for peer in range(self._size) if peer != self._rank]
-        found = {peer: torch.zeros(_BYTES, dtype=torch.uint8) for peer in peers}
+        found = {peer: torch.zeros(_BYTES, dtype=torch.uint8, device="cpu") for peer in peers}
         mine = {peer: self._digest(self._rank, peer) for peer in peers}
         works, about = [], peers[0] if peers else 0
         try:

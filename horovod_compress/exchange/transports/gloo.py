@@ -135,7 +135,7 @@ class GlooTransport:
             PeerError: it is broken.
         """
         broken, board = Broken(), self._board
-        transfer = self._start("recv", torch.zeros(1, dtype=torch.uint8), peer, _WATCH_TAG)
+        transfer = self._start("recv", torch.zeros(1, dtype=torch.uint8, device="cpu"), peer, _WATCH_TAG)
 
         def look() -> None:
             work = transfer.work
@@ -205,7 +205,8 @@ class GlooTransport:
                 self._listen(peer, call)
 
     def _listen(self, peer: int, call: Callable[[], None]) -> None:
-        transfer, board = self._start("recv", torch.zeros(1, dtype=torch.uint8), peer, _FLOOD_TAG), self._board
+        byte, board = torch.zeros(1, dtype=torch.uint8, device="cpu"), self._board
+        transfer = self._start("recv", byte, peer, _FLOOD_TAG)
 
         def listen() -> None:
             work, closed = transfer.work, True
@@ -224,7 +225,7 @@ class GlooTransport:
 
     def _take_leave(self) -> None:
         """Tell the neighbours that this rank closes its connections, and has not aborted."""
-        bye = torch.zeros(1, dtype=torch.uint8)
+        bye = torch.zeros(1, dtype=torch.uint8, device="cpu")
         for peer in _neighbours(self.rank, self.size) if self._listeners else ():
             with contextlib.suppress(PeerError):
                 self._start("send", bye, peer, _FLOOD_TAG).wait(Deadline(_BYE_SECONDS))
@@ -260,7 +261,7 @@ class GlooTransport:
         group = self._group
         if group is None:
             return
-        nothing = torch.zeros(1, dtype=torch.uint8)
+        nothing = torch.zeros(1, dtype=torch.uint8, device="cpu")
         for peer in set(range(self.size)) - {self.rank}:
             with contextlib.suppress(RuntimeError):
                 group.recv([nothing], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))

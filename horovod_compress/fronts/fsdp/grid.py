@@ -94,7 +94,8 @@ class Column(TorchJob):
         Raises:
             ConfigError: some rank is at another place than its groups say.
         """
-        found, numbers = [place[:2] for place in places], torch.tensor([number for _, _, number in places])
+        found = [place[:2] for place in places]
+        numbers = torch.tensor([number for _, _, number in places], device="cpu")
         expected = [[replica, shard] for replica in range(self.size) for shard in range(self.row.size)]
         if found != expected:
             raise ConfigError(

@@ -260,7 +260,7 @@ def broadcast(data: torch.Tensor, name: str, process_set: Any, seconds: float) -
 def to_another(data: torch.Tensor, ahead: int, name: str, job: HorovodJob, seconds: float) -> torch.Tensor:
     """Send a tensor to the rank so many places ahead, counted round; return that of the one as far behind. Likewise."""
     counts = [data.numel() if rank == (job.rank + ahead) % job.size else 0 for rank in range(job.size)]
-    splits = torch.tensor(counts, dtype=torch.int32)
+    splits = torch.tensor(counts, dtype=torch.int32, device="cpu")
     handle = hvd.alltoall_async(data, splits, name=name, process_set=job.process_set)
     found: Any = _wait(handle, Deadline(seconds), lambda: False)
     received: torch.Tensor = found[0]  # beside how much came from each rank

@@ -56,7 +56,7 @@ class HorovodRanks:
         hvd.barrier()
 
     def slowest(self, seconds: float) -> float:
-        mine = torch.tensor([seconds], dtype=torch.float64)
+        mine = torch.tensor([seconds], dtype=torch.float64, device="cpu")
         return float(hvd.allreduce(mine, name="ranks.seconds", op=hvd.Max))
 
     def mean(self, tensor: Tensor) -> None:

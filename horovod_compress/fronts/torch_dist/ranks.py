@@ -61,7 +61,7 @@ class TorchRanks:
         dist.barrier()
 
     def slowest(self, seconds: float) -> float:
-        mine = torch.tensor([seconds], dtype=torch.float64)
+        mine = torch.tensor([seconds], dtype=torch.float64, device="cpu")
         dist.all_reduce(mine, op=dist.ReduceOp.MAX)
         return float(mine)
 

@@ -181,7 +181,7 @@ def exponential_fold(
     assert sums is not None
     mean = torch.from_numpy(sums * (np.float32(1) / np.float32(len(parts))))
     rule = {"bits": 8, "headroom": headroom, "mantissa": mantissa}
-    exponential_encode(mean, torch.ones(1), max(1, mean.numel()), out, key, **rule, offset=offset)
+    exponential_encode(mean, torch.ones(1, device="cpu"), max(1, mean.numel()), out, key, **rule, offset=offset)
 
 
 @quiet

@@ -215,9 +215,9 @@ _NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 @quiet
 def _rounded(x: np.ndarray, dtype: torch.dtype) -> Tensor:
     """Round to a 16-bit type; what would be infinite becomes the largest number of its sign, NaN that without one."""
-    narrow = torch.empty(x.size, dtype=dtype)
+    narrow = torch.empty(x.size, dtype=dtype, device="cpu")
     store(narrow, x)
-    most = torch.full((x.size,), torch.finfo(dtype).max, dtype=dtype)
+    most = torch.full((x.size,), torch.finfo(dtype).max, dtype=dtype, device="cpu")
     return torch.where(narrow.isfinite(), narrow, torch.where(torch.from_numpy(x < 0), -most, most))
 
 
