@@ -19,6 +19,7 @@ from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFinit
 from .. import factories
 from ..compression import BaseCompression
 from ..factories import RanksOption, add_factories, of_an_object
+from ..fresh import FreshGradients
 from ..session import Session, before_each_step, in_backward, weakly
 from ..update_options import TAKEN
 from . import gradients
@@ -42,6 +43,7 @@ from .private import (
     forget_step,
     hand_over_rest,
     has_begun,
+    hook_like_horovods,
     in_join,
     results_due,
     waits_for_tokens,
@@ -91,6 +93,10 @@ class Compression(BaseCompression, Factories):
         reducer = session.reducer
         self._tokens, self._handed = Tokens(reducer.rank, reducer.world, len(reducer.plan.names())), Handed()
         self._renumber(session)
+        if reducer.world > 1:
+            fresh = FreshGradients(session.steps.parameters, hook_like_horovods)
+            fresh.follow()
+            self._closing.add(fresh.close)
         self._closing.add(before_each_step(weakly(self._know_at_step)))
 
     def _renumber(self, session: Session) -> None:

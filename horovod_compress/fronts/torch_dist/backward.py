@@ -22,6 +22,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.context import Worker
 from ...engine.kept import Kept
+from ...engine.optimizer.family import uncompiled
 from ...errors import ExchangeError, HorovodCompressError, NonFiniteError
 from ..session import weakly
 
@@ -165,22 +167,13 @@ def raising(error: Exception) -> Callable[[], None]:
 
 def at_the_end(call: Callable[[], None]) -> None:
     """Have something called at the end of this backward pass, after what was asked for before."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)
+    torch.autograd.Variable._execution_engine.queue_callback(partial(_uncompiled(), call))
 
 
-#: Returns the references to a storage. It is private in torch: where there is none, any memory counts as shared.
-_references: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-_ALONE = 2  # references to a gradient's memory that nothing else has: its own, and that of who counts them
-
-
-def is_shared(grad: Tensor) -> bool:
-    """Return whether autograd may still need the memory of a gradient that it has made, or another one lies there.
-
-    Where a parameter enters a sum by a view of it, as `positions.unsqueeze(0)` does, its gradient is a view of the
-    sum's, which goes on to other parameters. Torch leaves it there, as nobody writes to it before the pass is over.
-    What a program has laid into memory of its own, by views, is its own matter.
-    """
-    return not grad._is_view() and (not _references or _references(grad.untyped_storage()._cdata) > _ALONE)
+@cache
+def _uncompiled() -> Callable[[Callable[[], None]], None]:
+    """Return what calls something as it is, where a step is compiled with its backward pass."""
+    return uncompiled(lambda call: call())
 
 
 _log = logging.getLogger("horovod_compress")

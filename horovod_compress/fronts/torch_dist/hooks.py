@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from ...engine.optimizer.family import uncompiled
 from ...errors import ConfigError
 from . import checks
 
@@ -24,19 +25,23 @@ class GradientHook:
     """
 
     def __init__(self, unwrapped: Any) -> None:
-        self._unwrapped = weakref.ref(unwrapped)
+        self._unwrapped, self._hand_over = weakref.ref(unwrapped), uncompiled(_hand_over)
 
-    def __call__(self, parameter: Tensor) -> None:
-        if (found := self._unwrapped()) is None:
-            raise ConfigError(
-                "the module that this compression was registered with is gone, and so is the compression; register "
-                "the module that is trained, and keep it or the compression"
-            )
-        found.take(parameter)
+    def __call__(self, parameter: nn.Parameter) -> None:
+        self._hand_over(self._unwrapped, parameter)
 
     def is_over(self) -> bool:
         found = self._unwrapped()
         return found is None or found.is_over()
+
+
+def _hand_over(unwrapped: weakref.ref[Any], parameter: nn.Parameter) -> None:
+    if (found := unwrapped()) is None:
+        raise ConfigError(
+            "the module that this compression was registered with is gone, and so is the compression; register "
+            "the module that is trained, and keep it or the compression"
+        )
+    found.take(parameter)
 
 
 #: A compression stays as long as the module that it exchanges the gradients of, whether or not a program keeps it.

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from ...engine.shards import local
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, NonFiniteError, in_job, some_of
+from ..fresh import FreshGradients, needing_gradient
 from ..session import Session, before_each_step, drop_zeros, gradient_of, in_backward, weakly
 from . import checks
-from .backward import at_the_end, is_shared, raising
+from .backward import at_the_end, raising
 from .hooks import GradientHook, Wrappers, in_use
 
 _BROADCAST_BYTES = 250 << 20  # at once, as DistributedDataParallel does it
@@ -45,14 +46,12 @@ class Pass:
     Attributes:
         steps: of the gradients that were handed over, by the number of their parameters.
         skipped: parameters of which nothing is handed over, by number.
-        had: parameters that had a gradient before, to which this pass adds in place, by identity.
         cut_off: something has ended the wait for results.
     """
 
     def __init__(self) -> None:
         self.steps: dict[int, int] = {}
         self.skipped: set[int] = set()
-        self.had: set[int] = set()
         self.cut_off = False
         self._ends: dict[int, weakref.ref[_End]] = {}  # that autograd has still to call, by the number of its task
 
@@ -103,11 +102,10 @@ class Unwrapped:
         self._sparse = checks.sparse_in(module)
         session.steps.sparse = [name for name, parameter in session.steps.named if id(parameter) in self._sparse]
         self._wrappers = Wrappers(session.steps.parameters)
-        hook = GradientHook(self)
+        self._fresh, hook = FreshGradients(session.steps.parameters), GradientHook(self)
         for parameter in session.steps.parameters:
-            needs, _ = parameter.requires_grad, parameter.requires_grad_(True)  # else torch takes no hook
-            parameter.register_post_accumulate_grad_hook(hook)
-            parameter.requires_grad_(needs)
+            with needing_gradient(parameter):
+                parameter.register_post_accumulate_grad_hook(hook)
         in_use[module] = self
 
     @contextlib.contextmanager
@@ -126,13 +124,14 @@ class Unwrapped:
 
     # ---- in a backward pass ----
 
-    def take(self, parameter: Tensor) -> None:
+    def take(self, parameter: nn.Parameter) -> None:
         """Hand a gradient over, to which autograd has just added what this pass brings.
 
         Raises:
             ConfigError: it cannot be exchanged.
             ExchangeError: an earlier exchange failed, or an error has ended the last pass in the middle.
         """
+        self._fresh.separate(parameter)  # first: two that share memory would be added up there twice
         if self._paused:
             self._local.add(id(parameter))
             return
@@ -141,7 +140,7 @@ class Unwrapped:
             raise self._outside(parameter)
         session = self._session
         with session.lock:
-            under_way, grad = self._under_way(parameter), None if parameter.grad is None else local(parameter.grad)
+            under_way, grad = self._under_way(), None if parameter.grad is None else local(parameter.grad)
             index = session.steps.index[id(parameter)]
             if index in under_way.skipped:
                 if id(parameter) not in self._sparse:  # but frozen: what passes before have left would move the weight
@@ -164,19 +163,13 @@ class Unwrapped:
                     "reentrant checkpoints brings it once for each: write checkpoint(..., use_reentrant=False); so may "
                     "one that runs twice after set_reduce_scatter_unused_params(True): leave that out"
                 )
-            if grad is parameter.grad and id(parameter) not in under_way.had and is_shared(grad):
-                parameter.grad = grad = grad.clone()
             under_way.steps[index] = session.offer(index, grad)
 
-    def _under_way(self, first: Tensor) -> Pass:
+    def _under_way(self) -> Pass:
         """Return the pass that this call belongs to; the first gradient begins one, and a step."""
         if (found := self._pass) is None:
             self._begin_step()
             found = self._pass = Pass()
-            others = [one for one in self._session.steps.parameters if one is not first]
-            found.had = {id(one) for one in others if one.grad is not None}
-            if others and len(found.had) == len(others):
-                found.had.add(id(first))  # of which nobody knows it any more
             self._end_with(found)
             self._skip(found)
         elif found.interrupted():

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ...engine.optimizer.family import uncompiled
 from ...errors import ConfigError, HorovodCompressError
 from ..session import Session, drop_zeros
 from . import checks
@@ -40,6 +41,7 @@ class Wrapped:
         self._backward: Backward | None = None
         self._left_out: Unused | None = None  # where a step may leave parameters out
         self._layouts = Layouts(session.steps.named)
+        self._take = uncompiled(Wrapped._exchange)
 
     def follow(self, model: DistributedDataParallel) -> None:
         """Take note of the model whose buckets will come; it holds the hook, and so this."""
@@ -59,7 +61,7 @@ class Wrapped:
             ExchangeError: an earlier exchange failed.
         """
         try:
-            return self._exchange(bucket)
+            return self._take(self, bucket)
         except HorovodCompressError as error:
             self._refuse_to_go_on(error)
             raise

@@ -1,4 +1,4 @@
-"""Trainings of a program that has torch make its tensors on another device by default, beside those of one that has not."""
+"""Trainings of a program that has torch make tensors on another device by default, and of one that has not."""
 
 from __future__ import annotations
 

@@ -1,0 +1,142 @@
+"""Gradients that autograd has just made are moved out of memory of others, and no other is."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor, nn
+
+from horovod_compress.fronts import fresh
+from horovod_compress.fronts.fresh import FreshGradients
+
+Forward = Callable[[Tensor, Tensor], Tensor]
+
+
+class OfNumpy(torch.autograd.Function):
+    """A sum, whose gradients are two tensors of one array."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        return left + right
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        array = grad.numpy().copy()
+        return torch.from_numpy(array), torch.from_numpy(array)
+
+
+NONE = torch.zeros(1)
+SHARED: dict[str, Forward] = {
+    "a view": lambda left, right: left * 2 + right.unsqueeze(0),
+    "one that overlaps": lambda left, right: torch.cat([left[0], NONE]) + torch.cat([NONE, right]),
+    "an array": lambda left, right: OfNumpy.apply(left * 2, right.unsqueeze(0)),
+}
+
+
+def framework(parameter: nn.Parameter) -> object:
+    """Take gradients as Horovod does."""
+    node: Any = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    node.register_hook(lambda *given: None)
+    return node
+
+
+def pair() -> tuple[nn.Parameter, nn.Parameter]:
+    return nn.Parameter(torch.tensor([[1.0, 2.0]])), nn.Parameter(torch.tensor([3.0, 4.0]))
+
+
+def moved(forward: Forward, hook: Callable[[nn.Parameter], object]) -> list[bool]:
+    """Return for each parameter whether its gradient was moved."""
+    parameters, found = pair(), []
+    places: dict[int, int] = {}
+
+    def before(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        places[id(parameter)] = parameter.grad.data_ptr()
+
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(before)
+    kept = [hook(parameter) for parameter in parameters]
+    watch = FreshGradients(parameters, hook)
+    watch.follow()
+    forward(*parameters).square().sum().backward()
+    for parameter in parameters:
+        assert parameter.grad is not None
+        found.append(parameter.grad.data_ptr() != places[id(parameter)])
+    watch.close()
+    del kept
+    return found
+
+
+@pytest.mark.parametrize("hook", [fresh._no_hook, framework])
+def test_what_is_shared_is_moved_and_nothing_else(hook: Callable[[nn.Parameter], object]) -> None:
+    assert fresh._references_alone(hook)  # this version of torch counts
+    for name, forward in SHARED.items():
+        assert any(moved(forward, hook)), name
+    # The controls: products and their like have memory of their own, of any shape.
+    assert moved(lambda left, right: left * 2 + right * 3, hook) == [False, False]
+    assert moved(lambda left, right: left.t() @ right.unsqueeze(0), hook) == [False, False]
+
+
+def test_all_is_moved_where_torch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh, "_references_alone", lambda framework: 0)
+    assert moved(lambda left, right: left * 2 + right * 3, fresh._no_hook) == [True, True]
+
+
+@pytest.mark.parametrize("counts", [None, lambda memory: 7])
+def test_a_version_that_counts_nothing_or_always_the_same_is_seen(counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh, "_references", counts)
+    assert fresh._references_alone.__wrapped__(fresh._no_hook) == 0
+
+
+@pytest.mark.parametrize("others", ["laid too", "without", "frozen", "none"])
+def test_gradients_stay_where_a_program_has_laid_them(others: str) -> None:
+    first, other = pair()
+    array = torch.zeros(2, 2)
+    places = array[:1], array[1]
+    other.requires_grad_(others != "frozen")
+    watch = FreshGradients([first] if others == "none" else [other, first])
+    watch.follow()
+    for place, one in zip(places, (first, other), strict=True):
+        if one is first or others in ("laid too", "none"):
+            one.grad = torch.zeros_like(place)
+            one.grad.data = place
+    (first + other.unsqueeze(0)).square().sum().backward()
+    assert first.grad is not None and first.grad.tolist() == places[0].tolist() == [[8.0, 12.0]]
+    watch.close()
+
+
+def test_a_gradient_of_torch_autograd_grad_counts_for_nothing() -> None:
+    """It calls the same hooks, and adds nothing up; what comes next may be laid by the program."""
+    first, other = pair()
+    watch = FreshGradients([first, other])
+    watch.follow()
+    torch.autograd.grad((first + other.unsqueeze(0)).square().sum(), [first, other])
+    place = torch.zeros(1, 2)
+    first.grad = torch.zeros(1, 2)
+    first.grad.data = place
+    (first + other.unsqueeze(0)).square().sum().backward()
+    assert place.tolist() == [[8.0, 12.0]]
+    watch.close()
+
+
+def test_nothing_stays_on_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, other = pair()
+    other.requires_grad_(False)
+    for closes in (True, False):
+        watch = FreshGradients([first, other])
+        watch.follow()
+        assert first._backward_hooks and first._post_accumulate_grad_hooks and not other.requires_grad  # type: ignore[attr-defined]
+        gone = weakref.ref(watch)
+        if closes:
+            watch.close()
+        del watch
+        gc.collect()
+        assert gone() is None and not first._backward_hooks and not first._post_accumulate_grad_hooks  # type: ignore[attr-defined]
