@@ -35,6 +35,13 @@ def in_job(error: _Error) -> _Error:
     return error
 
 
+def anew(error: _Error) -> _Error:
+    """Return an error to be raised once more, without the traceback of the first time, which keeps what it saw."""
+    made = type(error)(*error.args)
+    made.__dict__.update(error.__dict__)
+    return made
+
+
 class ConfigError(HorovodCompressError, ValueError):
     """An option, a parameter list or a usage that cannot work."""
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ..errors import DigestError, ExchangeError, HorovodCompressError, PeerError
+from ..errors import DigestError, ExchangeError, HorovodCompressError, PeerError, anew
 from ..observe import files
 from ..options import FLOW_SECONDS
 from .agreement.differences import explained, listed
@@ -91,7 +91,7 @@ class Failure:
         """Raise the failure on the training thread."""
         if self.error:
             self._seen = True
-            raise type(self.error)(*self.error.args) from self.error.__cause__
+            raise anew(self.error) from self.error.__cause__
 
     def pending(self) -> HorovodCompressError:
         """Return what the exchange thread has to fail with when it waits for gradients, being ``broken`` or flooded."""
@@ -168,7 +168,7 @@ class Failure:
         with self._context.changed:
             self._context.changed.wait_for(self.failed, _NOTES_SECONDS + _MORE_SECONDS)
             self._seen = self.error is not None
-            return self.error and type(self.error)(*self.error.args)
+            return self.error and anew(self.error)
 
     def hear(self) -> None:
         """Fail with another rank, even where this one has nothing to exchange; and pass it on."""

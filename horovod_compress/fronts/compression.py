@@ -10,6 +10,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import torch
+
 from ..codecs.base import Codec
 from ..codecs.masked import Masked
 from ..engine import names
@@ -97,7 +99,8 @@ class BaseCompression(metaclass=_Listed):
         """Connect the ranks of the job, and begin with nothing kept; again after a reset of an elastic job."""
         (method, given, options, wrap), job = self._made_of, self._job
         first = self._session is None
-        with contextlib.nullcontext() if first else as_at_first(given, self._here().reducer.plan.names()):
+        again = contextlib.nullcontext() if first else as_at_first(given, self._here().reducer.plan.names())
+        with torch.inference_mode(False), again:  # else what is allocated here could not be written in a step
             self._connect_with(method, given, options, wrap, job)
 
     def _connect_with(self, method: Any, given: Any, options: Mapping[str, Any], wrap: Wrap, job: Job) -> None:

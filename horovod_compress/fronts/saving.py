@@ -281,6 +281,7 @@ class Saved:
         row, number = session.job.row, session.job.number
         return Saver(reducer.rank, reducer.world, row.rank if row else 0, row.size if row else 1, number)
 
+    @torch.inference_mode(False)
     def load(self, state: Mapping[str, Any], residuals: str) -> None:
         """Restore a state, completely or not at all.
 
@@ -309,6 +310,7 @@ class Saved:
         save(folder, state, self._saver(), lambda value: session.gather_all(value, next(stages), by_name=True), _known)
         _savers[Path(folder).resolve()] = session
 
+    @torch.inference_mode(False)
     def load_folder(self, folder: str | os.PathLike[str], residuals: str) -> None:
         """Restore this rank's part, once every rank has found its own good."""
         session, methods = self._session, self._session.methods

@@ -20,16 +20,16 @@ def test_what_torch_has_kept_of_a_layer_does_not_move_it_once_it_is_frozen(found
         assert report[method] == {"moved": [True] * 3 + [False] * 3, "drift": 0.0}
 
 
-def test_a_layer_that_is_unfrozen_is_refused_before_it_moves_and_trained_by_another_compression(found) -> None:
+@pytest.mark.parametrize("how", ["as it is", "one row", "registered in between", "frozen again"])
+def test_a_layer_that_is_unfrozen_is_refused_before_it_moves_and_trained_by_another_compression(
+    found, how: str
+) -> None:
+    """On all ranks alike, also where one has none of a parameter's rows."""
     for number, report in enumerate(found):
-        told, drift = report["unfrozen"]
+        told, drift = report[f"unfrozen, {how}"]
         assert told.startswith(f"2 ConfigError: rank {number}: an optimizer makes a step with gradients that are not")
-        assert (
-            "0.weight, 0.bias" in told
-            and "create and register another one" in told
-            and "replica" not in told
-            and drift == "drift 0.0"
-        )
+        assert "0.weight, 0.bias" in told and "create and register another one" in told and "replica" not in told
+        assert drift == "drift 0.0"
 
 
 def test_a_layer_that_another_compression_exchanges_is_trained(found) -> None:

@@ -13,7 +13,7 @@ import torch
 from horovod_compress.cli.command import main
 from horovod_compress.engine.agreement.notes import first, last_finished, leave_word, note, verdict, with_words
 from horovod_compress.engine.context import AWAITED, EXCHANGED, MEETING
-from horovod_compress.errors import ExchangeError
+from horovod_compress.errors import ExchangeError, MismatchError, anew, in_job
 from horovod_compress.exchange.transports.local import Hub, LocalTransport
 from tests.support.local import Fleet, spec
 
@@ -34,6 +34,19 @@ def test_a_rank_without_a_note_is_to_blame() -> None:
 def test_a_rank_with_a_reason_of_its_own_comes_before_those_that_are_late_to_tell() -> None:
     notes = {0: _waits(1), 1: note("decode", AT, None, why="out of memory")}
     assert verdict(notes, WORLD) == "Rank 1 stopped first: out of memory."
+
+
+def test_a_reason_may_have_the_rank_s_number_in_the_job() -> None:
+    """Where only some ranks of it exchange, these have other numbers."""
+    notes = {0: _waits(1), 1: note("decode", AT, None, why="rank 3: an error has ended a backward pass")}
+    assert verdict(notes, WORLD) == "Rank 1 stopped first: an error has ended a backward pass."
+
+
+def test_an_error_that_is_raised_once_more_says_the_same() -> None:
+    error = in_job(MismatchError("ranks differ", "parameter a"))
+    again = anew(error)
+    assert again is not error and f"{again}" == "ranks differ" and again.about == "parameter a" and again.of_job
+    assert not anew(ExchangeError("late")).of_job  # the control
 
 
 @pytest.mark.parametrize("behind", [(2, 1, AWAITED), (2, 1, MEETING), (2, 0, EXCHANGED), (1, 1, EXCHANGED)])

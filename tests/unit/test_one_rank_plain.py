@@ -488,6 +488,44 @@ def test_a_compiled_module(tmp_path: Path) -> None:
     assert ended.returncode == 0 and ended.stdout == "1\n", ended.stderr
 
 
+WHOLE = """
+import sys, torch
+import torch.distributed as dist
+import horovod_compress.ddp as hvc
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+
+def train(wrapped, compiled):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+    compression = hvc.Compression.topk(model.named_parameters(), density=0.5, min_elements=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    called = torch.nn.parallel.DistributedDataParallel(model) if wrapped else model
+    compression.register(called, optimizer)
+
+    def step(given):
+        optimizer.zero_grad()
+        called(given).square().sum().backward()
+        optimizer.step()
+
+    step = torch.compile(step, backend="eager") if compiled else step
+    for number in range(6):
+        step(torch.full((1, 4), float(number)))
+    assert compression.stats()["steps"] == 6
+    compression.close()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+for wrapped in (False, True):
+    assert torch.allclose(train(wrapped, True), train(wrapped, False), atol=1e-6)
+"""
+
+
+@pytest.mark.slow
+def test_a_step_that_is_compiled_with_its_backward_pass(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", WHOLE, str(tmp_path / "store2")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, as it compiles
 def test_compiled_autograd_is_refused_where_it_runs(net: Net, compression: hvc.Compression) -> None:
     import torch._dynamo
@@ -630,6 +668,15 @@ def test_a_wrapper_averages_what_needed_a_gradient_when_it_was_made(
         compression.register(net)
     net.requires_grad_(True)
     assert (AVERAGED in str(passed(wrapped))) is not frozen
+
+
+def test_a_wrapper_is_seen_that_was_made_as_a_copy() -> None:
+    """Which puts no module into another one, as far as torch tells."""
+    wrapped = copy.deepcopy(DistributedDataParallel(Net()))
+    compression = hvc.Compression.none(wrapped.module.named_parameters(), timeout=LONG)
+    compression.register(wrapped.module)
+    assert AVERAGED in str(passed(wrapped))
+    compression.close()
 
 
 def test_a_wrapper_is_seen_where_the_garbage_collector_does_not_look(net: Net, compression: hvc.Compression) -> None:
@@ -810,3 +857,27 @@ def test_the_optimizer_that_was_given_to_update_mode_makes_no_step(net: Net, com
     again = hvc.DistributedUpdateOptimizer(given, net.named_parameters(), other)
     again.step()
     other.close()
+
+
+@pytest.mark.parametrize("what", ["create", "load", "register"])
+@pytest.mark.parametrize("method", ["marsit", "powersgd", "dgc"])
+def test_inference_mode_around_what_begins_a_training_changes_nothing(what: str, method: str) -> None:
+    def train(where: str) -> list[Tensor]:
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        with torch.inference_mode(where == "create"):
+            made = hvc.Compression.create(method, model.named_parameters(), timeout=LONG, min_elements=1)
+        with torch.inference_mode(where == "register"):
+            made.register(model, optimizer)
+        for step in range(4):
+            if step == 2:
+                state = made.state_dict()
+                with torch.inference_mode(where == "load"):
+                    made.load_state_dict(state)
+            optimizer.zero_grad()
+            assert passed(model) is None
+            optimizer.step()
+        made.close()
+        return [one.detach().clone() for one in model.parameters()]
+
+    assert equal(train(what), train("nowhere"))

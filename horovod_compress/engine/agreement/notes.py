@@ -6,6 +6,7 @@ why, which the others may come to need: else they would take it for killed.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ def verdict(notes: Notes, world: int) -> str:
     live, and are behind all others or busy with something else.
     """
     if own := _with_reasons(notes):
-        why = str(notes[own[0]]["why"]).removeprefix(f"rank {own[0]}: ")
+        why = re.sub(r"^rank \d+: ", "", str(notes[own[0]]["why"]))  # its number in the job, or among these ranks
         return f"Rank {own[0]} stopped first: {why}."
     if silent := _silent(notes, world):
         return f"No sign of life from rank(s) {listed(silent)}: look at their output."

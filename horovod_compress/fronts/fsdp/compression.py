@@ -22,7 +22,7 @@ from ...errors import ConfigError, MismatchError, in_job
 from ..compression import BaseCompression
 from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Strangers
-from ..session import Session, before_each_step, look_for_steps, weakly
+from ..session import Session, look_for_steps, weakly
 from ..startup import Wrap, before_handshake, check_alone
 from ..torch_dist.checks import not_exchanged, refuse_no_optimizer
 from ..torch_dist.of_group import TorchCompression
@@ -30,6 +30,7 @@ from ..torch_dist.unwrapped import Unwrapped, begin_alike
 from . import divided
 from .checkpoints import Resharded, Sharded
 from .grid import Column, Unmet
+from .unfrozen import Unfrozen
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -239,11 +240,9 @@ class Compression(TorchCompression, Factories):
         self._factors = divided.DivideFactors(model, self._job.size)
         self._factors.share()
         self._closing.add(self._factors.give_back)
-        self._closing.add(before_each_step(weakly(self._refuse_unfrozen)))
+        if self._job.size > 1:
+            self._closing.add(Unfrozen(session).close)
         self._registered = True
-
-    def _refuse_unfrozen(self, optimizer: Any) -> None:
-        divided.refuse_unfrozen(self._here(), optimizer)
 
     def _begin_step(self) -> Session:
         session = super()._begin_step()

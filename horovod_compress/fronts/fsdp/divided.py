@@ -14,11 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.methods import parse
-from ...engine.shards import local
-from ...errors import ConfigError, in_job, some_of
-from ..session import Session, exchanged
+from ...errors import ConfigError
 from ..torch_dist.checks import check_parameters
-from ..torch_dist.hooks import leave_other
+from ..torch_dist.hooks import ParameterHook, leave_other
 from .grid import RECIPE
 
 Named = Sequence[tuple[str, nn.Parameter]]
@@ -60,6 +58,8 @@ def leave_others(named: Named) -> None:
     leave_other(parameter for _, parameter in named)
     for name, parameter in named:
         for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            if isinstance(hook, ParameterHook):
+                continue
             raise ConfigError(
                 f"{name} has a hook that is called when its gradient is there, {_name_of(hook)}, such as an "
                 "optimizer's step in the backward pass; gradients are those of all replicas only when backward() "
@@ -100,32 +100,6 @@ def check_model(model: object, named: Named, others: Named) -> None:
             "compression; for a model that is whole on every rank, use horovod_compress.ddp"
         )
     check_parameters(model.named_parameters(), model, named, others)
-
-
-def refuse_unfrozen(session: Session, optimizer: Any) -> None:
-    """Refuse a step with the gradient of a parameter that was frozen when the ranks met: no other replica knows it.
-
-    Torch alone would average it over all ranks from now on.
-
-    Raises:
-        ConfigError: names such parameters.
-    """
-    if session.is_over() or session.job.size == 1:
-        return
-    trained = {id(one): name for name, one in session.others if one.grad is not None and one.requires_grad}
-    mine = (one for group in optimizer.param_groups for one in group["params"]) if trained else ()
-    alone = (one for one in mine if id(one) in trained and not exchanged(one))
-    if found := [
-        trained[id(one)] for one in alone if bool(local(one.grad).any())
-    ]:  # torch's get_state_dict() sets zeros
-        error = ConfigError(
-            f"rank {session.job.number}: an optimizer makes a step with gradients that are not exchanged, as the "
-            f"parameters were frozen when the compression was created: {some_of(found)}; create it while they need a "
-            "gradient, and freeze them later; or, to train them from here on, close() it, and create and register "
-            "another one"
-        )
-        session.failure.report("a step", in_job(error))
-        raise error
 
 
 class DivideFactors:

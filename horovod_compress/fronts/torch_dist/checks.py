@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.shards import is_divided
-from ...errors import ConfigError, HorovodCompressError, some_of
+from ...errors import ConfigError, HorovodCompressError, anew, some_of
 from ..copies import Copied
 
 NO_JOIN = (
@@ -228,12 +228,12 @@ def refuse_to_go_on(model: DistributedDataParallel, error: HorovodCompressError)
     Args:
         error: training cannot go on after it.
     """
-    kind, args = type(error), error.args  # its traceback would keep the gradients
+    told = anew(error)
     stock: Callable[..., Any] = model.forward
 
     def forward(*given: Any, **options: Any) -> Any:
         if torch.is_grad_enabled() and model.training:
-            raise kind(*args)
+            raise anew(told)
         return stock(*given, **options)
 
     model.forward = forward  # type: ignore[method-assign]

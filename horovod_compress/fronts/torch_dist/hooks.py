@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -17,18 +18,30 @@ from ...errors import ConfigError
 from . import checks
 
 
-class GradientHook:
-    """What torch calls for each parameter; the garbage collector sees nothing of what it refers to.
+class ParameterHook:
+    """What torch calls for each gradient of a parameter, in a compiled step too, which leaves it as it is.
 
     Args:
-        unwrapped: takes the gradients.
+        call: the garbage collector sees nothing of what it refers to.
+    """
+
+    def __init__(self, call: Callable[[nn.Parameter], object]) -> None:
+        self._call = uncompiled(call)
+
+    def __call__(self, parameter: nn.Parameter) -> None:
+        self._call(parameter)
+
+
+class GradientHook(ParameterHook):
+    """What hands gradients over.
+
+    Args:
+        unwrapped: takes them.
     """
 
     def __init__(self, unwrapped: Any) -> None:
-        self._unwrapped, self._hand_over = weakref.ref(unwrapped), uncompiled(_hand_over)
-
-    def __call__(self, parameter: nn.Parameter) -> None:
-        self._hand_over(self._unwrapped, parameter)
+        self._unwrapped = weakref.ref(unwrapped)
+        super().__init__(partial(_hand_over, self._unwrapped))
 
     def is_over(self) -> bool:
         found = self._unwrapped()
@@ -84,16 +97,16 @@ def _look(*given: Any) -> None:
         _wrappers[made] = frozenset(id(p) for p in module.parameters() if p.requires_grad)
 
 
-def _look_from_now_on() -> None:
-    """Note each wrapper from the import of this module on, and those of before."""
-    register_module_module_registration_hook(_look)
+def _look_for_others() -> None:
+    """Note wrappers that were made before the import of this module, or as copies, which are put together otherwise."""
     if dist.is_available() and dist.is_initialized():
         for found in gc.get_objects():
-            if issubclass(type(found), DistributedDataParallel):
+            if issubclass(type(found), DistributedDataParallel) and found not in _wrappers:
                 _look(found, "module", found.__dict__.get("_modules", {}).get("module"))
 
 
-_look_from_now_on()
+register_module_module_registration_hook(_look)
+_look_for_others()
 
 
 class Wrappers:
@@ -106,6 +119,7 @@ class Wrappers:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._ours = frozenset(map(id, parameters))
         self._begun: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        _look_for_others()
         self.leave_begun()
 
     def leave_begun(self) -> None:

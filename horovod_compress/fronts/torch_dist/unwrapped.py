@@ -141,7 +141,7 @@ class Unwrapped:
         session = self._session
         with session.lock:
             under_way, grad = self._under_way(), None if parameter.grad is None else local(parameter.grad)
-            index = session.steps.index[id(parameter)]
+            index = session.steps.index[id(parameter)]  # not before: a step that begins may change it
             if index in under_way.skipped:
                 if id(parameter) not in self._sparse:  # but frozen: what passes before have left would move the weight
                     parameter.grad = None
@@ -216,7 +216,7 @@ class Unwrapped:
             "let the optimizer make its step after that"
         )
 
-    def _outside(self, parameter: Tensor) -> ConfigError:
+    def _outside(self, parameter: nn.Parameter) -> ConfigError:
         return ConfigError(
             f"{self._called(self._session.steps.index[id(parameter)])} comes outside of backward(), as schedules of "
             "torch.distributed.pipelining bring it, so nothing says when all gradients are there: call backward() on "

@@ -22,9 +22,9 @@ MESH = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 WIDE = 12
 
 
-def made(method: str, *, frozen: bool = False, **register: Any) -> tuple[Any, Any, Any]:
+def made(method: str, *, frozen: bool = False, rows: int = 10, **register: Any) -> tuple[Any, Any, Any]:
     torch.manual_seed(0)
-    model: Any = nn.Sequential(nn.Linear(WIDE, 10), nn.Tanh(), nn.Linear(10, 2))
+    model: Any = nn.Sequential(nn.Linear(WIDE, rows), nn.Tanh(), nn.Linear(rows, 2))
     model[0].requires_grad_(not frozen)
     for layer in (model[0], model[2]):
         fully_shard(layer, mesh=MESH["shard"])
@@ -68,20 +68,33 @@ def frozen_later(method: str) -> dict[str, Any]:
     return {"moved": seen, "drift": drift(model)}
 
 
-def unfrozen() -> list[str]:
-    """Train a layer that was frozen when the compression was created; then create another one."""
-    model, optimizer, compression = made("topk", frozen=True)
+def unfrozen(how: str) -> list[str]:
+    """Train a layer that was frozen when the compression was created; then create another one.
+
+    Args:
+        how: of one row, so that a shard of it is empty; or what comes between the backward pass and the step.
+    """
+    model, optimizer, compression = made("topk", frozen=True, rows=1 if how == "one row" else 10)
     told = []
     for step in range(4):
         if step == 2:
             model[0].requires_grad_(True)
         optimizer.zero_grad()
         backward(model, step)
+        other = None
+        if step == 2 and how == "frozen again":
+            model[0].requires_grad_(False)
+        if step == 2 and how == "registered in between":
+            other = hvc.Compression.topk(model[0].named_parameters(), timeout=30.0)
+            other.register(model[0], replicate=MESH["replicate"])
         try:
             optimizer.step()
         except HorovodCompressError as error:
             told.append(f"{step} {type(error).__name__}: {error}")
             compression.close()
+            if other:
+                other.close()
+            model[0].requires_grad_(True)
             compression = hvc.Compression.topk(model.named_parameters(), timeout=30.0)
             compression.register(model, optimizer, replicate=MESH["replicate"])
     compression.close()
@@ -143,7 +156,8 @@ def options_by_shard() -> str:
 
 for each in ("none", "topk"):
     check(each, lambda: frozen_later(each))
-check("unfrozen", unfrozen)
+for how in ("as it is", "one row", "registered in between", "frozen again"):
+    check(f"unfrozen, {how}", lambda: unfrozen(how))
 check("unfrozen elsewhere", unfrozen_elsewhere)
 check("pipelines", lambda: [in_a_pipeline(method) for method in (None, "none")])
 check("options", options_by_shard)

@@ -81,7 +81,7 @@ def far(name: str, attached: bool, *passes: str, clears: bool = False) -> float:
 
     Args:
         passes: how the last parameter is used in each; the last one is exchanged, and the others added up on each rank.
-        clears: gradients of the passes before are zeroed in place, but for that of the last parameter, which is dropped.
+        clears: gradients of the passes before are zeroed in place; that of the last parameter is dropped.
     """
     net = Net()
     optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -1,0 +1,74 @@
+"""Parameters that were frozen when the replicas met, and are trained all the same: no other replica knows how.
+
+Torch alone would average their gradients over all ranks from then on. What a rank's values are shows nothing: of a
+small parameter, or in a pass that uses some rows, a rank may have no gradient but zeros, and another one not.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...errors import ConfigError, in_job, some_of
+from ..fresh import needing_gradient
+from ..session import Session, before_each_step, exchanged, weakly
+from ..torch_dist.hooks import ParameterHook
+
+
+class Unfrozen:
+    """Refuses steps with gradients of such parameters, but for those that another compression has exchanged.
+
+    Args:
+        session: knows them.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._names = {id(parameter): name for name, parameter in session.others}
+        self._alone: dict[int, weakref.ref[Tensor]] = {}  # gradients that passes have brought, by parameter
+        hook = ParameterHook(weakly(self._note))
+        self._handles = []
+        for _, parameter in session.others:
+            with needing_gradient(parameter):
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        self._end_look = before_each_step(weakly(self._refuse))
+
+    def close(self) -> None:
+        """Refuse nothing any more."""
+        self._end_look()
+        for handle in self._handles:
+            handle.remove()
+
+    def _note(self, parameter: nn.Parameter) -> None:
+        """Note a gradient as it comes: whoever exchanges the parameter later has not exchanged this one."""
+        if parameter.grad is not None and not exchanged(parameter):
+            self._alone[id(parameter)] = weakref.ref(parameter.grad)
+
+    def _refuse(self, optimizer: Any) -> None:
+        """Refuse a step with such gradients, before it moves a weight; not with those that others have set.
+
+        Torch's ``get_state_dict()`` makes a step with zeros of its own.
+
+        Raises:
+            ConfigError: names the parameters.
+        """
+        if not self._alone or self._session.is_over():
+            return
+        found = []
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                known = self._alone.get(id(one))
+                if known is not None and one.grad is not None and known() is one.grad:
+                    found.append(self._names[id(one)])
+        if not found:
+            return
+        error = ConfigError(
+            f"rank {self._session.job.number}: an optimizer makes a step with gradients that are not exchanged, as the "
+            f"parameters were frozen when the compression was created: {some_of(found)}; create it while they need a "
+            "gradient, and freeze them later; or, to train them from here on, close() it, and create and register "
+            "another one"
+        )
+        self._session.failure.report("a step", in_job(error))
+        raise error
