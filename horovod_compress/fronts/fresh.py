@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
 from ..engine.optimizer.family import uncompiled
 from ..engine.shards import is_divided
@@ -38,14 +39,13 @@ class FreshGradients:
 
     def __init__(self, parameters: Iterable[nn.Parameter], framework: Hook = _no_hook) -> None:
         self._parameters = {id(one): one for one in parameters if not is_divided(one)}  # those have their own memory
-        self._made: set[int] = set()  # what had no gradient when the last one came, by identity
+        self._made: set[int] = set()  # what had no gradient when its last one came, by identity
         self._alone = _references_alone(framework)
         self._handles: list[Any] = []
         weakref.finalize(self, _remove, self._handles).atexit = False
-        note = weakly(self._note)
         for key, parameter in self._parameters.items():
             with needing_gradient(parameter):
-                self._handles.append(parameter.register_hook(uncompiled(partial(note, key))))
+                self._handles.append(parameter.register_hook(_noting(self, key)))
 
     def follow(self) -> None:
         """Have each gradient looked at as soon as it is there, where nobody calls :meth:`separate`."""
@@ -58,13 +58,12 @@ class FreshGradients:
         """Look at gradients no more."""
         _remove(self._handles)
 
-    def _note(self, key: int, grad: Tensor) -> Tensor | None:
-        """Note whether a gradient will be added to one that is there; torch.autograd.grad calls this as well."""
+    def note(self, key: int) -> None:
+        """Note whether the gradient that comes makes that of a parameter, or will be added to it."""
         if self._parameters[key].grad is None:
             self._made.add(key)
         else:
             self._made.discard(key)
-        return _without_base(grad)
 
     def separate(self, parameter: nn.Parameter) -> None:
         """Move a gradient that autograd has just left in memory of others; to be called in a hook of the parameter."""
@@ -73,6 +72,18 @@ class FreshGradients:
             return
         if _is_shared(grad, self._alone):
             parameter.grad = grad.clone()
+
+
+def _noting(watch: FreshGradients, key: int) -> Callable[[Tensor], Tensor | None]:
+    """Return a hook that notes a gradient; torch.autograd.grad calls it as well, which changes none."""
+    known = weakref.ref(watch)  # which has the parameters, which hold the hook
+
+    def note(grad: Tensor) -> Tensor | None:
+        if (found := known()) is not None:
+            found.note(key)
+        return _without_base(grad)
+
+    return unserializable_hook(uncompiled(note))  # else torch would warn as it saves
 
 
 def _without_base(grad: Tensor) -> Tensor | None:

@@ -31,7 +31,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: What both fronts share.
 FRONTS = {f"fronts.{name}" for name in ("compression", "factories", "gather", "local_ranks", "ranks", "reports")}
 FRONTS |= {f"fronts.{name}" for name in ("optim", "saving", "scale", "selftest", "session", "startup", "steps")}
-FRONTS |= {"fronts.copies", "fronts.update_options", "fronts.updates"}
+FRONTS |= {"fronts.copies", "fronts.fresh", "fronts.update_options", "fronts.updates"}
 #: What a room inside a room may import of the rest of that room.
 INNER = {
     "cli.plan": {"cli.common"},
