@@ -238,6 +238,20 @@ FAULTS = (
         "tests/faults/test_connections.py",
     ),
     Fault(
+        "failure: forks of a rank keep its connections",
+        "horovod_compress/exchange/transports/sockets.py",
+        "os.register_at_fork(after_in_child=_leave_all)",
+        "",
+        "tests/unit/test_sockets.py",
+    ),
+    Fault(
+        "failure: a rank that ends resets connections on which data are on their way",
+        "horovod_compress/exchange/transports/sockets.py",
+        "_system().shutdown(self._number, socket.SHUT_WR)",
+        "self.end()",
+        "tests/unit/test_sockets.py",
+    ),
+    Fault(
         "failure: a rank that ends as another has is blamed",
         "horovod_compress/engine/agreement/notes.py",
         "if not transport.said(_LEFT):",

@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,6 +85,7 @@ def groups(whole: Messages, for_decoding: Messages, hosts: Sequence[Sequence[int
 # ---- shared memory -------------------------------------------------------------------------------
 
 _TOKEN_BYTES = 16
+_NAME = "horovod-compress"
 
 
 class Shared:
@@ -98,7 +100,7 @@ class Shared:
 
     def __init__(self, nbytes: int) -> None:
         self._token = secrets.token_bytes(_TOKEN_BYTES)
-        self._file = os.memfd_create("horovod-compress")
+        self._file = os.memfd_create(_NAME)
         try:
             # Memory that is short is an error now, and not the end of the process at the first touch.
             os.posix_fallocate(self._file, 0, nbytes + _TOKEN_BYTES)
@@ -126,13 +128,14 @@ def opened(shown: Mapping[str, Any]) -> Tensor:
     """
     nbytes, path = int(shown["nbytes"]), f"/proc/{int(shown['process'])}/fd/{int(shown['file'])}"
     try:
-        file = os.open(path, os.O_RDWR)
-        try:
-            same = os.pread(file, _TOKEN_BYTES, nbytes).hex() == shown["token"]
-            if same:
-                return _mapped(file, nbytes)
-        finally:
-            os.close(file)
+        # That of another process may be anything, and to close a file that this process has locked releases the lock.
+        if str(Path(path).readlink()).startswith(f"/memfd:{_NAME}"):
+            file = os.open(path, os.O_RDWR)
+            try:
+                if os.pread(file, _TOKEN_BYTES, nbytes).hex() == shown["token"]:
+                    return _mapped(file, nbytes)
+            finally:
+                os.close(file)
         reason = "it is that of another process"
     except (OSError, RuntimeError) as error:
         reason = _said(error)

@@ -16,7 +16,7 @@ import torch
 
 from horovod_compress.errors import ExchangeError, PeerError
 from horovod_compress.exchange.device import Deadline
-from horovod_compress.exchange.transports import connecting
+from horovod_compress.exchange.transports import sockets
 from horovod_compress.exchange.transports.board import Board
 from horovod_compress.exchange.transports.connecting import Listener
 from horovod_compress.exchange.transports.gloo import GlooTransport
@@ -222,7 +222,7 @@ def test_other_sockets_of_the_process_stay_as_they_are() -> None:
 
 def test_ranks_connect_where_sockets_have_no_filters(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in some sandboxes: an option that no system knows stands for that."""
-    monkeypatch.setattr(connecting, "_ATTACH", 9_999)
+    monkeypatch.setattr(sockets, "_ATTACH", 9_999)
     made = connected(2)
     try:
         got = torch.zeros(100, dtype=torch.uint8)

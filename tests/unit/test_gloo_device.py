@@ -1,4 +1,4 @@
-"""Gloo's device is made with the torch that is there."""
+"""Gloo's device is made with the torch that is there, at the address of an interface that has one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from horovod_compress.errors import ConfigError
 from horovod_compress.exchange.transports import gloo
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
 class Recent:
@@ -29,3 +32,15 @@ class Early:
 def test_connections_are_made_at_once(kind: type, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gloo.dist, "ProcessGroupGloo", kind)
     assert gloo._device("::1") == made
+
+
+@pytest.mark.parametrize("named", ["lo", "lo,nosuch0", "nosuch0,lo", "nosuch0,,lo"])
+def test_of_several_interfaces_the_first_with_an_address_is_taken(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, named)
+    assert gloo.own_address(False, [VARIABLE]) == "127.0.0.1"
+
+
+def test_several_interfaces_without_an_address_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "nosuch0,nosuch1")
+    with pytest.raises(ConfigError, match=f"{VARIABLE}=nosuch0,nosuch1 has no IPv4 address; interfaces here: .*lo"):
+        gloo.own_address(False, [VARIABLE])

@@ -15,6 +15,7 @@ from horovod_compress.cli.command import main
 from horovod_compress.engine.agreement.notes import verdict
 from horovod_compress.errors import one_line
 from horovod_compress.exchange.transports.board import Board
+from horovod_compress.exchange.transports.sockets import Connections
 from horovod_compress.observe import files
 
 DEEP = "[" * 100_000
@@ -144,6 +145,6 @@ def test_the_board_survives_what_is_nested_too_deeply() -> None:
 
         def wait(self, timeout: Any) -> None: ...
 
-    board = Board(Group(), 0, 2)
+    board = Board(Group(), Connections(None), 0, 2)
     board._readers[1].join(5)
     assert not board.hears(1) and not board._values

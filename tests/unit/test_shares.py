@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from horovod_compress.schedule import by_name
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.battery.kept import anything, kept, same
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+from tests.support.locks import is_free
 
 HOSTS, RANKS = 2, 4
 EACH = RANKS // HOSTS
@@ -212,6 +216,21 @@ def test_shared_memory_is_one_and_is_recognised() -> None:
         opened(own.shown())
     own.data[8] = 4  # the memory stays
     assert theirs[8] == 4
+
+
+def test_what_is_no_shared_memory_is_not_opened(tmp_path: Path) -> None:
+    """A number may be another file's, even one that this process has locked: to close that releases the lock."""
+    own = Shared(1000)
+    path = tmp_path / "locked"
+    path.write_bytes(bytes(1000) + bytes.fromhex(own.shown()["token"]))
+    with path.open("r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process"):
+            opened(own.shown() | {"file": file.fileno()})
+        assert not is_free(path)
+        os.close(os.open(path, os.O_RDWR))
+        assert is_free(path)  # the control
+    own.close()
 
 
 def test_a_bucket_of_shares_keeps_positions() -> None:

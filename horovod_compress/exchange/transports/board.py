@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..device import Deadline
+from .sockets import Connections
 
 _LENGTH_TAG, _TEXT_TAG, _END_TAG = 0x48564200, 0x48564201, 0x48564202
 _EVER = timedelta(days=365)
@@ -36,10 +37,11 @@ class Board:
 
     Args:
         group: connects the ranks, and is used by nothing else; a ``ProcessGroupGloo``.
+        connections: those of the group.
     """
 
-    def __init__(self, group: Any, rank: int, size: int) -> None:
-        self._group, self._rank = group, rank
+    def __init__(self, group: Any, connections: Connections, rank: int, size: int) -> None:
+        self._group, self._connections, self._rank = group, connections, rank
         self._peers = [peer for peer in range(size) if peer != rank]
         self._values: dict[str, str] = {}
         self._asked: set[int] = set()  # who has a question to answer: one at a time, as a frozen rank takes none away
@@ -116,10 +118,11 @@ class Board:
         """Break the connections, and end the threads."""
         with self._lock:
             group, self._group = self._group, None
-        for peer in self._peers if group else ():
-            with contextlib.suppress(RuntimeError):
-                byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
-                group.recv([byte], peer, _END_TAG).wait(timedelta(milliseconds=1))
+        with self._connections.ended():
+            for peer in self._peers if group else ():
+                with contextlib.suppress(RuntimeError):
+                    byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
+                    group.recv([byte], peer, _END_TAG).wait(timedelta(milliseconds=1))
         join([*self._readers.values(), *self._waits], END_SECONDS)
 
     def _read(self, group: Any, peer: int) -> None:

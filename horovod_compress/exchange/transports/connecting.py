@@ -21,20 +21,13 @@ its two ends. Whoever has not seen both cannot answer, and the start fails.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import hashlib
 import os
 import resource
 import secrets
-import socket
-import stat
-import struct
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,10 +35,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import ExchangeError
+from .sockets import EXHAUSTED, OPEN, Connections, Identity, Instruction, Socket, tcp_sockets
 
-_OPEN = Path("/proc/self/fd")
-_ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER and SO_DETACH_FILTER of Linux
-_MOST_BYTES = 128  # of a socket's address
 #: What a rank opens beside its connections: the socket that listens, Gloo's loop with its pipe, and some to spare.
 _BESIDE = 16
 
@@ -55,9 +46,6 @@ _AND, _SHIFT_LEFT, _SHIFT_RIGHT, _ADD_X = 0x54, 0x64, 0x74, 0x0C
 _INTO_X, _STORE, _X_FROM_STORE = 0x07, 0x02, 0x61
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _PASS = 0x15, 0x35, 0x45, 0x06
 _LENGTH_BYTE, _FLAGS_BYTE, _SYN, _ALL = 12, 13, 0x02, 0xFFFFFFFF
-
-#: A code, how many instructions to skip where a test is true and where it is not, and a number.
-Instruction = tuple[int, int, int, int]
 
 _NOBODY: list[Instruction] = [(_PASS, 0, 0, 0)]
 
@@ -101,6 +89,7 @@ class Listener:
         self._rank, self._size = rank, size
         self._address = b"-"
         self._narrowed = False
+        self._identity: Identity | None = None
 
     def check_descriptors(self) -> None:
         """Refuse to connect where descriptors will not do: Gloo would abort the process.
@@ -110,9 +99,9 @@ class Listener:
         """
         needs, (most, _) = self._size - 1 + _BESIDE, resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
-            left = most - len(list(_OPEN.iterdir()))
+            left = most - len(list(OPEN.iterdir()))
         except OSError as error:
-            if error.errno not in _EXHAUSTED:
+            if error.errno not in EXHAUSTED:
                 return  # it cannot be known
             left = 0
         if left < needs and most != resource.RLIM_INFINITY:
@@ -129,7 +118,7 @@ class Listener:
         """
         for one in self._sockets():
             if one.listens() and any(_is_shown(one.address, text) for text in shown):
-                self._address = one.address
+                self._address, self._identity = one.address, one.identity
                 if sys.byteorder == "little":
                     # Versions of Gloo number from 0, or by rank, with or without the rank itself.
                     self._narrowed = one.attach(_numbers_below(2 * self._size))
@@ -147,32 +136,21 @@ class Listener:
             if one.address == self._address and not one.listens() and not one.detach():
                 one.end()  # it came before the filter
 
-    def _sockets(self) -> Iterator[_Socket]:
-        """Yield the TCP sockets of this process, each once, and open until the next: it may be closed meanwhile."""
-        seen: set[int] = set()
-        try:
-            numbers = [int(path.name) for path in _OPEN.iterdir()]
-        except OSError as error:
-            self._refuse_if_exhausted(error)
-            return  # it cannot be known
-        for number in numbers:
-            try:
-                copy = os.dup(number)
-            except OSError as error:
-                self._refuse_if_exhausted(error)
-                continue  # it has closed
-            try:
-                about = os.fstat(copy)
-                # Threads that look at the same time have copies of each other's sockets.
-                if stat.S_ISSOCK(about.st_mode) and about.st_ino not in seen:
-                    seen.add(about.st_ino)
-                    if (one := _Socket(copy)).address:
-                        yield one
-            finally:
-                os.close(copy)
+    def connections(self) -> Connections:
+        """Return the connections of the group, once all ranks are connected.
 
-    def _refuse_if_exhausted(self, error: OSError) -> None:
-        if error.errno in _EXHAUSTED:
+        Raises:
+            ExchangeError: the process is out of descriptors.
+        """
+        try:
+            return Connections(self._identity)
+        except OSError as error:
+            raise self._exhausted(f"connecting {self._size} ranks failed: {error.strerror}") from None
+
+    def _sockets(self) -> Iterator[Socket]:
+        try:
+            yield from tcp_sockets()
+        except OSError as error:
             raise self._exhausted(f"connecting {self._size} ranks failed: {error.strerror}") from None
 
     def _exhausted(self, what: str) -> ExchangeError:
@@ -184,68 +162,15 @@ def advice() -> str:
     return f"raise their number, ulimit -n, which is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
 
 
-#: Too many open files, in this process or on this machine.
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
-
-
 def is_exhausted(error: Exception) -> bool:
     """Return whether Gloo's error comes of too few descriptors, by its text, or as there are none left now."""
-    if any(os.strerror(number) in str(error) for number in _EXHAUSTED):
+    if any(os.strerror(number) in str(error) for number in EXHAUSTED):
         return True
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as found:
-        return found.errno in _EXHAUSTED
+        return found.errno in EXHAUSTED
     return False
-
-
-class _Socket:
-    """A socket by its number. One of Python's would change how it blocks where a program has set a default timeout.
-
-    Attributes:
-        address: family, port and host as the system keeps them; empty for what is no TCP socket.
-    """
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self.address = self._named() if self._option(socket.SO_TYPE) == socket.SOCK_STREAM else b""
-
-    def _named(self) -> bytes:
-        name, length = ctypes.create_string_buffer(_MOST_BYTES), ctypes.c_uint(_MOST_BYTES)
-        if _system().getsockname(self._number, name, ctypes.byref(length)):
-            return b""
-        (family,) = struct.unpack_from("=H", name.raw)
-        if family == socket.AF_INET:
-            return name.raw[:8]
-        return name.raw[:4] + name.raw[8:24] if family == socket.AF_INET6 else b""
-
-    def _option(self, name: int) -> int:
-        """Return an option that is a number, 0 if there is none."""
-        value, length = ctypes.c_int(0), ctypes.c_uint(4)
-        where = (self._number, socket.SOL_SOCKET, name, ctypes.byref(value), ctypes.byref(length))
-        return 0 if _system().getsockopt(*where) else value.value
-
-    def listens(self) -> bool:
-        return bool(self._option(socket.SO_ACCEPTCONN))
-
-    def attach(self, program: Sequence[Instruction]) -> bool:
-        """Return whether the socket has a filter now, which the connections that it accepts inherit."""
-        code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in program))
-        whole = struct.pack("HP", len(program), ctypes.addressof(code))
-        return not _system().setsockopt(self._number, socket.SOL_SOCKET, _ATTACH, whole, len(whole))
-
-    def detach(self) -> bool:
-        """Take the filter away; return whether there was one."""
-        return not _system().setsockopt(self._number, socket.SOL_SOCKET, _DETACH, struct.pack("i", 0), 4)
-
-    def end(self) -> None:
-        """End the connection."""
-        _system().shutdown(self._number, socket.SHUT_RDWR)
-
-
-@cache
-def _system() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
 
 
 def _is_shown(address: bytes, text: bytes) -> bool:

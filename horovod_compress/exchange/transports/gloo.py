@@ -29,6 +29,7 @@ from ...errors import ConfigError, ExchangeError, PeerError
 from ..device import Deadline
 from .board import END_SECONDS, Board, join
 from .connecting import Addresses, Listener, Proof, Share, advice, is_exhausted
+from .sockets import Connections
 from .transport import Broken
 
 #: Names the network interface of the exchange.
@@ -55,8 +56,8 @@ def available() -> bool:
 def own_address(one_host: bool, variables: Sequence[str] = (INTERFACE,)) -> str:
     """Return the address at which other ranks reach this one.
 
-    The interface that the first of some environment variables names decides where one is set; else loopback when all
-    ranks share one host; else the address of this host's name.
+    The interface that the first of some environment variables names decides where one is set, or the first that has an
+    address, where it names several; else loopback when all ranks share one host; else the address of this host's name.
 
     Raises:
         ConfigError: the interface has no address, or the host's name does not resolve.
@@ -78,9 +79,11 @@ def own_address(one_host: bool, variables: Sequence[str] = (INTERFACE,)) -> str:
 
 
 def _interface_address(interface: str, variable: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:_LONGEST_NAME]))
-        return socket.inet_ntoa(answer[20:24])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name in interface.split(","):  # as torch reads its own variable
+            with contextlib.suppress(OSError):
+                asked = struct.pack("256s", name.encode()[:_LONGEST_NAME])
+                return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)[20:24])
     names = ", ".join(name for _, name in socket.if_nameindex())
     raise ConfigError(f"{variable}={interface} has no IPv4 address; interfaces here: {names}")
 
@@ -105,8 +108,8 @@ class GlooTransport:
     def __init__(self, share: Share, rank: int, size: int, own: str, seconds: float) -> None:
         self.rank, self.size = rank, size
         deadline = Deadline(seconds)
-        self._group = _connected(share, rank, size, own, deadline)
-        self._board = Board(_connected(share, rank, size, own, deadline), rank, size)
+        self._group, self._connections = _connected(share, rank, size, own, deadline)
+        self._board = Board(*_connected(share, rank, size, own, deadline), rank, size)
         # A transfer keeps the connections open, and a traceback may keep the transfer.
         self._pending: weakref.WeakSet[_Transfer] = weakref.WeakSet()
         self._lock = threading.Lock()  # close() comes from another thread than the transfers
@@ -178,7 +181,8 @@ class GlooTransport:
     def abort(self, note: dict[str, Any]) -> None:
         self._board.set(f"abort/{self.rank}", json.dumps(note))
         self._closing = True
-        self._break()
+        with self._connections.ended():
+            self._break()
         self._drop()
 
     def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
@@ -245,9 +249,10 @@ class GlooTransport:
         if not self._closing:
             self._closing = True
             self._take_leave()
-        if any(transfer.work is not None for transfer in self._transfers()):
-            self._break()  # some thread may be waiting, and would keep the connections open
-        self._drop()
+        with self._connections.ended():
+            if any(transfer.work is not None for transfer in self._transfers()):
+                self._break()  # some thread may be waiting, and would keep the connections open
+            self._drop()
         self._board.close()
         join([*self._listeners, *self._watches], END_SECONDS)
 
@@ -277,8 +282,8 @@ def _neighbours(rank: int, size: int) -> set[int]:
     return {(rank - 1) % size, (rank + 1) % size} - {rank}
 
 
-def _connected(share: Share, rank: int, size: int, own: str, deadline: Deadline) -> Any:
-    """Return a group of connections between all ranks.
+def _connected(share: Share, rank: int, size: int, own: str, deadline: Deadline) -> tuple[Any, Connections]:
+    """Return a group that connects all ranks, and its connections.
 
     Raises:
         ExchangeError: not every rank connected in time.
@@ -309,7 +314,7 @@ def _connected(share: Share, rank: int, size: int, own: str, deadline: Deadline)
         ) from None
     listener.shut()
     proof.check(group, lambda: _seconds_left(deadline))
-    return group
+    return group, listener.connections()
 
 
 def _device(own: str) -> Any:

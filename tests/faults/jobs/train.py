@@ -32,6 +32,8 @@ from tests.support.accelerator import everything_on_accelerator
 from tests.support.rank import arguments, mark, rank, report
 from tests.support.training import digest
 
+_CHILD_SECONDS = 300  # it is killed with the job
+
 DEFAULTS: dict[str, Any] = {
     "fault": "none",  # kill, stop, term, sleep, raise, exit, interrupt, fork, flip, drop
     "victim": 2,
@@ -51,6 +53,7 @@ DEFAULTS: dict[str, Any] = {
     "timeout": 4.0,
     "limits": None,  # with timeout None: in place of 30 s for what flows, and of 10 minutes for who is busy
     "sleep": 8.0,
+    "child": "",  # fork, system: how the victim starts a process that outlives it
     "close": True,
     "hosts": 0,  # that the ranks are on, with exchange="hierarchical"; 0 for where they are
     "staged": False,  # payloads are exchanged from copies, as those of a GPU are
@@ -84,6 +87,11 @@ class Spoiling:
 
 def harm(case: dict[str, Any]) -> None:
     """Do to this process what the case asks for."""
+    if case["child"] == "fork" and not os.fork():
+        time.sleep(_CHILD_SECONDS)
+        os._exit(0)
+    elif case["child"] == "system":
+        os.system(f"sleep {_CHILD_SECONDS} &")  # noqa: S605  it inherits what it may, unlike subprocess's
     mark("fault", repr(time.monotonic()))
     fault = case["fault"]
     if fault == "kill":
