@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from horovod_compress.exchange.transports.gloo import own_address
+from horovod_compress.exchange.transports.addresses import own_address
 
 from .base import Adapter, Check, ring_bytes
 from .names import PeerError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from horovod_compress.errors import ConfigError
-from horovod_compress.exchange.transports import gloo
+from horovod_compress.exchange.transports import addresses, gloo
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 
@@ -37,10 +39,56 @@ def test_connections_are_made_at_once(kind: type, made: Any, monkeypatch: pytest
 @pytest.mark.parametrize("named", ["lo", "lo,nosuch0", "nosuch0,lo", "nosuch0,,lo"])
 def test_of_several_interfaces_the_first_with_an_address_is_taken(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, named)
-    assert gloo.own_address(False, [VARIABLE]) == "127.0.0.1"
+    assert addresses.own_address(False, [VARIABLE]) == "127.0.0.1"
 
 
 def test_several_interfaces_without_an_address_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "nosuch0,nosuch1")
-    with pytest.raises(ConfigError, match=f"{VARIABLE}=nosuch0,nosuch1 has no IPv4 address; interfaces here: .*lo"):
-        gloo.own_address(False, [VARIABLE])
+    with pytest.raises(ConfigError, match=f"{VARIABLE}=nosuch0,nosuch1 has no IP address; interfaces here: .*lo"):
+        addresses.own_address(False, [VARIABLE])
+
+
+def test_an_interface_of_ipv6_alone_has_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """But none of a link, which says nothing without the interface of whoever asks."""
+    known = tmp_path / "if_inet6"
+    known.write_text(
+        "fe800000000000000042acfffe110002 05 40 20 80     six0\n"
+        "fd000000000000000000000000000002 05 40 00 82     six0\n"
+        "fe800000000000000042acfffe110003 06 40 20 80     link0\n"
+    )
+    monkeypatch.setattr(addresses, "_OF_IPV6", known)
+    monkeypatch.setenv(VARIABLE, "six0")
+    assert addresses.own_address(False, [VARIABLE]) == "fd00::2"
+    monkeypatch.setenv(VARIABLE, "six0,lo")
+    assert addresses.own_address(False, [VARIABLE]) == "127.0.0.1"
+    monkeypatch.setenv(VARIABLE, "link0")
+    with pytest.raises(ConfigError, match="has no IP address"):
+        addresses.own_address(False, [VARIABLE])
+
+
+@pytest.mark.parametrize(
+    ("ipv4", "ipv6", "found"),
+    [
+        ("10.0.0.1", ["fd00::2"], "10.0.0.1"),
+        (None, ["fe80::1", "fd00::2"], "fd00::2"),
+        (None, ["::1"], "resolves to ::1, which other hosts cannot reach"),
+        ("127.0.1.1", ["fd00::2"], "resolves to 127.0.1.1, which other hosts cannot reach"),
+        (None, [], "does not resolve"),
+    ],
+)
+def test_a_name_of_ipv6_alone_resolves(
+    ipv4: str | None, ipv6: list[str], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_ipv4(name: str) -> str:
+        if ipv4 is None:
+            raise socket.gaierror("no address")
+        return ipv4
+
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(socket, "gethostbyname", of_ipv4)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given: [(0, 0, 0, "", (one, 0, 0, 0)) for one in ipv6])
+    if " " in found:
+        with pytest.raises(ConfigError, match=found):
+            addresses.own_address(False, [VARIABLE])
+    else:
+        assert addresses.own_address(False, [VARIABLE]) == found

@@ -9,15 +9,11 @@ in turn, after leaving a note for all that says what it saw: on a :class:`.board
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
-import socket
-import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -25,17 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import ConfigError, ExchangeError, PeerError
+from ...errors import ExchangeError, PeerError
 from ..device import Deadline
 from .board import END_SECONDS, Board, join
 from .connecting import Addresses, Listener, Proof, Share, advice, is_exhausted
 from .sockets import Connections
 from .transport import Broken
 
-#: Names the network interface of the exchange.
-INTERFACE = "HOROVOD_GLOO_IFACE"
-_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
-_LONGEST_NAME = 15
 _TAG = 0x48564346  # one ordered stream per pair of ranks
 _NEVER_TAG = _TAG + 1
 _WATCH_TAG = _TAG + 2
@@ -51,41 +43,6 @@ _POLL_SECONDS = 0.05
 def available() -> bool:
     """Return whether this torch was built with Gloo."""
     return dist.is_available() and dist.is_gloo_available()
-
-
-def own_address(one_host: bool, variables: Sequence[str] = (INTERFACE,)) -> str:
-    """Return the address at which other ranks reach this one.
-
-    The interface that the first of some environment variables names decides where one is set, or the first that has an
-    address, where it names several; else loopback when all ranks share one host; else the address of this host's name.
-
-    Raises:
-        ConfigError: the interface has no address, or the host's name does not resolve.
-    """
-    for variable in variables:
-        if interface := os.environ.get(variable, ""):
-            return _interface_address(interface, variable)
-    if one_host:
-        return "127.0.0.1"
-    name = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
-    advice = f"correct /etc/hosts, or set {variables[-1]} to the network interface to use"
-    try:
-        address = socket.gethostbyname(name)
-    except OSError as error:
-        raise ConfigError(f"this host's name {name!r} does not resolve ({error}); {advice}") from None
-    if address.startswith("127."):
-        raise ConfigError(f"this host's name {name!r} resolves to {address}, which other hosts cannot reach; {advice}")
-    return address
-
-
-def _interface_address(interface: str, variable: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for name in interface.split(","):  # as torch reads its own variable
-            with contextlib.suppress(OSError):
-                asked = struct.pack("256s", name.encode()[:_LONGEST_NAME])
-                return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)[20:24])
-    names = ", ".join(name for _, name in socket.if_nameindex())
-    raise ConfigError(f"{variable}={interface} has no IPv4 address; interfaces here: {names}")
 
 
 class GlooTransport:

@@ -26,7 +26,7 @@ from ...engine.agreement.notes import ADVICE
 from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError, MismatchError, NonFiniteError
 from ...exchange.device import Deadline
-from ...exchange.transports import gloo
+from ...exchange.transports import addresses
 from ..gather import ELASTIC, FORKED, confirmed, pack, pause, unpack, why_apart, why_not_all
 from .private import Run
 
@@ -108,7 +108,7 @@ class HorovodJob:
             )
 
     def place(self) -> Place:
-        return Place(gloo.own_address(one_host=hvd.local_size() == hvd.size()))
+        return Place(addresses.own_address(one_host=hvd.local_size() == hvd.size()))
 
     def gather(self, value: Any, asked: Gathering) -> list[Any]:
         if not _is_elastic():

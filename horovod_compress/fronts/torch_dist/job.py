@@ -15,12 +15,12 @@ from torch.distributed import distributed_c10d as c10d
 from ...engine.agreement.handshake import LOOPBACK, Place, host_name
 from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError, NonFiniteError, in_job
-from ...exchange.transports import gloo
+from ...exchange.transports import addresses
 from ..gather import FORKED, why_not_all
 from .store_gathers import FailedGather, Gathers
 
 #: Network interfaces by the name of the variable that names them: ours first, then that of torch.
-_INTERFACES = (gloo.INTERFACE, "GLOO_SOCKET_IFNAME")
+_INTERFACES = (addresses.INTERFACE, "GLOO_SOCKET_IFNAME")
 
 #: The gathers of each process group that was used, for as long as it lives, by the ranks of the job that take part.
 _gathers: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Gathers]] = weakref.WeakKeyDictionary()
@@ -93,9 +93,9 @@ class TorchJob:
         if self.size == 1:
             return Place(LOOPBACK)
         if any(os.environ.get(variable) for variable in _INTERFACES):
-            return Place(gloo.own_address(False, _INTERFACES))
+            return Place(addresses.own_address(False, _INTERFACES))
         try:
-            return Place(gloo.own_address(False, _INTERFACES), host_name())
+            return Place(addresses.own_address(False, _INTERFACES), host_name())
         except ConfigError as error:  # of no account if all ranks are on this host
             return Place(None, host_name(), str(error))
 
