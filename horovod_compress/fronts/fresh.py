@@ -39,7 +39,9 @@ class FreshGradients:
 
     def __init__(self, parameters: Iterable[nn.Parameter], framework: Hook = _no_hook) -> None:
         self._parameters = {id(one): one for one in parameters if not is_divided(one)}  # those have their own memory
-        self._made: set[int] = set()  # what had no gradient when its last one came, by identity
+        # By identity: what had no gradient when its last one came, and what was brought none instead of one.
+        self._made: set[int] = set()
+        self._none: set[int] = set()
         self._alone = _references_alone(framework)
         self._handles: list[Any] = []
         weakref.finalize(self, _remove, self._handles).atexit = False
@@ -58,12 +60,20 @@ class FreshGradients:
         """Look at gradients no more."""
         _remove(self._handles)
 
-    def note(self, key: int) -> None:
-        """Note whether the gradient that comes makes that of a parameter, or will be added to it."""
+    def note(self, key: int, *, none: bool) -> None:
+        """Note whether the gradient that comes makes that of a parameter, or will be added to it, or is none."""
+        if none:
+            self._none.add(key)
+            return
+        self._none.discard(key)
         if self._parameters[key].grad is None:
             self._made.add(key)
         else:
             self._made.discard(key)
+
+    def is_none(self, parameter: nn.Parameter) -> bool:
+        """Return whether a function of the program has brought no gradient where one was expected."""
+        return id(parameter) in self._none
 
     def separate(self, parameter: nn.Parameter) -> None:
         """Move a gradient that autograd has just left in memory of others; to be called in a hook of the parameter."""
@@ -74,14 +84,14 @@ class FreshGradients:
             parameter.grad = grad.clone()
 
 
-def _noting(watch: FreshGradients, key: int) -> Callable[[Tensor], Tensor | None]:
+def _noting(watch: FreshGradients, key: int) -> Callable[[Tensor | None], Tensor | None]:
     """Return a hook that notes a gradient; torch.autograd.grad calls it as well, which changes none."""
     known = weakref.ref(watch)  # which has the parameters, which hold the hook
 
-    def note(grad: Tensor) -> Tensor | None:
+    def note(grad: Tensor | None) -> Tensor | None:
         if (found := known()) is not None:
-            found.note(key)
-        return _without_base(grad)
+            found.note(key, none=grad is None)
+        return None if grad is None else _without_base(grad)
 
     return unserializable_hook(uncompiled(note))  # else torch would warn as it saves
 

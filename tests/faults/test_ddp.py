@@ -83,5 +83,5 @@ def test_so_does_the_rank_whose_process_has_the_store(fault: str) -> None:
 @pytest.mark.parametrize("ddp", [{}, PLAIN], ids=["", "plain"])
 def test_an_error_of_a_rank_ends_the_others(ddp: dict[str, Any]) -> None:
     job = harmed("raise", ddp)
-    check_survivors(job, f"rank {VICTIM} is gone")
+    check_survivors(job, f"Rank {VICTIM} stopped first")
     assert job.reports[VICTIM]["error"] == "RuntimeError"

@@ -127,6 +127,29 @@ def test_a_gradient_of_torch_autograd_grad_counts_for_nothing() -> None:
     watch.close()
 
 
+class OfOne(torch.autograd.Function):
+    """What brings no gradient of the second one."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        return left * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * 2, None
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_function_may_bring_no_gradient(follows: bool) -> None:
+    first, other = pair()
+    watch = FreshGradients([first, other])
+    if follows:
+        watch.follow()
+    OfOne.apply(first, other).sum().backward()
+    assert first.grad is not None and first.grad.tolist() == [[2.0, 2.0]] and other.grad is None
+    watch.close()
+
+
 def test_nothing_stays_on_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     first, other = pair()
     other.requires_grad_(False)

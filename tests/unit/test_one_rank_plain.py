@@ -762,6 +762,30 @@ def test_gradients_that_torch_lays_into_one_memory_are_taken_apart(
     compression.close()
 
 
+class OfOne(torch.autograd.Function):
+    """What brings no gradient of the second one."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        return left * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * 2, None
+
+
+def test_a_parameter_that_a_function_brings_no_gradient_of_counts_as_unused() -> None:
+    net = Summed()
+    compression = hvc.Compression.none(net.named_parameters(), timeout=LONG)
+    compression.register(net)
+    for given in (2.0, 4.0):  # the second time, it is added to what is there
+        OfOne.apply(net.first, net.second).sum().backward()
+        assert net.first.grad is not None and net.first.grad.tolist() == [given] * 6
+        assert net.second.grad is not None and net.second.grad.tolist() == [0.0] * 6
+    assert compression.stats()["steps"] == 2
+    compression.close()
+
+
 @pytest.mark.parametrize("how", ["views", "data"])
 def test_gradients_that_a_program_lays_into_memory_of_its_own_stay_there(how: str) -> None:
     net, given, flat = Summed(), torch.arange(12.0), torch.zeros(12)

@@ -31,8 +31,9 @@ class Unfrozen:
         hook = ParameterHook(weakly(self._note))
         self._handles = []
         for _, parameter in session.others:
-            with needing_gradient(parameter):
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            if (parameter.is_floating_point() or parameter.is_complex()) and not parameter.is_inference():
+                with needing_gradient(parameter):  # which no other kind may have
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         self._end_look = before_each_step(weakly(self._refuse))
 
     def close(self) -> None:
