@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -42,7 +43,7 @@ class FreshGradients:
         # By identity: what had no gradient when its last one came, and what was brought none instead of one.
         self._made: set[int] = set()
         self._none: set[int] = set()
-        self._alone = _references_alone(framework)
+        self._alone, self._framed = _counts(framework), framework is not _no_hook
         self._handles: list[Any] = []
         weakref.finalize(self, _remove, self._handles).atexit = False
         for key, parameter in self._parameters.items():
@@ -60,16 +61,21 @@ class FreshGradients:
         """Look at gradients no more."""
         _remove(self._handles)
 
-    def note(self, key: int, *, none: bool) -> None:
-        """Note whether the gradient that comes makes that of a parameter, or will be added to it, or is none."""
-        if none:
+    def note(self, key: int, grad: Tensor | None) -> Tensor | None:
+        """Note whether the gradient that comes makes that of a parameter, or will be added to it, or is none.
+
+        Returns:
+            what torch is to take in its place; None to leave it.
+        """
+        if grad is None:
             self._none.add(key)
-            return
+            return None
         self._none.discard(key)
         if self._parameters[key].grad is None:
             self._made.add(key)
         else:
             self._made.discard(key)
+        return _without_base(grad, self._alone.view) if self._framed else None
 
     def is_none(self, parameter: nn.Parameter) -> bool:
         """Return whether a function of the program has brought no gradient where one was expected."""
@@ -89,16 +95,22 @@ def _noting(watch: FreshGradients, key: int) -> Callable[[Tensor | None], Tensor
     known = weakref.ref(watch)  # which has the parameters, which hold the hook
 
     def note(grad: Tensor | None) -> Tensor | None:
-        if (found := known()) is not None:
-            found.note(key, none=grad is None)
-        return None if grad is None else _without_base(grad)
+        found = known()
+        return None if found is None else found.note(key, grad)
 
     return unserializable_hook(uncompiled(note))  # else torch would warn as it saves
 
 
-def _without_base(grad: Tensor) -> Tensor | None:
-    """Return a view as a tensor that keeps no other one: a framework's hook keeps what came, and so the other."""
-    return grad.detach() if grad._is_view() and not torch.is_grad_enabled() else None
+def _without_base(grad: Tensor, alone: int) -> Tensor | None:
+    """Return a view as a tensor that keeps no other one; None for what torch is to take as it is.
+
+    A framework's hook keeps what came, and with a view the tensor that it is of, which would count as another's.
+
+    Args:
+        alone: references to a tensor that nothing else has: torch would copy the others itself, and is to.
+    """
+    free = grad._is_view() and not torch.is_grad_enabled() and _uses is not None and _uses(grad) <= alone
+    return grad.detach() if free else None
 
 
 @contextlib.contextmanager
@@ -116,42 +128,53 @@ def _remove(handles: Iterable[Any]) -> None:
         handle.remove()  # as often as one likes
 
 
-#: Returns the references to a storage; it is private in torch.
+#: Return the references to a storage, and to a tensor; they are private in torch, and the second one is young.
 _references: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+_uses: Callable[[Tensor], int] | None = getattr(Tensor, "_use_count", None)
 
 
-def _is_shared(grad: Tensor, alone: int) -> bool:
-    """Return whether something else refers to the memory of a gradient; yes, where torch cannot tell.
+@dataclass(frozen=True)
+class Counts:
+    """How many references torch counts, in a hook, to what one gradient has alone: its memory, and a view itself.
 
-    Args:
-        alone: see :func:`_references_alone`.
+    0 where it does not count: then all memory is another's, and views are left as they are.
     """
+
+    memory: int = 0
+    view: int = 0
+
+
+def _is_shared(grad: Tensor, alone: Counts) -> bool:
+    """Return whether something else refers to the memory of a gradient; yes, where torch cannot tell."""
     memory = grad.untyped_storage()
     its_own = memory.resizable()  # else another library's, such as an array of NumPy
-    return not its_own or not alone or not _references or _references(memory._cdata) > alone
+    return not its_own or not alone.memory or not _references or _references(memory._cdata) > alone.memory
 
 
 @cache
-def _references_alone(framework: Hook) -> int:
-    """Return how many references torch counts to memory that one gradient has alone, in a hook; 0 if it does not.
-
-    The number depends on torch's version, and on the hooks behind.
-    """
+def _counts(framework: Hook) -> Counts:
+    """Count with small tensors, as the numbers depend on torch's version, and on the hooks behind."""
     if not (count := _references):
-        return 0
-    found = {}
+        return Counts()
+    memory, views = {}, [0]
 
     def look(name: str, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None
-        found[name] = count(parameter.grad.untyped_storage()._cdata)
+        memory[name] = count(parameter.grad.untyped_storage()._cdata)
+
+    def look_at_view(grad: Tensor) -> None:
+        views.append(_uses(grad) if _uses else 0)
 
     with torch.inference_mode(False), torch.enable_grad():
         alone, shared, given = (torch.ones(1, 2, device="cpu", dtype=torch.float32) for _ in range(3))
+        viewed = nn.Parameter(torch.ones(2, 1, device="cpu", dtype=torch.float32))
         mine = {"alone": nn.Parameter(alone), "shared": nn.Parameter(shared[0])}
-        kept = [framework(one) for one in mine.values()]
+        kept = [framework(one) for one in (*mine.values(), viewed)]
+        viewed.register_hook(look_at_view)
         for name, one in mine.items():
-            one.register_hook(_without_base)
+            one.register_hook(lambda grad: None)
             one.register_post_accumulate_grad_hook(partial(look, name))
-        (mine["alone"] * given + mine["shared"].unsqueeze(0)).square().sum().backward()
+        total = mine["alone"] * given + mine["shared"].unsqueeze(0) + viewed.t() * given
+        total.square().sum().backward()
         del kept
-    return found["alone"] if found["alone"] < found["shared"] else 0
+    return Counts(memory["alone"], views[-1]) if memory["alone"] < memory["shared"] else Counts()

@@ -77,7 +77,7 @@ def moved(forward: Forward, hook: Callable[[nn.Parameter], object]) -> list[bool
 
 @pytest.mark.parametrize("hook", [fresh._no_hook, framework])
 def test_what_is_shared_is_moved_and_nothing_else(hook: Callable[[nn.Parameter], object]) -> None:
-    assert fresh._references_alone(hook)  # this version of torch counts
+    assert fresh._counts(hook).memory and fresh._counts(hook).view  # this version of torch counts
     for name, forward in SHARED.items():
         assert any(moved(forward, hook)), name
     # The controls: products and their like have memory of their own, of any shape.
@@ -86,14 +86,14 @@ def test_what_is_shared_is_moved_and_nothing_else(hook: Callable[[nn.Parameter],
 
 
 def test_all_is_moved_where_torch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fresh, "_references_alone", lambda framework: 0)
+    monkeypatch.setattr(fresh, "_counts", lambda framework: fresh.Counts())
     assert moved(lambda left, right: left * 2 + right * 3, fresh._no_hook) == [True, True]
 
 
 @pytest.mark.parametrize("counts", [None, lambda memory: 7])
 def test_a_version_that_counts_nothing_or_always_the_same_is_seen(counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fresh, "_references", counts)
-    assert fresh._references_alone.__wrapped__(fresh._no_hook) == 0
+    assert fresh._counts.__wrapped__(fresh._no_hook) == fresh.Counts()
 
 
 @pytest.mark.parametrize("others", ["laid too", "without", "frozen", "none"])
@@ -125,6 +125,27 @@ def test_a_gradient_of_torch_autograd_grad_counts_for_nothing() -> None:
     (first + other.unsqueeze(0)).square().sum().backward()
     assert place.tolist() == [[8.0, 12.0]]
     watch.close()
+
+
+@pytest.mark.parametrize("hook", [fresh._no_hook, framework])
+@pytest.mark.parametrize("watched", [True, False])
+def test_other_hooks_of_a_program_find_memory_as_without(hook: Callable[[nn.Parameter], object], watched: bool) -> None:
+    """Of a sum, torch copies one of the two gradients: a hook that halves them in place halves each once."""
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    for one in parameters:
+        one.register_post_accumulate_grad_hook(halve)
+    kept = [hook(one) for one in parameters]
+    if watched:
+        watch = FreshGradients(parameters, hook)
+        watch.follow()
+    (torch.ones(2, 2) * (parameters[0] + parameters[1])).sum().backward()  # their gradient is a view
+    assert [one.grad.tolist() for one in parameters if one.grad is not None] == [[1.0, 1.0]] * 2
+    del kept
+
+
+def halve(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
 
 
 class OfOne(torch.autograd.Function):
