@@ -38,7 +38,7 @@ def in_job(error: _Error) -> _Error:
 def anew(error: _Error) -> _Error:
     """Return an error to be raised once more, without the traceback of the first time, which keeps what it saw."""
     made = type(error)(*error.args)
-    made.__dict__.update(error.__dict__)
+    made.__dict__.update((name, value) for name, value in error.__dict__.items() if name != "__notes__")
     return made
 
 

@@ -35,7 +35,7 @@ class FreshGradients:
 
     Args:
         parameters: whose gradients are exchanged.
-        framework: it gets gradients after :meth:`separate` does, and torch keeps references for that.
+        framework: it gets gradients later than this, and torch keeps references for that.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], framework: Hook = _no_hook) -> None:
@@ -50,15 +50,14 @@ class FreshGradients:
             with needing_gradient(parameter):
                 self._handles.append(parameter.register_hook(_noting(self, key)))
 
-    def follow(self) -> None:
-        """Have each gradient looked at as soon as it is there, where nobody calls :meth:`separate`."""
-        look = uncompiled(weakly(self.separate))
+        look = uncompiled(weakly(self._separate))
         for parameter in self._parameters.values():
             with needing_gradient(parameter):
-                self._handles.append(parameter.register_post_accumulate_grad_hook(look))
+                self._handles.append(handle := parameter.register_post_accumulate_grad_hook(look))
+            _let_be_first(parameter, handle.id)
 
     def close(self) -> None:
-        """Look at gradients no more."""
+        """Look at gradients no more; safe to call twice."""
         _remove(self._handles)
 
     def note(self, key: int, grad: Tensor | None) -> Tensor | None:
@@ -81,8 +80,8 @@ class FreshGradients:
         """Return whether a function of the program has brought no gradient where one was expected."""
         return id(parameter) in self._none
 
-    def separate(self, parameter: nn.Parameter) -> None:
-        """Move a gradient that autograd has just left in memory of others; to be called in a hook of the parameter."""
+    def _separate(self, parameter: nn.Parameter) -> None:
+        """Move a gradient that autograd has just left in memory of others."""
         grad = parameter.grad
         if id(parameter) not in self._made or grad is None or grad.layout != torch.strided or grad._is_view():
             return
@@ -125,7 +124,16 @@ def needing_gradient(parameter: nn.Parameter) -> Iterator[None]:
 
 def _remove(handles: Iterable[Any]) -> None:
     for handle in handles:
-        handle.remove()  # as often as one likes
+        handle.remove()
+
+
+def _let_be_first(parameter: nn.Parameter, number: int) -> None:
+    """Have a hook called before those of the program, which may keep views of gradients, or change them in place."""
+    hooks: Any = parameter._post_accumulate_grad_hooks
+    others = [(key, hook) for key, hook in hooks.items() if key != number]
+    for key, hook in others:
+        del hooks[key]
+        hooks[key] = hook
 
 
 #: Return the references to a storage, and to a tensor; they are private in torch, and the second one is young.

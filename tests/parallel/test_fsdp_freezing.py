@@ -20,7 +20,7 @@ def test_what_torch_has_kept_of_a_layer_does_not_move_it_once_it_is_frozen(found
         assert report[method] == {"moved": [True] * 3 + [False] * 3, "drift": 0.0}
 
 
-@pytest.mark.parametrize("how", ["as it is", "one row", "registered in between", "frozen again"])
+@pytest.mark.parametrize("how", ["as it is", "one row", "replaced", "registered in between", "frozen again"])
 def test_a_layer_that_is_unfrozen_is_refused_before_it_moves_and_trained_by_another_compression(
     found, how: str
 ) -> None:

@@ -53,26 +53,17 @@ def pair() -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def moved(forward: Forward, hook: Callable[[nn.Parameter], object]) -> list[bool]:
-    """Return for each parameter whether its gradient was moved."""
-    parameters, found = pair(), []
-    places: dict[int, int] = {}
-
-    def before(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        places[id(parameter)] = parameter.grad.data_ptr()
-
-    for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(before)
+    """Return for each parameter whether its gradient was moved from where it came."""
+    parameters, came = pair(), [0, 0]
+    for at, parameter in enumerate(parameters):
+        parameter.register_hook(lambda grad, at=at: came.__setitem__(at, grad.data_ptr()))
     kept = [hook(parameter) for parameter in parameters]
     watch = FreshGradients(parameters, hook)
-    watch.follow()
     forward(*parameters).square().sum().backward()
-    for parameter in parameters:
-        assert parameter.grad is not None
-        found.append(parameter.grad.data_ptr() != places[id(parameter)])
     watch.close()
     del kept
-    return found
+    grads = [parameter.grad for parameter in parameters]
+    return [grad is not None and grad.data_ptr() != place for grad, place in zip(grads, came, strict=True)]
 
 
 @pytest.mark.parametrize("hook", [fresh._no_hook, framework])
@@ -103,7 +94,6 @@ def test_gradients_stay_where_a_program_has_laid_them(others: str) -> None:
     places = array[:1], array[1]
     other.requires_grad_(others != "frozen")
     watch = FreshGradients([first] if others == "none" else [other, first])
-    watch.follow()
     for place, one in zip(places, (first, other), strict=True):
         if one is first or others in ("laid too", "none"):
             one.grad = torch.zeros_like(place)
@@ -117,13 +107,26 @@ def test_a_gradient_of_torch_autograd_grad_counts_for_nothing() -> None:
     """It calls the same hooks, and adds nothing up; what comes next may be laid by the program."""
     first, other = pair()
     watch = FreshGradients([first, other])
-    watch.follow()
     torch.autograd.grad((first + other.unsqueeze(0)).square().sum(), [first, other])
     place = torch.zeros(1, 2)
     first.grad = torch.zeros(1, 2)
     first.grad.data = place
     (first + other.unsqueeze(0)).square().sum().backward()
     assert place.tolist() == [[8.0, 12.0]]
+    watch.close()
+
+
+def test_views_that_a_program_keeps_see_results() -> None:
+    """In a hook that was there before: as for a log, or for clipping all at once."""
+    parameters, views = pair(), []
+    for one in parameters:
+        one.register_post_accumulate_grad_hook(lambda one: views.append(one.grad.view(-1)))
+    watch = FreshGradients(parameters, fresh._no_hook)
+    (parameters[0] * 2 + parameters[1].unsqueeze(0)).square().sum().backward()
+    for one in parameters:
+        assert one.grad is not None
+        one.grad.zero_()  # as a result is written there
+    assert len(views) == 2 and not any(view.any() for view in views)
     watch.close()
 
 
@@ -134,10 +137,9 @@ def test_other_hooks_of_a_program_find_memory_as_without(hook: Callable[[nn.Para
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     for one in parameters:
         one.register_post_accumulate_grad_hook(halve)
-    kept = [hook(one) for one in parameters]
+    kept: list[object] = [hook(one) for one in parameters]
     if watched:
-        watch = FreshGradients(parameters, hook)
-        watch.follow()
+        kept.append(FreshGradients(parameters, hook))
     (torch.ones(2, 2) * (parameters[0] + parameters[1])).sum().backward()  # their gradient is a view
     assert [one.grad.tolist() for one in parameters if one.grad is not None] == [[1.0, 1.0]] * 2
     del kept
@@ -160,12 +162,9 @@ class OfOne(torch.autograd.Function):
         return grad * 2, None
 
 
-@pytest.mark.parametrize("follows", [True, False])
-def test_a_function_may_bring_no_gradient(follows: bool) -> None:
+def test_a_function_may_bring_no_gradient() -> None:
     first, other = pair()
     watch = FreshGradients([first, other])
-    if follows:
-        watch.follow()
     OfOne.apply(first, other).sum().backward()
     assert first.grad is not None and first.grad.tolist() == [[2.0, 2.0]] and other.grad is None
     watch.close()
@@ -176,7 +175,6 @@ def test_nothing_stays_on_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     other.requires_grad_(False)
     for closes in (True, False):
         watch = FreshGradients([first, other])
-        watch.follow()
         assert first._backward_hooks and first._post_accumulate_grad_hooks and not other.requires_grad  # type: ignore[attr-defined]
         gone = weakref.ref(watch)
         if closes:

@@ -774,6 +774,16 @@ class OfOne(torch.autograd.Function):
         return grad * 2, None
 
 
+def test_no_hook_of_a_closed_compression_makes_a_pass_slower() -> None:
+    net = Summed()
+    for _ in range(2):
+        compression = hvc.Compression.none(net.named_parameters(), timeout=LONG)
+        compression.register(net)
+        compression.close()
+    for one in net.parameters():
+        assert not one._backward_hooks and len(one._post_accumulate_grad_hooks) == 1  # type: ignore[attr-defined]
+
+
 def test_a_parameter_that_a_function_brings_no_gradient_of_counts_as_unused() -> None:
     net = Summed()
     compression = hvc.Compression.none(net.named_parameters(), timeout=LONG)
@@ -806,7 +816,7 @@ def test_gradients_that_a_program_lays_into_memory_of_its_own_stay_there(how: st
 def test_a_gradient_that_comes_outside_of_a_backward_pass_is_refused(net: Net, compression: hvc.Compression) -> None:
     """As schedules of torch.distributed.pipelining bring those of models that fully_shard() divides."""
     compression.register(net)
-    (hook,) = net.first.weight._post_accumulate_grad_hooks.values()  # type: ignore[union-attr]
+    *_, hook = net.first.weight._post_accumulate_grad_hooks.values()  # type: ignore[union-attr]
     net.first.weight.grad = torch.ones(4, 4)
     with pytest.raises(hvc.ConfigError, match=r"first.weight comes outside of backward\(\), as schedules of"):
         hook(net.first.weight)

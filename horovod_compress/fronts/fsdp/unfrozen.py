@@ -6,11 +6,11 @@ small parameter, or in a pass that uses some rows, a rank may have no gradient b
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from ...engine.optimizer.family import builds_state
 from ...errors import ConfigError, in_job, some_of
 from ..fresh import needing_gradient
 from ..session import Session, before_each_step, exchanged, weakly
@@ -27,7 +27,7 @@ class Unfrozen:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._names = {id(parameter): name for name, parameter in session.others}
-        self._alone: dict[int, weakref.ref[Tensor]] = {}  # gradients that passes have brought, by parameter
+        self._alone: set[int] = set()  # what passes have brought gradients of, by identity
         hook = ParameterHook(weakly(self._note))
         self._handles = []
         for _, parameter in session.others:
@@ -45,24 +45,24 @@ class Unfrozen:
     def _note(self, parameter: nn.Parameter) -> None:
         """Note a gradient as it comes: whoever exchanges the parameter later has not exchanged this one."""
         if parameter.grad is not None and not exchanged(parameter):
-            self._alone[id(parameter)] = weakref.ref(parameter.grad)
+            self._alone.add(id(parameter))
 
     def _refuse(self, optimizer: Any) -> None:
-        """Refuse a step with such gradients, before it moves a weight; not with those that others have set.
-
-        Torch's ``get_state_dict()`` makes a step with zeros of its own.
+        """Refuse a step with such gradients, or others in their place, before it moves a weight.
 
         Raises:
             ConfigError: names the parameters.
         """
-        if not self._alone or self._session.is_over():
+        # Torch's get_state_dict() makes a step with zeros, to build the state.
+        if not self._alone or self._session.is_over() or builds_state():
             return
         found = []
         for group in optimizer.param_groups:
             for one in group["params"]:
-                known = self._alone.get(id(one))
-                if known is not None and one.grad is not None and known() is one.grad:
+                if id(one) in self._alone and one.grad is not None:
                     found.append(self._names[id(one)])
+                elif one.grad is None:
+                    self._alone.discard(id(one))
         if not found:
             return
         error = ConfigError(

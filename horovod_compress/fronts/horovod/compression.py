@@ -94,9 +94,7 @@ class Compression(BaseCompression, Factories):
         self._tokens, self._handed = Tokens(reducer.rank, reducer.world, len(reducer.plan.names())), Handed()
         self._renumber(session)
         if reducer.world > 1:
-            fresh = FreshGradients(session.steps.parameters, hook_like_horovods)
-            fresh.follow()
-            self._closing.add(fresh.close)
+            self._closing.add(FreshGradients(session.steps.parameters, hook_like_horovods).close)
         self._closing.add(before_each_step(weakly(self._know_at_step)))
 
     def _renumber(self, session: Session) -> None:

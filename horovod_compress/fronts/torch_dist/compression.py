@@ -23,7 +23,7 @@ from ...observe.trace import MAX_EVENTS, Trace
 from ..compression import begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Strangers, Unexchanged
-from ..session import Session, in_backward
+from ..session import Session, in_backward, weakly
 from ..startup import Wrap
 from ..update_options import TAKEN
 from . import checks
@@ -138,6 +138,7 @@ class Compression(TorchCompression, Factories):
         else:
             found = Unwrapped(model, session, self._begin_step, self._look, self._job.group)
             self._unwrapped = weakref.ref(found)
+            self._closing.add(weakly(found.close))
             self._watch(model)
         self._registered = True
         return model

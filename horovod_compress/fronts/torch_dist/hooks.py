@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -97,11 +97,19 @@ def _look(*given: Any) -> None:
         _wrappers[made] = frozenset(id(p) for p in module.parameters() if p.requires_grad)
 
 
+def _subclasses(kind: type) -> Iterator[type]:
+    found: list[type] = kind.__subclasses__()
+    for one in found:
+        yield one
+        yield from _subclasses(one)
+
+
 def _look_for_others() -> None:
     """Note wrappers that were made before the import of this module, or as copies, which are put together otherwise."""
     if dist.is_available() and dist.is_initialized():
-        for found in gc.get_objects():
-            if issubclass(type(found), DistributedDataParallel) and found not in _wrappers:
+        kinds = {DistributedDataParallel, *_subclasses(DistributedDataParallel)}
+        for found in gc.get_objects():  # there may be millions
+            if type(found) in kinds and found not in _wrappers:
                 _look(found, "module", found.__dict__.get("_modules", {}).get("module"))
 
 

@@ -118,6 +118,10 @@ class Unwrapped:
             self._paused = before
             self._wrappers.leave_begun()
 
+    def close(self) -> None:
+        """Take from parameters what is not needed any more; the hook that hands over says when it is called."""
+        self._fresh.close()
+
     def is_over(self) -> bool:
         """Return whether nothing will be exchanged any more, so that the module can have another compression."""
         return self._session.is_over()
@@ -131,7 +135,6 @@ class Unwrapped:
             ConfigError: it cannot be exchanged.
             ExchangeError: an earlier exchange failed, or an error has ended the last pass in the middle.
         """
-        self._fresh.separate(parameter)  # first: two that share memory would be added up there twice
         if self._paused:
             self._local.add(id(parameter))
             return

@@ -82,6 +82,9 @@ def unfrozen(how: str) -> list[str]:
         optimizer.zero_grad()
         backward(model, step)
         other = None
+        if step == 2 and how == "replaced":
+            for one in model[0].parameters():
+                one.grad = one.grad * 0.5
         if step == 2 and how == "frozen again":
             model[0].requires_grad_(False)
         if step == 2 and how == "registered in between":
@@ -156,7 +159,7 @@ def options_by_shard() -> str:
 
 for each in ("none", "topk"):
     check(each, lambda: frozen_later(each))
-for how in ("as it is", "one row", "registered in between", "frozen again"):
+for how in ("as it is", "one row", "replaced", "registered in between", "frozen again"):
     check(f"unfrozen, {how}", lambda: unfrozen(how))
 check("unfrozen elsewhere", unfrozen_elsewhere)
 check("pipelines", lambda: [in_a_pipeline(method) for method in (None, "none")])
