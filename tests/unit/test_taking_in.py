@@ -62,7 +62,7 @@ def test_an_error_in_taking_in_ends_the_step_on_every_rank(monkeypatch: pytest.M
     offer = Turn.submit
 
     def fails(turn: Turn, positions: list[int], *given: object) -> object:
-        if turn.key.rank == 1 and 2 in positions:  # the last one, c
+        if turn.key.rank == 2 and 2 in positions:  # the last rank and its last one, c: all others are offered by then
             raise ValueError("no such gradient")
         return offer(turn, positions, *given)  # type: ignore[arg-type]
 
