@@ -44,7 +44,9 @@ class Unfrozen:
 
     def _note(self, parameter: nn.Parameter) -> None:
         """Note a gradient as it comes: whoever exchanges the parameter later has not exchanged this one."""
-        if parameter.grad is not None and not exchanged(parameter):
+        if exchanged(parameter):
+            self._alone.discard(id(parameter))  # all of the sum that is there by now
+        elif parameter.grad is not None:
             self._alone.add(id(parameter))
 
     def _refuse(self, optimizer: Any) -> None:

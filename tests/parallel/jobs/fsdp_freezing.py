@@ -117,8 +117,9 @@ def unfrozen_elsewhere() -> float:
             other.register(model[0], replicate=MESH["replicate"])
         optimizer.zero_grad()
         backward(model, step)
-        if step == 1:
+        if step == 1:  # only to see what it would be: the next one is behind another register(), with no step between
             model[0].zero_grad()
+            continue
         optimizer.step()
     compression.close()
     other.close()
