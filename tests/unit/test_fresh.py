@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from horovod_compress.fronts import fresh
 from horovod_compress.fronts.fresh import FreshGradients
+from tests.support.nets import OfOne
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 
@@ -148,18 +149,6 @@ def test_other_hooks_of_a_program_find_memory_as_without(hook: Callable[[nn.Para
 def halve(parameter: Tensor) -> None:
     assert parameter.grad is not None
     parameter.grad.mul_(0.5)
-
-
-class OfOne(torch.autograd.Function):
-    """What brings no gradient of the second one."""
-
-    @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
-        return left * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * 2, None
 
 
 def test_a_function_may_bring_no_gradient() -> None:

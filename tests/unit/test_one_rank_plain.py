@@ -32,6 +32,7 @@ import horovod_compress.ddp as hvc
 from horovod_compress.errors import MismatchError
 from horovod_compress.fronts import fresh
 from horovod_compress.fronts.compression import BaseCompression
+from tests.support.nets import OfOne
 
 LONG = 30.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -760,18 +761,6 @@ def test_gradients_that_torch_lays_into_one_memory_are_taken_apart(
     kept = [one.grad.untyped_storage().data_ptr() for one in alone.parameters() if one.grad is not None]
     assert len({*kept}) == 1  # the control
     compression.close()
-
-
-class OfOne(torch.autograd.Function):
-    """What brings no gradient of the second one."""
-
-    @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
-        return left * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * 2, None
 
 
 def test_no_hook_of_a_closed_compression_makes_a_pass_slower() -> None:
