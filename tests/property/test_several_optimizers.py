@@ -260,6 +260,23 @@ def test_an_exact_round_is_not_over_before_all_have_used_it() -> None:
     assert since[4] == [3.0, 3.0] and since[6] == [7.0, 5.0] and since[8] == [9.0, 5.0] and since[10] == [11.0, 7.0]
 
 
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_those_that_step_in_turn_have_coded_rounds_too(in_turn: bool) -> None:
+    """The step of either one uses two rounds, the second its own: three exact ones have one such pair for each."""
+    exact = []
+    with ranks_of(apart(adamw), "held", rebuild_every=6) as ranks:  # rounds 0, 1 and 2 are due, then one in six
+        made = copy.copy(ranks.optimizers)
+        for step in range(18):
+            if in_turn and step > 2:
+                ranks.optimizers = [[mine[step % 2]] for mine in made]
+            ranks.step(random_grads(WORLD, TENSORS, seed=step))
+            exact.append(ranks.steps[0].held.exact)  # type: ignore[union-attr]
+        since = {moment["since"] for moment in ranks.steps[0].state()["second_moment"].values()}
+    rounds = [step for step, was in enumerate(exact) if was]
+    assert rounds == [0, 1, 2, *([8, 9, 10, 14, 15, 16] if in_turn else [8, 14])]
+    assert since == {10.0 if in_turn else 15.0}, "both have used the last ones"
+
+
 @pytest.mark.parametrize("others", [True, False])
 def test_one_that_makes_no_step_is_not_waited_for(others: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Once the first exact rounds are over, and others have used them; the control: others have not."""

@@ -360,8 +360,8 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
     """Choose what a step exchanges, before its first gradient, and show codecs what to divide by.
 
     Args:
-        several: of one compression, with the same exact rounds: a round is exact for all of them, or for none. One
-            that makes no steps, where others do, would have an exact round due for ever, and is not waited for.
+        several: of one compression: a round is exact for all of them, or for none. Each has its own due, or those that
+            step in turn would have one for ever; so would one that makes no steps, and is not waited for.
     """
     first = several[0]
     reducer, rounds = first.reducer, first.rounds
@@ -377,7 +377,7 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
     for held in several:
         if held not in awaited:
             held.tell_of_rest(step)
-        held.note_round(step, exact=exact, due=due and held in awaited)
+        held.note_round(step, exact=exact, due=held in awaited and held.is_due(step))
     if rounds.every == 1:  # it is the stock optimizer
         buckets.choose(Next("plain"))
         return
