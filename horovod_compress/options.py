@@ -246,9 +246,19 @@ def package_of(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
 
 
+#: What puts methods together, and has a name like one.
+_COMPOSED = {
+    "by_step": 'hvc.by_step({0: "none", 500: "marsit"})',
+    "masked": 'hvc.masked("marsit")',
+    "per_layer": 'hvc.Compression.per_layer({"*.weight": "marsit", "*": "none"}, model.named_parameters())',
+}
+
+
 def unknown_method(name: object, known: Iterable[str]) -> ConfigError:
     """Return the error for the name of no method."""
     names = list(known)
+    if isinstance(name, str) and name in _COMPOSED:
+        return ConfigError(f"{name!r} is no method, but is made of some; write {_COMPOSED[name]}")
     return ConfigError(f"unknown method {name!r:.200}{meant(name, names)}; choose one of: {', '.join(names)}")
 
 

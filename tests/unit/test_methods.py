@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import horovod_compress.ddp as hvc
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.by_step import ByStep, by_step, method
@@ -291,3 +292,12 @@ def test_masked_goes_around_by_step() -> None:
     assert parse(masked(by_step({0: "none", 5: "topk"})), {})[0].is_masked("any")
     with pytest.raises(ConfigError, match="goes around"):
         by_step({0: "none", 5: masked("topk")})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("name", ["by_step", "masked", "per_layer"])
+def test_what_puts_methods_together_is_no_name_of_one(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^'{name}' is no method, but is made of some; write hvc\.(Compression\.)?{name}\("
+    ):
+        parse(name, {})
+    assert hasattr(hvc, name) or hasattr(hvc.Compression, name)
