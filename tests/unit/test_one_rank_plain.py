@@ -418,10 +418,14 @@ def test_sparse_gradients_are_those_of_embeddings_that_say_so(sparse: bool) -> N
 # ---- what keeps what ----
 
 
+@pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("closes", [False, True])
-def test_a_compression_lives_as_long_as_its_module(net: Net, closes: bool) -> None:
+def test_a_compression_lives_as_long_as_its_module(closes: bool, hooked: bool) -> None:
+    """Also where a hook of the program leads from a parameter back to the module."""
     before = threading.active_count()
-    model, optimizer = Net(), torch.optim.SGD(net.parameters(), lr=0.1)
+    model = Net()
+    if hooked:
+        model.first.weight.register_hook(lambda grad, leads_to=model: None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     compression = hvc.Compression.topk(model.named_parameters(), timeout=LONG)
     compression.register(model, optimizer)
@@ -719,7 +723,7 @@ def test_what_becomes_of_a_registered_module_knows_no_compression(net: Net, comp
     for made in (copy.deepcopy(net), torch.optim.swa_utils.AveragedModel(net).module):
         saved = io.BytesIO()
         torch.save(made, saved)
-        assert b"horovod_compress" not in saved.getvalue()
+        assert b"horovod_compress." not in saved.getvalue() and made._horovod_compress is None
         torch.jit.script(nn.Sequential(made.first, made.second))
     assert passed(DistributedDataParallel(copy.deepcopy(net))) is None
 

@@ -57,8 +57,26 @@ def _hand_over(unwrapped: weakref.ref[Any], parameter: nn.Parameter) -> None:
     found.take(parameter)
 
 
-#: A compression stays as long as the module that it exchanges the gradients of, whether or not a program keeps it.
-in_use: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+class _Kept:
+    """Lets a module keep what exchanges its gradients; in copies, and in files, None stands for it."""
+
+    def __init__(self, unwrapped: Any) -> None:
+        self._unwrapped = unwrapped
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+def keep(module: nn.Module, unwrapped: Any) -> None:
+    """Let a compression stay as long as the module, whether or not a program keeps it.
+
+    The module itself has it: a hook of the program may lead from a parameter back to the module, and the garbage
+    collector finds no way round through a dictionary with weak keys.
+    """
+    module.__dict__["_horovod_compress"] = _Kept(unwrapped)
 
 
 def leave_other(parameters: Iterable[nn.Parameter]) -> None:

@@ -25,7 +25,7 @@ from ..fresh import FreshGradients, needing_gradient
 from ..session import Session, before_each_step, drop_zeros, gradient_of, in_backward, weakly
 from . import checks
 from .backward import at_the_end, raising
-from .hooks import GradientHook, Wrappers, in_use
+from .hooks import GradientHook, Wrappers, keep
 
 _BROADCAST_BYTES = 250 << 20  # at once, as DistributedDataParallel does it
 
@@ -106,7 +106,7 @@ class Unwrapped:
         for parameter in session.steps.parameters:
             with needing_gradient(parameter):
                 parameter.register_post_accumulate_grad_hook(hook)
-        in_use[module] = self
+        keep(module, self)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
