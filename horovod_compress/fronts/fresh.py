@@ -3,16 +3,18 @@
 Where a parameter enters a sum by a view of it, as ``positions.unsqueeze(0)`` does, its gradient is a view of the sum's,
 which goes on to other parameters. Torch leaves it there, as nobody writes to it before the pass is over. An exchange
 does, so such a gradient is copied first. Memory that a program has laid gradients into is its own matter.
+
+One hook for each parameter sees to it, before autograd takes the gradient: torch keeps a copy as it is, and whatever
+comes after that, hooks of the program and of a framework, finds the gradient where it stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +22,6 @@ from torch.utils.hooks import unserializable_hook
 
 from ..engine.optimizer.family import uncompiled
 from ..engine.shards import is_divided
-from .session import weakly
-
-#: Registers the hook by which a framework takes gradients; returns what has to stay.
-Hook = Callable[[nn.Parameter], object]
-
-
-def _no_hook(parameter: nn.Parameter) -> None:
-    """Register nothing."""
 
 
 class FreshGradients:
@@ -35,33 +29,24 @@ class FreshGradients:
 
     Args:
         parameters: whose gradients are exchanged.
-        framework: it gets gradients later than this, and torch keeps references for that.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], framework: Hook = _no_hook) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = {id(one): one for one in parameters if not is_divided(one)}  # those have their own memory
-        # By identity: what had no gradient when its last one came, and what was brought none instead of one.
-        self._made: set[int] = set()
-        self._none: set[int] = set()
-        self._alone, self._framed = _counts(framework), framework is not _no_hook
+        self._none: set[int] = set()  # by identity: what was brought none instead of a gradient
+        self._alone = _alone()
         self._handles: list[Any] = []
         weakref.finalize(self, _remove, self._handles).atexit = False
         for key, parameter in self._parameters.items():
             with needing_gradient(parameter):
-                self._handles.append(parameter.register_hook(_noting(self, key)))
-
-        look = uncompiled(weakly(self._separate))
-        for parameter in self._parameters.values():
-            with needing_gradient(parameter):
-                self._handles.append(handle := parameter.register_post_accumulate_grad_hook(look))
-            _let_be_first(parameter, handle.id)
+                self._handles.append(parameter.register_hook(_looking(self, key)))
 
     def close(self) -> None:
         """Look at gradients no more; safe to call twice."""
         _remove(self._handles)
 
-    def note(self, key: int, grad: Tensor | None) -> Tensor | None:
-        """Note whether the gradient that comes makes that of a parameter, or will be added to it, or is none.
+    def look(self, key: int, grad: Tensor | None) -> Tensor | None:
+        """Look at what comes for a parameter.
 
         Returns:
             what torch is to take in its place; None to leave it.
@@ -70,46 +55,24 @@ class FreshGradients:
             self._none.add(key)
             return None
         self._none.discard(key)
-        if self._parameters[key].grad is None:
-            self._made.add(key)
-        else:
-            self._made.discard(key)
-        return _without_base(grad, self._alone.view) if self._framed else None
+        if self._parameters[key].grad is not None or grad.layout != torch.strided:
+            return None  # it is added to what is there
+        return grad.clone() if _is_shared(grad, self._alone) else None
 
     def is_none(self, parameter: nn.Parameter) -> bool:
         """Return whether a function of the program has brought no gradient where one was expected."""
         return id(parameter) in self._none
 
-    def _separate(self, parameter: nn.Parameter) -> None:
-        """Move a gradient that autograd has just left in memory of others."""
-        grad = parameter.grad
-        if id(parameter) not in self._made or grad is None or grad.layout != torch.strided or grad._is_view():
-            return
-        if _is_shared(grad, self._alone):
-            parameter.grad = grad.clone()
 
-
-def _noting(watch: FreshGradients, key: int) -> Callable[[Tensor | None], Tensor | None]:
-    """Return a hook that notes a gradient; torch.autograd.grad calls it as well, which changes none."""
+def _looking(watch: FreshGradients, key: int) -> Callable[[Tensor | None], Tensor | None]:
+    """Return a hook that looks at a gradient; torch.autograd.grad calls it as well, which may then return a copy."""
     known = weakref.ref(watch)  # which has the parameters, which hold the hook
 
-    def note(grad: Tensor | None) -> Tensor | None:
+    def look(grad: Tensor | None) -> Tensor | None:
         found = known()
-        return None if found is None else found.note(key, grad)
+        return None if found is None else found.look(key, grad)
 
-    return unserializable_hook(uncompiled(note))  # else torch would warn as it saves
-
-
-def _without_base(grad: Tensor, alone: int) -> Tensor | None:
-    """Return a view as a tensor that keeps no other one; None for what torch is to take as it is.
-
-    A framework's hook keeps what came, and with a view the tensor that it is of, which would count as another's.
-
-    Args:
-        alone: references to a tensor that nothing else has: torch would copy the others itself, and is to.
-    """
-    free = grad._is_view() and not torch.is_grad_enabled() and _uses is not None and _uses(grad) <= alone
-    return grad.detach() if free else None
+    return unserializable_hook(uncompiled(look))  # else torch would warn as it saves
 
 
 @contextlib.contextmanager
@@ -127,62 +90,59 @@ def _remove(handles: Iterable[Any]) -> None:
         handle.remove()
 
 
-def _let_be_first(parameter: nn.Parameter, number: int) -> None:
-    """Have a hook called before those of the program, which may keep views of gradients, or change them in place."""
-    hooks: Any = parameter._post_accumulate_grad_hooks
-    others = [(key, hook) for key, hook in hooks.items() if key != number]
-    for key, hook in others:
-        del hooks[key]
-        hooks[key] = hook
-
-
 #: Return the references to a storage, and to a tensor; they are private in torch, and the second one is young.
 _references: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 _uses: Callable[[Tensor], int] | None = getattr(Tensor, "_use_count", None)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """How many references torch counts, in a hook, to what one gradient has alone: its memory, and a view itself.
+class Counts(NamedTuple):
+    """References to the memory of a gradient, and to the tensor that it is a view of: none, where it is no view."""
 
-    0 where it does not count: then all memory is another's, and views are left as they are.
+    memory: int
+    base: int
+
+
+def _is_shared(grad: Tensor, alone: Mapping[bool, Counts]) -> bool:
+    """Return whether something else refers to the memory of a gradient; yes, where torch cannot tell.
+
+    Torch itself copies a gradient that others have as the same tensor, which is no reference more to the memory.
     """
+    most = alone.get(grad._is_view())
+    if most is None or not grad.untyped_storage().resizable():  # the memory of another library, such as NumPy
+        return True
+    found = _counts(grad)
+    return found.memory > most.memory or found.base > most.base
 
-    memory: int = 0
-    view: int = 0
 
-
-def _is_shared(grad: Tensor, alone: Counts) -> bool:
-    """Return whether something else refers to the memory of a gradient; yes, where torch cannot tell."""
-    memory = grad.untyped_storage()
-    its_own = memory.resizable()  # else another library's, such as an array of NumPy
-    return not its_own or not alone.memory or not _references or _references(memory._cdata) > alone.memory
+def _counts(grad: Tensor) -> Counts:
+    assert _references
+    base = grad._base
+    return Counts(_references(grad.untyped_storage()._cdata), 0 if base is None else _uses(base) if _uses else 1)
 
 
 @cache
-def _counts(framework: Hook) -> Counts:
-    """Count with small tensors, as the numbers depend on torch's version, and on the hooks behind."""
-    if not (count := _references):
-        return Counts()
-    memory, views = {}, [0]
+def _alone() -> Mapping[bool, Counts]:
+    """Count, in hooks, the references to what a gradient has alone; by whether it is a view.
 
-    def look(name: str, parameter: nn.Parameter) -> None:
-        assert parameter.grad is not None
-        memory[name] = count(parameter.grad.untyped_storage()._cdata)
+    Small gradients are counted, as the numbers depend on torch's version. What torch does not count is left out.
+    """
+    if not _references:
+        return {}
+    found: dict[str, Counts] = {}
 
-    def look_at_view(grad: Tensor) -> None:
-        views.append(_uses(grad) if _uses else 0)
+    def noting(name: str) -> Callable[[Tensor], None]:
+        return lambda grad: found.update({name: _counts(grad)})
+
+    def parameter(*shape: int) -> nn.Parameter:
+        return nn.Parameter(torch.ones(*shape, device="cpu", dtype=torch.float32))
 
     with torch.inference_mode(False), torch.enable_grad():
-        alone, shared, given = (torch.ones(1, 2, device="cpu", dtype=torch.float32) for _ in range(3))
-        viewed = nn.Parameter(torch.ones(2, 1, device="cpu", dtype=torch.float32))
-        mine = {"alone": nn.Parameter(alone), "shared": nn.Parameter(shared[0])}
-        kept = [framework(one) for one in (*mine.values(), viewed)]
-        viewed.register_hook(look_at_view)
-        for name, one in mine.items():
-            one.register_hook(lambda grad: None)
-            one.register_post_accumulate_grad_hook(partial(look, name))
-        total = mine["alone"] * given + mine["shared"].unsqueeze(0) + viewed.t() * given
-        total.square().sum().backward()
-        del kept
-    return Counts(memory["alone"], views[-1]) if memory["alone"] < memory["shared"] else Counts()
+        whole, view, shared, given = parameter(1, 2), parameter(2, 1), parameter(2), parameter(1, 2)
+        for name, one in {"whole": whole, "view": view, "shared": shared}.items():
+            one.register_hook(noting(name))
+        (whole * given + view.t() * given + shared.unsqueeze(0)).square().sum().backward()
+        before, other = _counts(given).memory, given.detach()
+        if _counts(other).memory == before:
+            return {}
+    known = {False: found["whole"]}
+    return known | {True: found["view"]} if found["view"].base < found["shared"].base else known

@@ -42,6 +42,10 @@ SHARED: dict[str, Forward] = {
 }
 
 
+def no_hook(parameter: nn.Parameter) -> None:
+    """Take no gradients."""
+
+
 def framework(parameter: nn.Parameter) -> object:
     """Take gradients as Horovod does."""
     node: Any = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
@@ -59,7 +63,7 @@ def moved(forward: Forward, hook: Callable[[nn.Parameter], object]) -> list[bool
     for at, parameter in enumerate(parameters):
         parameter.register_hook(lambda grad, at=at: came.__setitem__(at, grad.data_ptr()))
     kept = [hook(parameter) for parameter in parameters]
-    watch = FreshGradients(parameters, hook)
+    watch = FreshGradients(parameters)
     forward(*parameters).square().sum().backward()
     watch.close()
     del kept
@@ -67,9 +71,9 @@ def moved(forward: Forward, hook: Callable[[nn.Parameter], object]) -> list[bool
     return [grad is not None and grad.data_ptr() != place for grad, place in zip(grads, came, strict=True)]
 
 
-@pytest.mark.parametrize("hook", [fresh._no_hook, framework])
+@pytest.mark.parametrize("hook", [no_hook, framework])
 def test_what_is_shared_is_moved_and_nothing_else(hook: Callable[[nn.Parameter], object]) -> None:
-    assert fresh._counts(hook).memory and fresh._counts(hook).view  # this version of torch counts
+    assert fresh._alone().keys() == {False, True}  # this version of torch counts
     for name, forward in SHARED.items():
         assert any(moved(forward, hook)), name
     # The controls: products and their like have memory of their own, of any shape.
@@ -78,14 +82,22 @@ def test_what_is_shared_is_moved_and_nothing_else(hook: Callable[[nn.Parameter],
 
 
 def test_all_is_moved_where_torch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fresh, "_counts", lambda framework: fresh.Counts())
-    assert moved(lambda left, right: left * 2 + right * 3, fresh._no_hook) == [True, True]
+    monkeypatch.setattr(fresh, "_alone", dict)
+    assert moved(lambda left, right: left * 2 + right * 3, no_hook) == [True, True]
 
 
 @pytest.mark.parametrize("counts", [None, lambda memory: 7])
 def test_a_version_that_counts_nothing_or_always_the_same_is_seen(counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fresh, "_references", counts)
-    assert fresh._counts.__wrapped__(fresh._no_hook) == fresh.Counts()
+    assert fresh._alone.__wrapped__() == {}
+
+
+def test_all_views_are_moved_where_torch_does_not_count_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh, "_uses", None)
+    monkeypatch.setattr(fresh, "_alone", fresh._alone.__wrapped__)
+    assert moved(lambda left, right: left * 2 + right * 3, no_hook) == [False, False]
+    assert moved(lambda left, right: left.t() @ right.unsqueeze(0), no_hook) != [False, False]
+    assert any(moved(SHARED["a view"], no_hook))
 
 
 @pytest.mark.parametrize("others", ["laid too", "without", "frozen", "none"])
@@ -122,7 +134,7 @@ def test_views_that_a_program_keeps_see_results() -> None:
     parameters, views = pair(), []
     for one in parameters:
         one.register_post_accumulate_grad_hook(lambda one: views.append(one.grad.view(-1)))
-    watch = FreshGradients(parameters, fresh._no_hook)
+    watch = FreshGradients(parameters)
     (parameters[0] * 2 + parameters[1].unsqueeze(0)).square().sum().backward()
     for one in parameters:
         assert one.grad is not None
@@ -131,7 +143,7 @@ def test_views_that_a_program_keeps_see_results() -> None:
     watch.close()
 
 
-@pytest.mark.parametrize("hook", [fresh._no_hook, framework])
+@pytest.mark.parametrize("hook", [no_hook, framework])
 @pytest.mark.parametrize("watched", [True, False])
 def test_other_hooks_of_a_program_find_memory_as_without(hook: Callable[[nn.Parameter], object], watched: bool) -> None:
     """Of a sum, torch copies one of the two gradients: a hook that halves them in place halves each once."""
@@ -140,7 +152,7 @@ def test_other_hooks_of_a_program_find_memory_as_without(hook: Callable[[nn.Para
         one.register_post_accumulate_grad_hook(halve)
     kept: list[object] = [hook(one) for one in parameters]
     if watched:
-        kept.append(FreshGradients(parameters, hook))
+        kept.append(FreshGradients(parameters))
     (torch.ones(2, 2) * (parameters[0] + parameters[1])).sum().backward()  # their gradient is a view
     assert [one.grad.tolist() for one in parameters if one.grad is not None] == [[1.0, 1.0]] * 2
     del kept
@@ -159,15 +171,15 @@ def test_a_function_may_bring_no_gradient() -> None:
     watch.close()
 
 
-def test_nothing_stays_on_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_stays_on_parameters() -> None:
     first, other = pair()
     other.requires_grad_(False)
     for closes in (True, False):
         watch = FreshGradients([first, other])
-        assert first._backward_hooks and first._post_accumulate_grad_hooks and not other.requires_grad  # type: ignore[attr-defined]
+        assert first._backward_hooks and not other.requires_grad
         gone = weakref.ref(watch)
         if closes:
             watch.close()
         del watch
         gc.collect()
-        assert gone() is None and not first._backward_hooks and not first._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+        assert gone() is None and not first._backward_hooks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import socket
 from pathlib import Path
 from typing import Any
@@ -48,11 +50,23 @@ def test_several_interfaces_without_an_address_are_all_named(monkeypatch: pytest
         addresses.own_address(False, [VARIABLE])
 
 
+def test_a_name_that_is_too_long_is_that_of_no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux cuts it, so that it would be another one's."""
+    made = "a" * 15
+    monkeypatch.setattr(fcntl, "ioctl", lambda *given: bytes(20) + bytes([10, 0, 0, 1]) + bytes(232))
+    for name, refused in ((made, False), (made + "b", True)):
+        monkeypatch.setenv(VARIABLE, name)
+        with pytest.raises(ConfigError, match="no IP address") if refused else contextlib.nullcontext():
+            assert addresses.own_address(False, [VARIABLE]) == "10.0.0.1"
+
+
 def test_an_interface_of_ipv6_alone_has_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """But none of a link, which says nothing without the interface of whoever asks."""
+    """But none of a link, which says nothing without the interface of whoever asks, nor one that another host has."""
     known = tmp_path / "if_inet6"
     known.write_text(
         "fe800000000000000042acfffe110002 05 40 20 80     six0\n"
+        "fd000000000000000000000000000001 05 40 00 c8     six0\n"
+        "fd000000000000000000000000000003 05 40 00 c0     six0\n"
         "fd000000000000000000000000000002 05 40 00 82     six0\n"
         "fe800000000000000042acfffe110003 06 40 20 80     link0\n"
     )

@@ -749,7 +749,7 @@ def test_gradients_that_torch_lays_into_one_memory_are_taken_apart(
 ) -> None:
     """Also where torch does not count references to memory: all are copied then."""
     if not counted:
-        monkeypatch.setattr(fresh, "_counts", lambda framework: fresh.Counts())
+        monkeypatch.setattr(fresh, "_alone", dict)
     net, alone, given = Summed(), Summed(), torch.arange(12.0)
     compression = hvc.Compression.none(net.named_parameters(), timeout=LONG)
     compression.register(net)

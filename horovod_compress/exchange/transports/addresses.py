@@ -18,6 +18,7 @@ INTERFACE = "HOROVOD_GLOO_IFACE"
 _SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
 _LONGEST_NAME = 15
 _OF_IPV6 = Path("/proc/net/if_inet6")
+_UNUSABLE = 0x08 | 0x40  # flags there: another host has the address, or nobody has looked yet whether one has it
 
 
 def own_address(one_host: bool, variables: Sequence[str] = (INTERFACE,)) -> str:
@@ -74,9 +75,11 @@ def _interface_address(interface: str, variable: str) -> str:
 
 
 def _ipv4_of(interface: str) -> str:
+    if len(asked := interface.encode()) > _LONGEST_NAME:
+        return ""  # cut, it would be another one's
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        asked = struct.pack("256s", interface.encode()[:_LONGEST_NAME])
-        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)[20:24])
+        found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", asked))
+        return socket.inet_ntoa(found[20:24])
     return ""
 
 
@@ -84,7 +87,9 @@ def _ipv6_of(interface: str) -> str:
     """Return an address of an interface that counts on other links too; empty if there is none."""
     with contextlib.suppress(OSError):
         for line in _OF_IPV6.read_text().splitlines():
-            digits, *_, name = line.split()
-            if name == interface and not (found := IPv6Address(int(digits, 16))).is_link_local:
+            digits, *_, flags, name = line.split()
+            if name != interface or int(flags, 16) & _UNUSABLE:
+                continue
+            if not (found := IPv6Address(int(digits, 16))).is_link_local:
                 return str(found)
     return ""

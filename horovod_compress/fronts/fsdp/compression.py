@@ -74,6 +74,7 @@ class Compression(TorchCompression, Factories):
     _job: Column
     _sharded: Sharded
     _factors: divided.DivideFactors
+    _unfrozen: Unfrozen | None = None
     _arguments: tuple[Any, ...] | None = None  # of a compression whose ranks have not met
     _end_look: Callable[[], object] = staticmethod(lambda: None)
     _ended = False  # by close()
@@ -241,7 +242,8 @@ class Compression(TorchCompression, Factories):
         self._factors.share()
         self._closing.add(self._factors.give_back)
         if self._job.size > 1:
-            self._closing.add(Unfrozen(session).close)
+            self._unfrozen = Unfrozen(session)
+            self._closing.add(weakly(self._unfrozen.close))
         self._registered = True
 
     def _begin_step(self) -> Session:

@@ -6,6 +6,8 @@ small parameter, or in a pass that uses some rows, a rank may have no gradient b
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -34,13 +36,13 @@ class Unfrozen:
             if (parameter.is_floating_point() or parameter.is_complex()) and not parameter.is_inference():
                 with needing_gradient(parameter):  # which no other kind may have
                     self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        self._end_look = before_each_step(weakly(self._refuse))
+        # Also where nobody closes it: what is closed with a compression must not keep parameters, which may know it.
+        self._end = weakref.finalize(self, _end, before_each_step(weakly(self._refuse)), self._handles)
+        self._end.atexit = False
 
     def close(self) -> None:
-        """Refuse nothing any more."""
-        self._end_look()
-        for handle in self._handles:
-            handle.remove()
+        """Refuse nothing any more; safe to call twice."""
+        self._end()
 
     def _note(self, parameter: nn.Parameter) -> None:
         """Note a gradient as it comes: whoever exchanges the parameter later has not exchanged this one."""
@@ -75,3 +77,9 @@ class Unfrozen:
         )
         self._session.failure.report("a step", in_job(error))
         raise error
+
+
+def _end(end_look: Callable[[], object], handles: Iterable[Any]) -> None:
+    end_look()
+    for handle in handles:
+        handle.remove()

@@ -43,7 +43,6 @@ from .private import (
     forget_step,
     hand_over_rest,
     has_begun,
-    hook_like_horovods,
     in_join,
     results_due,
     waits_for_tokens,
@@ -84,6 +83,7 @@ class Compression(BaseCompression, Factories):
     _attached_with: tuple[Sequence[Any], dict[str, Any]]  # and its options
     _resets: Any = None  # what follows the resets of an elastic job, where its state has this compression
     _watched: tuple[Any, ...] = ()  # those that have our hooks
+    _fresh: FreshGradients | None = None
     _settled = -1  # the step whose sparse gradients were looked for
 
     def _hooks(self, job: Job) -> Hooks:
@@ -94,7 +94,8 @@ class Compression(BaseCompression, Factories):
         self._tokens, self._handed = Tokens(reducer.rank, reducer.world, len(reducer.plan.names())), Handed()
         self._renumber(session)
         if reducer.world > 1:
-            self._closing.add(FreshGradients(session.steps.parameters, hook_like_horovods).close)
+            self._fresh = FreshGradients(session.steps.parameters)
+            self._closing.add(weakly(self._fresh.close))
         self._closing.add(before_each_step(weakly(self._know_at_step)))
 
     def _renumber(self, session: Session) -> None:

@@ -42,14 +42,6 @@ def owner_of_token() -> torch.Tensor:
     return owner
 
 
-def hook_like_horovods(parameter: torch.nn.Parameter) -> object:
-    """Have nothing called where Horovod 0.28 has its optimizer called, behind hooks of the parameter."""
-    node: Any = parameter.expand_as(parameter).grad_fn
-    accumulates = node.next_functions[0][0]
-    accumulates.register_hook(lambda *given: None)
-    return accumulates
-
-
 def waits_for_tokens(compression: Any) -> bool:
     """Return whether a thread is inside Horovod's wait for one of this compression's tokens."""
     wait = mpi_ops.synchronize.__code__
