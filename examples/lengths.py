@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from horovod_compress.engine.methods import Methods, parse
+from horovod_compress.engine.optimizer.exact_rounds import chosen
 from horovod_compress.engine.optimizer.momentum import exact_first
-from horovod_compress.engine.optimizer.second_moment import chosen
 from horovod_compress.engine.reducer import Next, Reducer
 from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.transports.local import Hub

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horovod_compress.engine.methods import parse
-from horovod_compress.engine.optimizer import held
+from horovod_compress.engine.optimizer import held, holding
 from horovod_compress.engine.optimizer.family import before_step
 from horovod_compress.engine.optimizer.matching import Matching
 from horovod_compress.engine.optimizer.momentum import exact_first
@@ -120,7 +120,7 @@ class Training:
         every: Any = EveryReducer(self.reducers)
         self.every = every
         every.buckets.set_linear(self.named if type(self.optimizer) is torch.optim.SGD else ())
-        self.held = held.hold(self.optimizer, every, self.named.items(), self.every_full, "auto")
+        self.held = holding.hold(self.optimizer, every, self.named.items(), self.every_full, "auto")
         self.matching = Matching(self.optimizer, every, self.named, lambda: 1.0) if self.chosen.match_norm else None
         self.optimizer.register_step_pre_hook(before_step(self._prepare))
         self.norms: list[float] = []  # as clip_grad_norm_ returns them

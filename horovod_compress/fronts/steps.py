@@ -111,7 +111,7 @@ class Steps:
 
         Args:
             optimizers: all of them; in a second call the same ones.
-            options: see :func:`~horovod_compress.engine.optimizer.held.hold`.
+            options: see :func:`~horovod_compress.engine.optimizer.holding.hold`.
             match_norm: hand results back with the norm of the exact mean, see :mod:`~horovod_compress.engine.norms`.
             step: who moves the weights, "auto" or "torch".
 
@@ -142,7 +142,7 @@ class Steps:
             self._begin_exact()
         self._take_moments()
         if self.held and self.tuner:
-            self.tuner.wait_for(self.held.warmup)
+            self.tuner.wait_for(self.held.rounds.warmup)
 
     def leave(self) -> None:
         """Let the optimizers' state be as torch alone would have it."""
@@ -341,6 +341,11 @@ def _check_unused(saved: object) -> None:
     """
     each = list(saved.values()) if isinstance(saved, Mapping) else [None]
     for one in each:
-        given = one if isinstance(one, Mapping) else {}
-        if {name: type(value) for name, value in given.items()} != _OF_UNUSED or given["count"] < 1:
-            raise StateError(f"unused exchanges in a state should be a count and two flags by name, got {saved!r:.100}")
+        given = dict(one) if isinstance(one, Mapping) else {}
+        until = given.pop("exact_until", 0)
+        fits = {name: type(value) for name, value in given.items()} == _OF_UNUSED and type(until) is int
+        if not fits or min(given["count"], until) < 0 or not given["count"] + until:
+            raise StateError(
+                "unused exchanges in a state should be a count and two flags by name, and the number of a step where "
+                f"rounds are exact until then, got {saved!r:.100}"
+            )

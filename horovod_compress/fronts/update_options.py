@@ -12,7 +12,7 @@ from torch import nn
 from ..engine import names
 from ..engine.agreement.differences import difference
 from ..engine.names import pairs
-from ..engine.optimizer import family, momentum, second_moment as moments
+from ..engine.optimizer import exact_rounds, family, momentum, second_moment as moments
 from ..engine.optimizer.local_steps import Settings
 from ..engine.optimizer.outer import Factory
 from ..errors import ConfigError, MismatchError
@@ -87,8 +87,8 @@ def settings_of(optimizer: torch.optim.Optimizer, session: Session, given: Updat
     return Settings(
         delay,
         shared,
-        (given.warmup_steps or moments.WARMUP_STEPS) if shared else 0,
-        given.rebuild_every or methods.full_precision_every() or moments.REBUILD_EVERY,
+        (given.warmup_steps or exact_rounds.WARMUP_STEPS) if shared else 0,
+        given.rebuild_every or methods.full_precision_every() or exact_rounds.REBUILD_EVERY,
         given.momentum_masking,
         _warmup_exchanges(given.warmup_exchanges, session.reducer.options.total_steps),
         overlap,

@@ -149,10 +149,21 @@ def write(name: str) -> None:
 def loaded(name: str, states: list[dict[str, Any]]) -> tuple[Found, list[bytes]]:
     """Load states; return hashes of what is kept then, and of later results, and what would be saved again."""
     with CHECKPOINTS[name].ranks() as ranks:
+        has_stepped(ranks)
         ranks.load(states)
         kept, again = what_is_kept(ranks.fleet), packed(ranks.save())
         results = [digest_of(ranks.step(inputs(step))) for step in range(STEPS, STEPS + MORE)]
     return kept | {"then": results}, again
+
+
+def has_stepped(ranks: Ranks) -> None:
+    """Let AdamW be of the step that is loaded, or what is held would begin anew."""
+    for mine, model in zip(ranks.optimizers, ranks.models, strict=True):
+        for optimizer in mine if isinstance(mine, list) else [mine]:
+            for _ in range(STEPS if isinstance(optimizer, torch.optim.AdamW) else 0):
+                for parameter in model.values():
+                    parameter.grad = torch.zeros_like(parameter)
+                optimizer.step()
 
 
 def what_is_kept(fleet: Fleet) -> Found:

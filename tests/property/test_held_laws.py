@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.by_step import by_step
 from horovod_compress.codecs.dense import FullPrecision
-from horovod_compress.engine.optimizer import held, second_moment
+from horovod_compress.engine.optimizer import held, holding, second_moment
 from horovod_compress.engine.optimizer.family import before_step
 from horovod_compress.engine.optimizer.held_moment import HeldMoment
 from horovod_compress.engine.optimizer.second_moment import BOUND
@@ -61,7 +61,7 @@ class Team:
         ]
         self.optimizers = [make(model.values(), **{"lr": RATE} | adam) for model in self.models]
         self.held = [
-            held.hold(optimizer, reducer, model.items(), 0, second_moment, warmup, every)
+            holding.hold(optimizer, reducer, model.items(), 0, second_moment, warmup, every)
             for optimizer, reducer, model in zip(self.optimizers, self.fleet.reducers, self.models, strict=True)
         ]
         for optimizer, mine in zip(self.optimizers, self.held, strict=True):
@@ -455,7 +455,7 @@ def test_marsit_s_own_full_precision_rounds_are_left_out() -> None:
             for step in range(24):
                 team.step(random_grads(3, TENSORS, seed=step))
                 mine = team.held[0]
-                assert mine and mine.warmup == options.get("warmup_steps", 2)
+                assert mine and mine.rounds.warmup == options.get("warmup_steps", 2)
                 exact = mine.is_exact(step)
                 assert {s.round(step).label for s in team.fleet.reducers[0].buckets} == {"bf16" if exact else "marsit"}
 

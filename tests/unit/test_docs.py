@@ -21,7 +21,7 @@ import torch
 import check_links
 from horovod_compress.cli import command as cli
 from horovod_compress.codecs import registry
-from horovod_compress.engine.optimizer import second_moment
+from horovod_compress.engine.optimizer import exact_rounds
 from horovod_compress.exchange import wire
 from horovod_compress.fronts.updates import distributed_update_optimizer as update_optimizer
 from horovod_compress.ops import keys
@@ -173,7 +173,7 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right() -> None:
 
 def test_the_table_of_exact_rounds_is_that_of_the_code() -> None:
     def counted(few: bool, steps: int, **options: int) -> int:
-        rounds = second_moment.chosen(50, few, **options)
+        rounds = exact_rounds.chosen(50, few, **options)
         return sum(step in rounds for step in range(steps))
 
     first, every, begun, counts = zip(*table_after(DOCS / "second_moment.md", "## Which rounds are exact"), strict=True)

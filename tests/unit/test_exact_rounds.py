@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_compress.engine.optimizer.held import hold
-from horovod_compress.engine.optimizer.second_moment import (
+from horovod_compress.engine.optimizer.exact_rounds import (
     GROWTH,
     QUICK_GROWTH,
     QUICKEST_GROWTH,
@@ -19,6 +18,7 @@ from horovod_compress.engine.optimizer.second_moment import (
     chosen,
     usual,
 )
+from horovod_compress.engine.optimizer.holding import hold
 from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet
 
@@ -67,7 +67,7 @@ def test_what_somebody_chooses_counts() -> None:
     [
         ({}, ExactRounds(20, 100, growth=GROWTH, short=20)),
         ({"warmup_steps": 2}, ExactRounds(20, 100, growth=GROWTH, short=20, asked=2)),
-        ({"warmup_steps": 25}, ExactRounds(25, 100, growth=GROWTH, short=20, asked=25)),
+        ({"warmup_steps": 25}, ExactRounds(25, 100, growth=GROWTH, short=20, asked=25, anew=20)),
         ({"warmup_steps": 2, "total_steps": 100}, ExactRounds(10, 100, growth=QUICKEST_GROWTH, short=10, asked=2)),
         ({"warmup_steps": 2, "levels": 2}, ExactRounds(30, 50, short=30, asked=2)),
     ],

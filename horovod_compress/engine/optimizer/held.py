@@ -15,11 +15,9 @@ moment for good.)
 from __future__ import annotations
 
 import logging
-import weakref
 import zlib
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
@@ -32,62 +30,16 @@ from ..reducer import Next, Reducer
 from ..shards import local
 from . import family, second_moment as moments
 from .adam import AdamStepping
+from .beginnings import Beginnings
+from .exact_rounds import ExactRounds
 from .held_moment import HeldMoment, Left
-from .second_moment import ExactRounds, Slot, chosen
-from .stepping import may_step
+from .second_moment import Slot
 from .surges import Result, surges
 
+#: A parameter, the state that its optimizer has of it, and how many steps that is of.
+Found = tuple[Slot, Any, "float | None"]
+
 _log = logging.getLogger("horovod_compress")
-#: By optimizer, what was said of its exact rounds: an elastic job holds it again after each reset.
-_told: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-
-def hold(
-    optimizer: Any,
-    reducer: Reducer,
-    named: Iterable[tuple[str, nn.Parameter]],
-    full_precision_every: int = 0,
-    second_moment: str = "own",
-    warmup_steps: int | None = None,
-    rebuild_every: int | None = None,
-    *,
-    step: str = "torch",
-) -> HeldSecondMoment | None:
-    """Return what holds the second moment of an optimizer, or None where it is left alone.
-
-    Args:
-        named: the parameters of the optimizer, as the reducer has them.
-        full_precision_every: that of the method; 0 if it has none.
-        warmup_steps, rebuild_every: choose the exact rounds; None for what suits the method.
-        step: "auto" moves weights here, where the optimizer is known to the letter.
-
-    Raises:
-        ConfigError: these options have no meaning, or not with this optimizer.
-    """
-    given = {"warmup_steps": warmup_steps, "rebuild_every": rebuild_every}
-    moments.check_options(second_moment, **given)
-    fits = family.may_share(optimizer, second_moment)
-    steps = may_step(optimizer, step, torch.optim.Adam, torch.optim.AdamW)
-    buckets = reducer.buckets
-    if all(divides == "never" for divides in buckets.divides().values()):
-        return None
-    if not fits:
-        if second_moment == "auto" and reducer.world > 1:
-            family.look_for_squares(optimizer, tells=reducer.rank == 0)
-        return None
-    family.refuse_no_eps(optimizer, reducer.world)
-    few = all(each.law.few_exact for each in buckets.divided())
-    rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every, reducer.options.total_steps)
-    if late := buckets.exact_until():
-        rounds = replace(rounds, warmup=max(late, rounds.warmup), asked=late)
-    if (words := rounds.in_words()) != _told.get(optimizer):
-        _told[optimizer] = words
-        if reducer.rank == 0:
-            _log.info(
-                "the second moment of %s is shared: %s are exact and update it, and the others leave it unchanged",
-                *(type(optimizer).__name__, words),
-            )
-    return HeldSecondMoment(optimizer, reducer, dict(named), rounds, steps)
 
 
 class HeldSecondMoment:
@@ -102,6 +54,7 @@ class HeldSecondMoment:
     Attributes:
         reducer: the one it was given.
         rounds: likewise.
+        beginnings: until when these are exact because second moments begin.
         stepping: what moves weights here, None where nothing does.
         exact: the exchanges for the optimizer's coming step are exact where the second moment divides.
         due: an exact round is due, and no step of the optimizer has used one yet. It begins with the first exchange
@@ -121,20 +74,16 @@ class HeldSecondMoment:
         self._parameters = partial(moments.places, optimizer, moments.names_of(named.items()))
         self._kept, self._buckets = reducer.kept, reducer.buckets
         self._form = family.form_of(optimizer)
-        self.rounds = rounds
+        self.rounds, self.beginnings = rounds, Beginnings(rounds, tells=reducer.rank == 0)
         self._held: dict[str, HeldMoment] = {}
         self._rest = self._buckets.rest  # what the zero groups of what is held go with
-        self._prepared, self._begun = reducer.step - 1, False  # the last step that it has used; whether it used one
+        self._prepared = reducer.step - 1  # the last step that it has used
         self.due = False
         self.exact = False
         self._all_exact = False  # all exchanges for the optimizer's coming step; others may make theirs more often
         self._shown = ""  # see shown(); empty where that has changed
         self._told = False  # that exact rounds do not wait for it
         self.stepping: AdamStepping | None = AdamStepping(optimizer, self._parameters) if steps else None
-
-    @property
-    def warmup(self) -> int:
-        return self.rounds.warmup
 
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
@@ -169,7 +118,7 @@ class HeldSecondMoment:
 
     def is_due(self, step: int) -> bool:
         """Return whether one is due in this exchange."""
-        return self.due or self.is_exact(step) or self.reducer.norms.ratio.stale
+        return self.due or self.is_exact(step) or step < self.beginnings.until or self.reducer.norms.ratio.stale
 
     # ---- state ----
 
@@ -177,10 +126,15 @@ class HeldSecondMoment:
         return {name: held.state() for name, held in self._held.items()}
 
     def left(self) -> dict[str, Left]:
-        """Return the exchanges that the optimizer has left unused, by the first name of a parameter; empty if none."""
-        count = self.reducer.step - 1 - self._prepared
+        """Return what exact rounds are due for, by the first name of a parameter; empty where nothing is.
+
+        That is what the optimizer has left unused of exchanges, and second moments that begin later than others.
+        """
+        count, until = max(0, self.reducer.step - 1 - self._prepared), self.beginnings.saved()
         first = min((name for _, _, name in self._parameters()), default="")
-        return {first: {"count": count, "all_exact": self._all_exact, "last_exact": self.exact}} if count > 0 else {}
+        late = {"exact_until": until} if until else {}
+        mine = {"count": count, "all_exact": self._all_exact, "last_exact": self.exact} | late
+        return {first: mine} if count or late else {}
 
     def load_state_dict(
         self,
@@ -190,14 +144,14 @@ class HeldSecondMoment:
     ) -> None:
         """Restore what :meth:`state_dict` and :meth:`left` returned, beside what waits in the units that go with it."""
         self.due = due
-        mine = next((left[name] for _, _, name in self._parameters() if name in left), {})
-        self._all_exact, self.exact = mine.get("all_exact", False), mine.get("last_exact", False)
-        self._prepared = self.reducer.step - 1 - mine.get("count", 0)
+        unused = next((left[name] for _, _, name in self._parameters() if name in left), {})
+        self._all_exact, self.exact = unused.get("all_exact", False), unused.get("last_exact", False)
+        self._prepared = self.reducer.step - 1 - unused.get("count", 0)
         if self.stepping:
             self.stepping.pay()  # what is held now may be of another time
         where = {name: parameter.device for _, parameter, name in self._parameters()}
         mine = {name: saved for name, saved in state.items() if name in where}
-        self._begun = bool(mine)
+        self.beginnings.load(unused.get("exact_until", 0), held=bool(mine))
         own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
         groups = self._kept.withholding.zero_groups()
         self._held = {
@@ -212,10 +166,31 @@ class HeldSecondMoment:
         self._all_exact = exact and (self._all_exact or not self.unused(step))
         self.exact, self.due = exact, due
 
-    def settle(self, factors: dict[str, Tensor]) -> None:
+    def look(self, step: int) -> list[Found]:
+        """Look for second moments that begin later than others, or anew; nothing that was coded is part of them.
+
+        Returns:
+            all parameters, each with its state.
+        """
+        found: list[Found] = []
+        for slot in self._parameters():
+            state = self._optimizer.state.get(slot[1])
+            found.append((slot, state, self._form.steps(slot[0], state) if state else None))
+        done = {name: steps for (_, _, name), _, steps in found}
+        late = self.beginnings.look(step, done, self._held, self._buckets.divides())
+        for (_, _, name), state, _ in found if late else ():
+            for part in (self._form.first, self._form.second) if state and name in late else ():
+                if part:  # the first moment too: divided by the other one alone it could be of any size
+                    local(state[part]).zero_()
+        # What waits is of gradients before the optimizer had the parameter, and may be of many.
+        self._kept.scale_errors({name: 0.0 for name in late if name not in self._held})
+        return found
+
+    def settle(self, found: Sequence[Found], factors: dict[str, Tensor]) -> None:
         """Take over what the optimizer has moved itself until now, and leave what is of another time.
 
         Args:
+            found: what :meth:`look` returned.
             factors: what waits is multiplied by these, by tensor; more are noted.
         """
         divides = self._buckets.divides()
@@ -224,21 +199,22 @@ class HeldSecondMoment:
             self._rest, zeros = self._buckets.rest, self._kept.withholding.zero_groups()
             for name, known in self._held.items():
                 known.regroup(zeros[name])
-        for group, parameter, name in self._parameters():
-            held, state = self._held.get(name), self._optimizer.state.get(parameter)
-            done = self._form.steps(group, state) if state else 0.0  # some make their state before their first step
+        for (group, _, name), state, done in found:
+            held = self._held.get(name)
             # The schedule leaves its bucket uncompressed now; or the optimizer is of an earlier step than what is held.
-            if held and (divides[name] == "never" or not state or done < held.since):
+            if held and (divides[name] == "never" or done is None or done < held.since):
                 held, self._shown = None, ""
                 if self.stepping:
                     self.stepping.pay([name])
                 _note(factors, name, self._held.pop(name).divisor, None)
-            if not (self.exact or held) and done and divides[name] != "never":  # it has moved its own until now
+            if not (self.exact or held) and state and done and divides[name] != "never":  # it has moved its own
                 zeros = zeros or self._kept.withholding.zero_groups()
                 (moment, steps), before = self._form.taken_over(group, state), divides[name] == "before"
                 held = HeldMoment(moment, steps, steps, float(group["eps"]), before, zeros[name])
                 self._held[name], self._shown = held, ""
                 _note(factors, name, None, held.divisor)
+        if not self.exact:
+            self.beginnings.until = 0
 
     def names(self) -> Collection[str]:
         """Return the parameters whose second moment is held."""
@@ -262,7 +238,7 @@ class HeldSecondMoment:
         One that has never made a step is not waited for behind the warm-up: there is nothing to hold of it.
         """
         unused = step - 1 - self._prepared
-        return unused > self.rounds.every or (not self._begun and unused >= self.rounds.warmup)
+        return unused > self.rounds.every or (not self.beginnings.begun and unused >= self.rounds.warmup)
 
     def tell_of_rest(self, step: int) -> None:
         """Say once, on rank 0, that exact rounds go on without this optimizer."""
@@ -300,11 +276,12 @@ class HeldSecondMoment:
         step = self.reducer.next_step() - 1
         if not family.ready(self._optimizer, step, self._prepared, self.reducer.settled):
             return
-        self._prepared, self._begun = step, True
+        self._prepared, self.beginnings.begun = step, True
         overflow = getattr(self._optimizer, "found_inf", None)  # a gradient scaler leaves it to a fused step to skip
         if overflow is not None and bool(overflow):
             return
         used = [slot for slot in self._parameters() if self._is_used(slot)]
+        self._drop_first(step, used)
         exact = self._take_in(used, ratios)
         for group, parameter, name in used:
             held, state, by = self._held[name], self._optimizer.state[parameter], ratios.get(name, 1.0)
@@ -317,6 +294,16 @@ class HeldSecondMoment:
         self.due = self.due and not self._all_exact
         if self.stepping:
             self.stepping.step(step)
+
+    def _drop_first(self, step: int, used: Sequence[Slot]) -> None:
+        """Drop coded gradients of parameters that had only zeros until now, where nothing says how far to move."""
+        if self._all_exact:
+            return
+        first = self.beginnings.look_at_zeros(step + 1, [(name, p.grad, self._held[name]) for _, p, name in used])
+        for group, parameter, name in used if first else ():
+            if name in first and parameter.grad is not None:
+                local(parameter.grad).zero_()
+                self._held[name].since = self._form.steps(group, self._optimizer.state[parameter]) + 1
 
     def _take_in(self, used: Sequence[Slot], ratios: Mapping[str, float]) -> Collection[str]:
         """Let what is held take in the gradients of an exact round, or surges; return whose gradient is exact."""
@@ -367,6 +354,7 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
     reducer, rounds = first.reducer, first.rounds
     buckets, kept, start = reducer.buckets, reducer.kept, reducer.start
     awaited = [held for held in several if not held.rests(step)] or several
+    looks = [held.look(step) for held in several]
     due = any(held.is_due(step) for held in awaited)
     if (first.exact or due) and rounds.every > 1:
         # A rank whose optimizer did not use the last exchange may have another kind of round now, and frames of
@@ -385,8 +373,8 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
     if exact and reducer.watch:
         reducer.watch.spoil()  # what is measured now says nothing of the method
     factors: dict[str, Tensor] = {}
-    for held in several:
-        held.settle(factors)
+    for held, found in zip(several, looks, strict=True):
+        held.settle(found, factors)
     kept.convert(factors)
     buckets.divide_by({name: divisor for held in several for name, divisor in held.divisors().items()})
     kept.withholding.withhold({name: index for held in several for name, index in held.unmoved().items()})

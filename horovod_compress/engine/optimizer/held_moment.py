@@ -33,6 +33,7 @@ class HeldMoment(Moment):
         unmoved: the elements that coded rounds leave out.
         divisor: what gradients are divided by, in units of its root mean square, flat.
         size: the mean of the second moment where results are looked at; None until it is needed.
+        is_zero: it has taken in zeros only; None until it is needed.
     """
 
     since: float
@@ -43,6 +44,7 @@ class HeldMoment(Moment):
     unmoved: Tensor | None = field(init=False, default=None)
     divisor: Tensor | None = field(init=False)
     size: float | None = field(init=False, default=None)
+    is_zero: bool | None = field(init=False, default=None)
 
     def regroup(self, zero_group: int) -> None:
         """Take note that other zeros stay zeros."""
@@ -67,7 +69,7 @@ class HeldMoment(Moment):
     def derive(self) -> None:
         super().derive()
         self.unmoved = moments.unmoved(self.moment, self.zero_group, self.unmoved)
-        self.divisor = self.size = None
+        self.divisor = self.size = self.is_zero = None
         if not self.divides:
             return
         divisor = ops.take_roots(self.squares()).add_(self.eps).view(-1)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...errors import ConfigError
 from ..methods import Methods
 from ..reducer import Reducer
-from . import held, momentum, sgd
+from . import held, holding, momentum, sgd
 from .family import builds_state, form_of, is_exactly, may_share, options_of, prepare_last, uncompiled, unprepared
 from .held_moment import Left
 from .matching import Matching
@@ -61,7 +61,7 @@ class Taker:
 
         Args:
             named: the parameters that are exchanged, of any optimizer.
-            options, full_precision_every, step: see :func:`.held.hold`.
+            options, full_precision_every, step: see :func:`.holding.hold`.
             scale: returns that of the gradient scaler; None for results that are handed back as they are.
 
         Raises:
@@ -69,7 +69,7 @@ class Taker:
         """
         optimizer = self.optimizer
         self.leave()
-        self.held = held.hold(optimizer, reducer, named, full_precision_every, *options, step=step)
+        self.held = holding.hold(optimizer, reducer, named, full_precision_every, *options, step=step)
         self.sgd = sgd.stepping_of(optimizer, reducer, dict(named), step)
         self.matching = Matching(optimizer, reducer, dict(named), scale) if scale else None
         self.rates = momentum.rates_of(optimizer, reducer.kept, named, reducer.options.follow_lr)
