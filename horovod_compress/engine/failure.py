@@ -24,6 +24,7 @@ from ..observe import files
 from ..options import FLOW_SECONDS
 from .agreement.differences import explained, listed
 from .agreement.notes import (
+    advice,
     disagreement,
     last_finished,
     note,
@@ -236,7 +237,7 @@ class Failure:
             or disagreement(notes)
             or ExchangeError(
                 f"rank {context.rank}: {what}. {verdict(notes, context.world)} {last_finished(notes, context.world)} "
-                f"Restart the job from a checkpoint; if a rank is only slow, raise timeout="
+                f"{advice(notes)}"
             )
         )
 

@@ -30,7 +30,7 @@ from .copies import copied
 from .ending import Closing, keep_open, left_open
 from .reports import Counters
 from .saving import Saved
-from .session import Session, look_for_steps, meetings, weakly
+from .session import Session, before_each_step, look_for_steps, meetings, weakly
 from .startup import Wrap, as_at_first, as_it_is, before_handshake, start
 from .update_options import TAKEN
 
@@ -113,6 +113,7 @@ class BaseCompression(metaclass=_Listed):
             self._saved, self._counters = Saved(session), Counters(session, self.method)
             self._begin(session)
             self._closing.add(look_for_steps(session.steps.parameters, weakly(self._why_unused)))
+            self._closing.add(before_each_step(weakly(session.steps.note_step)))
             recording.follow(reducer, job.number, self.method)
             undo.pop_all()
         self._session = session

@@ -196,7 +196,10 @@ def specs(named: object) -> list[TensorSpec]:
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"named_parameters holds {twice!r} twice; names must be unique")
+        raise ConfigError(
+            f"named_parameters holds {twice!r} twice; names must be unique: put several modules into one "
+            "torch.nn.ModuleDict, and give its named_parameters(), or create a compression for each"
+        )
     if len({id(parameter) for _, parameter in found}) < len(found):
         raise ConfigError(
             "named_parameters holds one parameter under two names; leave remove_duplicate=True in named_parameters()"

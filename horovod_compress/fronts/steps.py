@@ -101,6 +101,15 @@ class Steps:
         """Those that are known."""
         return self._takers.optimizers
 
+    def in_words(self) -> str:
+        """Return for whom gradients were exchanged, if that is known."""
+        kinds = " and ".join(type(optimizer).__name__ for optimizer in self.optimizers)
+        return kinds and f" for {kinds}"
+
+    def note_step(self, optimizer: Any) -> None:
+        """Note an optimizer that is about to make a step with some of the parameters."""
+        self._takers.note_step(optimizer)
+
     @property
     def held(self) -> held.HeldSecondMoment | None:
         """The second moment that is shared; of several optimizers, the first one's."""

@@ -98,6 +98,13 @@ def test_what_was_frozen_at_first_is_trained_as_by_the_framework_and_told_of(fro
         assert [found["all"] for found in (first, second)] == values(front, f"late {kind} alone")
 
 
+def test_an_optimizer_that_nobody_has_told_of_is_named() -> None:
+    for number, (other, same) in enumerate(values("torch", "another phase")):
+        (texts, error), (control, _) = other, same
+        assert len(texts) == (number == 0) and all(text.startswith("SGD makes steps with results") for text in texts)
+        assert "already exchanged gradients for AdamW; for another optimizer, close() it" in error and not control
+
+
 @BOTH
 def test_what_is_thawed_between_compression_and_wrapper_is_refused(front: str) -> None:
     for text in values(front, "thawed between"):

@@ -11,7 +11,16 @@ import pytest
 import torch
 
 from horovod_compress.cli.command import main
-from horovod_compress.engine.agreement.notes import first, last_finished, leave_word, note, verdict, with_words
+from horovod_compress.engine.agreement.notes import (
+    advice,
+    first,
+    last_finished,
+    leave_word,
+    note,
+    verdict,
+    why_ended,
+    with_words,
+)
 from horovod_compress.engine.context import AWAITED, EXCHANGED, MEETING
 from horovod_compress.errors import ExchangeError, MismatchError, anew, in_job
 from horovod_compress.exchange.transports.local import Hub, LocalTransport
@@ -34,6 +43,14 @@ def test_a_rank_without_a_note_is_to_blame() -> None:
 def test_a_rank_with_a_reason_of_its_own_comes_before_those_that_are_late_to_tell() -> None:
     notes = {0: _waits(1), 1: note("decode", AT, None, why="out of memory")}
     assert verdict(notes, WORLD) == "Rank 1 stopped first: out of memory."
+
+
+def test_a_rank_at_its_end_is_a_matter_of_numbers_of_steps() -> None:
+    notes = {0: _waits(1), 1: note("hop 1", AT, None, why=f"rank 1: {why_ended()}")}
+    assert verdict(notes, WORLD).startswith("Rank 1 stopped first: came to the end of its program")
+    assert advice(notes).startswith("If it has had fewer batches, or skipped some, give every rank the same number")
+    for other in ({0: _waits(1)}, {1: note("decode", AT, None, why="out of memory")}):
+        assert advice(other) == "Restart the job from a checkpoint; if a rank is only slow, raise timeout="
 
 
 def test_a_reason_may_have_the_rank_s_number_in_the_job() -> None:

@@ -57,6 +57,14 @@ def verdict(notes: Notes, world: int) -> str:
     return f"Every rank has stopped: {', '.join(said)}."
 
 
+def advice(notes: Notes) -> str:
+    """Return what to do, in a sentence without its end."""
+    again = "estart the job from a checkpoint; if a rank is only slow, raise timeout="
+    if any(str(notes[rank]["why"]).endswith(_AT_ITS_END) for rank in _with_reasons(notes)[:1]):
+        return f"If it has had fewer batches, or skipped some, give every rank the same number of steps; else r{again}"
+    return f"R{again}"
+
+
 def first(notes: Notes, world: int) -> list[int]:
     """Return the ranks that the verdict names, none if it names no one in particular."""
     return _with_reasons(notes)[:1] or _silent(notes, world) or _behind(notes) or _stuck(notes)
@@ -166,10 +174,13 @@ def why_closed(how: str) -> str:
     return f"{done}{_because_of(sys.exc_info()[1])}"
 
 
+_AT_ITS_END = "came to the end of its program, or called sys.exit()"
+
+
 def why_ended() -> str:
     """Return why this process ends, in words, at its end."""
     last = last_error()
-    return f"ended{_because_of(last)}" if last else "came to the end of its program, or called sys.exit()"
+    return f"ended{_because_of(last)}" if last else _AT_ITS_END
 
 
 def last_error() -> BaseException | None:

@@ -42,6 +42,12 @@ _DROPPED = (
     "Horovod, run it within compression.no_sync()"
 )
 
+_BY_ANOTHER = (
+    "%s makes steps with results of this compression, which does not know it: its second moment is not held, and the "
+    "ratio of norms stays in its gradients. Give all optimizers of a model to one compression; for another phase of "
+    "training, close() it, and create another compression for the new optimizer"
+)
+
 
 class Matching:
     """Takes the ratio of norms out of what one optimizer is given.
@@ -49,7 +55,12 @@ class Matching:
     Args:
         named: its parameters by name, as the reducer has them.
         scale: returns the scale of the gradient scaler that is followed, 1 for none.
+
+    Attributes:
+        other: the class of an optimizer that nobody has told of, and that makes steps with the same parameters.
     """
+
+    other: str | None = None
 
     def __init__(
         self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], scale: Callable[[], float]
@@ -114,17 +125,20 @@ class Matching:
         self._dropped.append(unused and not kept)
         if sum(self._added_to) >= OFTEN:
             norms.vote_against()
-        if sum(self._dropped) >= OFTEN and not self._told_dropped and self._keeps(last.step):
-            self._tell_dropped()
+        if sum(self._dropped) >= OFTEN and not self._told_dropped:
+            self._tell_dropped(last.step)
 
     def _keeps(self, step: int) -> bool:
         """Return whether the coded rounds of a step have a residual, or anything else that goes on."""
         rounds = [state.round(step) for state in self._reducer.buckets]
         return any(not one.exact and one.work.state for one in rounds)
 
-    def _tell_dropped(self) -> None:
+    def _tell_dropped(self, step: int) -> None:
+        if not (self.other or self._keeps(step)):
+            return
         if not self._reducer.rank:
-            _log.warning(_DROPPED, sum(self._dropped), len(self._dropped))
+            given = (_BY_ANOTHER, self.other) if self.other else (_DROPPED, sum(self._dropped), len(self._dropped))
+            _log.warning(*given)
         self._told_dropped = True
 
     def _tell_off(self) -> None:

@@ -276,7 +276,8 @@ def refuse_fewer(optimizers: Sequence[Any], session: Session) -> None:
     if missing:
         raise ConfigError(
             f"rank {session.job.number}: the compression was given {len(missing)} parameter(s) that the optimizer does "
-            f"not have: {some_of(missing)}; give the compression exactly the parameters of its optimizers"
+            f"not have: {some_of(missing)}; give the compression exactly the parameters of its optimizers, and "
+            "freeze those that are to be trained later, once all are created"
         )
 
 

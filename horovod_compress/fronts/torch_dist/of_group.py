@@ -113,12 +113,13 @@ class TorchCompression(BaseCompression):
         session.refuse_closed()
         if session.exchanges == "updates":
             raise ConfigError(TAKEN)
+        steps = session.steps
         if session.compared:
             raise ConfigError(
                 "call attach() before the first backward pass, on every rank, right after the optimizer is created; "
-                "this compression has already exchanged gradients"
+                f"this compression has already exchanged gradients{steps.in_words()}; for another optimizer, close() "
+                "it, create another compression and register that"
             )
-        steps = session.steps
         for each in optimizers:
             checks.refuse_sharded(each, own=second_moment == "own" or not _needs_held(session))
             checks.check_optimizer(each, [*steps.named, *session.others])

@@ -248,6 +248,28 @@ for kind in ("SGD", "AdamW"):
     check(f"late {kind} alone", lambda k=kind: alone(k))  # type: ignore[misc]
 
 
+def another_phase(anew: bool) -> tuple[list[str], str]:
+    """Go on with another optimizer; return what is told of it, and the error of a second attach()."""
+    model = net()
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=20.0)
+    called, optimizer = trained(model, plain("AdamW", model), compression, {"warmup_steps": 2}, plain=True)
+    with told() as texts:
+        train(called, optimizer, range(4))
+        other = plain("SGD", model) if anew else optimizer
+        train(called, other, range(4, 16))
+    try:
+        compression.attach(other)
+    except hvc.ConfigError as error:
+        return [text for text in texts if "does not know it" in text], str(error)
+    finally:
+        compression.close()
+    return [], "accepted"
+
+
+if DDP:
+    check("another phase", lambda: [another_phase(anew) for anew in (True, False)])
+
+
 def thawed_between() -> str:
     """A parameter that needs a gradient only after the compression was made, when the rest is."""
     model = net()
