@@ -59,6 +59,7 @@ class Steps:
         parameters: in the order of the plan.
         index: their places in it, by identity.
         sparse: the names of those whose gradients are sparse, where a module says so beforehand.
+        note_step: notes an optimizer that is about to make a step, with some of the parameters, if it is none of ours.
         tuner: chooses buckets, where the schedule is an adaptive one.
     """
 
@@ -71,6 +72,7 @@ class Steps:
         self.sparse: list[str] = []
         self.scale = Scale(reducer)
         self._takers = Takers()
+        self.note_step = self._takers.note_step
         self._exact_first = 0  # so many first steps are exact
         self._loaded = _Loaded()
         if reducer.world > 1:
@@ -100,15 +102,6 @@ class Steps:
     def optimizers(self) -> list[Any]:
         """Those that are known."""
         return self._takers.optimizers
-
-    def in_words(self) -> str:
-        """Return for whom gradients were exchanged, if that is known."""
-        kinds = " and ".join(type(optimizer).__name__ for optimizer in self.optimizers)
-        return kinds and f" for {kinds}"
-
-    def note_step(self, optimizer: Any) -> None:
-        """Note an optimizer that is about to make a step with some of the parameters."""
-        self._takers.note_step(optimizer)
 
     @property
     def held(self) -> held.HeldSecondMoment | None:

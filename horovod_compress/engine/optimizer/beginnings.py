@@ -54,7 +54,7 @@ class Beginnings:
         found = []
         for name, steps in done.items():
             known, few = held.get(name), self._rounds.anew
-            anew = (steps or 0.0) < min(known.since, few) if known else 0 < (steps or 0.0) < few
+            anew = (steps or 0.0) < min(known.since, few) if known else 0 < (steps or 0.0) <= few
             if anew and divides[name] != "never":
                 found.append(name)
         self._again(step, found)

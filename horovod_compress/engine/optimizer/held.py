@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +33,25 @@ from .adam import AdamStepping
 from .beginnings import Beginnings
 from .exact_rounds import ExactRounds
 from .held_moment import HeldMoment, Left
-from .second_moment import Slot
+from .second_moment import BRIEF, Slot
 from .surges import Result, surges
 
-#: A parameter, the state that its optimizer has of it, and how many steps that is of.
-Found = tuple[Slot, Any, "float | None"]
+
+class Standing(NamedTuple):
+    """How far an optimizer is with a parameter, before a step.
+
+    Attributes:
+        group, state: those of the optimizer; it may have no state yet.
+        steps: so many has the optimizer done with it; None without a state.
+        late: its second moment begins later than others, or anew, so that a coded gradient may be all that is in it.
+    """
+
+    group: dict[str, Any]
+    name: str
+    state: Any
+    steps: float | None
+    late: bool
+
 
 _log = logging.getLogger("horovod_compress")
 
@@ -166,27 +180,20 @@ class HeldSecondMoment:
         self._all_exact = exact and (self._all_exact or not self.unused(step))
         self.exact, self.due = exact, due
 
-    def look(self, step: int) -> list[Found]:
-        """Look for second moments that begin later than others, or anew; nothing that was coded is part of them.
-
-        Returns:
-            all parameters, each with its state.
-        """
-        found: list[Found] = []
-        for slot in self._parameters():
-            state = self._optimizer.state.get(slot[1])
-            found.append((slot, state, self._form.steps(slot[0], state) if state else None))
-        done = {name: steps for (_, _, name), _, steps in found}
+    def look(self, step: int) -> list[Standing]:
+        """Look at the parameters before a step, and for second moments that begin later than others, or anew."""
+        states = [(slot, self._optimizer.state.get(slot[1])) for slot in self._parameters()]
+        done = {slot[2]: self._form.steps(slot[0], state) if state else None for slot, state in states}
         late = self.beginnings.look(step, done, self._held, self._buckets.divides())
-        for (_, _, name), state, _ in found if late else ():
-            for part in (self._form.first, self._form.second) if state and name in late else ():
-                if part:  # the first moment too: divided by the other one alone it could be of any size
-                    local(state[part]).zero_()
-        # What waits is of gradients before the optimizer had the parameter, and may be of many.
-        self._kept.scale_errors({name: 0.0 for name in late if name not in self._held})
+        found = [Standing(group, name, state, done[name], name in late) for (group, _, name), state in states]
+        # What waits is of gradients before the optimizer had the parameter, perhaps of many, and its first moment too.
+        fresh = [one for one in found if one.late and one.state and one.name not in self._held]
+        for one in fresh:
+            self._form.clear_first(one.state)
+        self._kept.scale_errors({one.name: 0.0 for one in fresh})
         return found
 
-    def settle(self, found: Sequence[Found], factors: dict[str, Tensor]) -> None:
+    def settle(self, found: Sequence[Standing], factors: dict[str, Tensor]) -> None:
         """Take over what the optimizer has moved itself until now, and leave what is of another time.
 
         Args:
@@ -199,7 +206,7 @@ class HeldSecondMoment:
             self._rest, zeros = self._buckets.rest, self._kept.withholding.zero_groups()
             for name, known in self._held.items():
                 known.regroup(zeros[name])
-        for (group, _, name), state, done in found:
+        for group, name, state, done, late in found:
             held = self._held.get(name)
             # The schedule leaves its bucket uncompressed now; or the optimizer is of an earlier step than what is held.
             if held and (divides[name] == "never" or done is None or done < held.since):
@@ -207,12 +214,14 @@ class HeldSecondMoment:
                 if self.stepping:
                     self.stepping.pay([name])
                 _note(factors, name, self._held.pop(name).divisor, None)
-            if not (self.exact or held) and state and done and divides[name] != "never":  # it has moved its own
-                zeros = zeros or self._kept.withholding.zero_groups()
-                (moment, steps), before = self._form.taken_over(group, state), divides[name] == "before"
-                held = HeldMoment(moment, steps, steps, float(group["eps"]), before, zeros[name])
-                self._held[name], self._shown = held, ""
-                _note(factors, name, None, held.divisor)
+            if held or not done or divides[name] == "never" or (self.exact and not late):
+                continue
+            zeros = zeros or self._kept.withholding.zero_groups()  # it has moved its own until now
+            (moment, steps), before = self._form.taken_over(group, state or {}), divides[name] == "before"
+            stands_for = BRIEF if late else steps
+            held = HeldMoment(moment, stands_for, steps, float(group["eps"]), before, zeros[name])
+            self._held[name], self._shown = held, ""
+            _note(factors, name, None, held.divisor)
         if not self.exact:
             self.beginnings.until = 0
 
@@ -281,8 +290,7 @@ class HeldSecondMoment:
         if overflow is not None and bool(overflow):
             return
         used = [slot for slot in self._parameters() if self._is_used(slot)]
-        self._drop_first(step, used)
-        exact = self._take_in(used, ratios)
+        exact = self._take_in(step, used, ratios)
         for group, parameter, name in used:
             held, state, by = self._held[name], self._optimizer.state[parameter], ratios.get(name, 1.0)
             now = self._form.steps(group, state) + 1
@@ -295,29 +303,26 @@ class HeldSecondMoment:
         if self.stepping:
             self.stepping.step(step)
 
-    def _drop_first(self, step: int, used: Sequence[Slot]) -> None:
-        """Drop coded gradients of parameters that had only zeros until now, where nothing says how far to move."""
-        if self._all_exact:
-            return
-        first = self.beginnings.look_at_zeros(step + 1, [(name, p.grad, self._held[name]) for _, p, name in used])
-        for group, parameter, name in used if first else ():
-            if name in first and parameter.grad is not None:
-                local(parameter.grad).zero_()
-                self._held[name].since = self._form.steps(group, self._optimizer.state[parameter]) + 1
-
-    def _take_in(self, used: Sequence[Slot], ratios: Mapping[str, float]) -> Collection[str]:
-        """Let what is held take in the gradients of an exact round, or surges; return whose gradient is exact."""
+    def _take_in(self, step: int, used: Sequence[Slot], ratios: Mapping[str, float]) -> Collection[str]:
+        """Let what is held take in exact gradients, first ones and surges; return whose gradient is exact."""
         exact, factors = set[str](), dict[str, Tensor]()
-        surging = () if self._all_exact else self._surges(used, ratios)
+        first: Collection[str] = ()
+        surging: Collection[str] = ()
+        if not self._all_exact:
+            first = self.beginnings.look_at_zeros(step + 1, [(n, p.grad, self._held[n]) for _, p, n in used])
+            surging = self._surges(used, ratios)
         for group, parameter, name in used:
             held, now = self._held[name], self._form.steps(group, self._optimizer.state[parameter]) + 1
-            steps = now - held.since if self._all_exact else float(name in surging)
+            steps = now - held.since if self._all_exact else float(name in first or name in surging)
             if steps <= 0:
                 continue
             grad = self._form.gradient(self._optimizer, group, parameter, ratios.get(name, 1.0))
             if bool(grad.isfinite().all()):
                 before = held.divisor
-                self._form.move(held, group, grad if self._all_exact else held.like(grad), steps)
+                if name in first:  # the zeros before count for nothing
+                    held.steps, held.since = 0.0, now - steps
+                whole = self._all_exact or name in first
+                self._form.move(held, group, grad if whole else held.like(grad), steps)
                 held.since, self._shown = held.since + steps, ""
                 _note(factors, name, before, held.divisor)
                 if self._all_exact:

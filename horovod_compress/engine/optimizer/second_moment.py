@@ -32,6 +32,8 @@ from ..shards import local
 FLOOR = 0.1
 #: No element moves by more than so many learning rates in a step, as in Adam itself (Kingma and Ba 2015, section 2.1).
 BOUND = 10.0
+#: A second moment that was made of coded gradients stands for so many steps: one exact gradient counts for far more.
+BRIEF = 0.001
 
 #: What an optimizer's group of parameters has, and its state of one parameter.
 Group = Mapping[str, Any]
@@ -246,6 +248,13 @@ class Form:
     def move(self, held: Moment, group: Group, grad: Tensor, steps: float) -> None:
         """Let V take in an exact mean gradient, for all steps since the last one."""
         held.move(grad, self.betas(group)[1], steps)
+
+    def clear_first(self, state: State) -> None:
+        """Let the first moment be what it begins with."""
+        if self.first:
+            moment = local(state[self.first])
+            with torch.inference_mode(moment.is_inference()):  # of a program that makes its steps so
+                moment.zero_()
 
     def write(self, group: Group, state: State, grad: Tensor, held: Moment, now: float, *, exact: bool = False) -> None:
         """Set the second moment so that step number ``now``, with this gradient, divides by V's root, plus eps.

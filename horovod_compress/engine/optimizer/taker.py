@@ -144,10 +144,9 @@ class Takers:
             ConfigError: others are known, or two have the same parameter, or momentum upon that of a method.
         """
         if self and [*map(id, self.optimizers)] != [*map(id, optimizers)]:
-            kinds = " and ".join(type(optimizer).__name__ for optimizer in self.optimizers)
             raise ConfigError(
-                f"this compression already has an optimizer, {kinds}; give several in one call, such as attach(first, "
-                "second); to replace an optimizer, create model, compression and optimizer again"
+                f"this compression already has an optimizer, {kinds_of(self.optimizers)}; give several in one call, "
+                "such as attach(first, second); to replace an optimizer, create model, compression and optimizer again"
             )
         _refuse_shared(optimizers, named)
         found = []
@@ -297,6 +296,11 @@ def refuse_lists(optimizers: Iterable[object]) -> None:
                 f"attach() takes several optimizers as arguments, got a {type(given).__name__} of {len(given)}; write "
                 "attach(first, second), or attach(*optimizers)"
             )
+
+
+def kinds_of(optimizers: Iterable[Any]) -> str:
+    """Return the classes of optimizers, in words."""
+    return " and ".join(type(optimizer).__name__ for optimizer in optimizers)
 
 
 def _refuse_shared(optimizers: Iterable[Any], named: Named) -> None:

@@ -203,8 +203,8 @@ class Compression(BaseCompression, Factories):
         if session and session.compared:
             raise ConfigError(
                 "call attach() before the first backward pass, on every rank, right after "
-                "hvd.DistributedOptimizer(...); this compression has already exchanged gradients"
-                f"{session.steps.in_words()}; for another optimizer, create model, compression and optimizer again"
+                "hvd.DistributedOptimizer(...); this compression has already exchanged gradients; "
+                "for another optimizer, create model, compression and optimizer again"
             )
         refuse_foreign(optimizers, self)
         for each in optimizers:

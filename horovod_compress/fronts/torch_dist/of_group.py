@@ -11,7 +11,7 @@ from torch import nn
 from ...engine.agreement.notes import last_error
 from ...engine.job import Job
 from ...engine.optimizer.family import uncompiled
-from ...engine.optimizer.taker import refuse_lists
+from ...engine.optimizer.taker import kinds_of, refuse_lists
 from ...engine.reducer import Hooks
 from ...errors import ConfigError
 from ..compression import BaseCompression
@@ -117,8 +117,8 @@ class TorchCompression(BaseCompression):
         if session.compared:
             raise ConfigError(
                 "call attach() before the first backward pass, on every rank, right after the optimizer is created; "
-                f"this compression has already exchanged gradients{steps.in_words()}; for another optimizer, close() "
-                "it, create another compression and register that"
+                f"this compression has already exchanged gradients for {kinds_of(steps.optimizers) or 'an unknown one'}; "
+                "for another optimizer, close() it, create another compression and register that"
             )
         for each in optimizers:
             checks.refuse_sharded(each, own=second_moment == "own" or not _needs_held(session))
