@@ -116,8 +116,9 @@ class TorchCompression(BaseCompression):
         steps = session.steps
         if session.compared:
             raise ConfigError(
-                "call attach() before the first backward pass, on every rank, right after the optimizer is created; this "
-                f"compression has already exchanged gradients for {kinds_of(steps.optimizers) or 'an unknown one'}; "
+                "call attach() before the first backward pass, on every rank, right after the optimizer is created; "
+                "this compression has already exchanged gradients for "
+                f"{kinds_of(steps.optimizers) or 'one that it does not know'}; "
                 "for another optimizer, close() it, create another compression and register that"
             )
         for each in optimizers:
