@@ -303,7 +303,7 @@ FAULTS = (
     Fault(
         "engine: what is held takes in the elements of a surge, with the errors of their code",
         "horovod_compress/engine/optimizer/held.py",
-        "grad if whole else held.like(grad)",
+        "grad if self._all_exact else held.like(grad)",
         "grad",
         "tests/property/test_held_laws.py",
     ),

@@ -13,7 +13,6 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor
 
-from horovod_compress.engine.optimizer.second_moment import BRIEF
 from tests.golden.trained import Checkpoint, Ranks
 from tests.support.local import all_same, random_grads, spec
 
@@ -31,16 +30,18 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 class Training:
     """Ranks that do steps of which some parameters have no part, or no gradient but zeros."""
 
-    def __init__(self, method: str = "marsit", make: Any = adam, **meet: Any) -> None:
+    def __init__(self, method: str = "marsit", make: Any = adam, *, dead: bool = False, **meet: Any) -> None:
+        self._dead = dead  # half of the elements never have a gradient
         self.ranks = Ranks(TENSORS, method, make, MEET | meet, WORLD, min_elements=1)
         self.exact: list[int] = []
 
     def step(self, number: int, *, without: Collection[str] = (), zeros: Collection[str] = ()) -> dict[str, Tensor]:
         """Do a step; return its results."""
         given = random_grads(WORLD, TENSORS, seed=number)
-        for name in zeros:
-            for mine in given:
+        for mine in given:
+            for name in zeros:
                 mine[name].zero_()
+            mine["late"][:, ::2] *= not self._dead
         for steps in self.ranks.steps:
             steps.begin()
         results = self.ranks.fleet.step(given)
@@ -70,12 +71,12 @@ class Training:
         self.ranks.__exit__(None, None, None)
 
 
-def second_moment(coded: Tensor, exact: list[Tensor], coded_counts: float) -> Tensor:
-    """Return Adam's, without its bias, of a coded gradient that counts for so many steps, and of exact ones."""
-    found = (1 - BETA2**coded_counts) * coded.double() ** 2
+def second_moment(exact: list[Tensor]) -> Tensor:
+    """Return Adam's of some gradients, without its bias."""
+    found = torch.zeros_like(exact[0], dtype=torch.float64)
     for result in exact:
         found = BETA2 * found + (1 - BETA2) * result.double() ** 2
-    return found / (1 - BETA2 ** (coded_counts + len(exact)))
+    return found / (1 - BETA2 ** len(exact))
 
 
 def freeze(training: Training, frozen: bool) -> None:
@@ -92,8 +93,7 @@ def test_one_that_is_frozen_at_first_begins_with_exact_rounds(method: str, step:
             freeze(training, number < BEGINS)
             results.append(training.step(number, without=["late"] if number < BEGINS else []))
         assert training.exact == [*REGULAR, *range(BEGINS + 1, BEGINS + 1 + FIRST)]
-        coded, *exact = (result["late"] for result in results[BEGINS : BEGINS + 1 + FIRST])
-        expected = second_moment(coded, exact, BRIEF)
+        expected = second_moment([result["late"] for result in results[BEGINS + 1 : BEGINS + 1 + FIRST]])
         torch.testing.assert_close(training.moment("late")["moment"].double(), expected)
 
 
@@ -115,18 +115,17 @@ def test_state_that_is_cleared_begins_with_exact_rounds_at_once() -> None:
 
 
 @pytest.mark.parametrize("method", ["topk", "powersgd"])
-def test_the_first_gradient_behind_zeros_counts_for_one_step_and_exact_rounds_follow(method: str) -> None:
+def test_behind_zeros_it_begins_with_exact_rounds_too(method: str) -> None:
     """As of a layer that the loss comes to later, where unused parameters have zeros."""
     with Training(method, match_norm=False) as training:
         for number in range(BEGINS):
             training.step(number, zeros=["late"])
         before = training.weights()["late"]
-        results = [training.step(BEGINS)["late"]]
+        training.step(BEGINS)
         assert 0 < float((before - training.weights()["late"]).abs().max()) <= RATE
-        results += [training.step(number)["late"] for number in range(BEGINS + 1, STEPS)]
+        results = [training.step(number)["late"] for number in range(BEGINS + 1, STEPS)]
         assert training.exact == [*REGULAR, *range(BEGINS + 1, BEGINS + 1 + FIRST)]
-        expected = second_moment(results[0], results[1 : FIRST + 1], 1.0)
-        torch.testing.assert_close(training.moment("late")["moment"].double(), expected)
+        torch.testing.assert_close(training.moment("late")["moment"].double(), second_moment(results[:FIRST]))
 
 
 @pytest.mark.parametrize("given", ["without", "zeros"])
@@ -149,6 +148,32 @@ def test_one_that_is_seldom_used_moves_each_time_and_has_exact_rounds_once(metho
             training.step(number, **({} if used else {given: ["late"]}))
             assert not used or not torch.equal(before, training.weights()["late"])
         assert training.exact == [*REGULAR, *range(BEGINS + 1, BEGINS + 1 + FIRST), FIRST + 50]
+
+
+@pytest.mark.parametrize("given", ["without", "zeros"])
+@pytest.mark.parametrize("method", ["marsit", "terngrad", "topk", "powersgd"])
+def test_one_that_no_exact_round_sees_learns_from_coded_gradients(method: str, given: Any) -> None:
+    """Coded zeros say of no element that it has no gradient: none is withheld, and none moves as far as it may."""
+    with Training(method, match_norm=False) as training:
+        start = training.weights()["late"]
+        for number in range(6 * STEPS):
+            before, used = training.weights()["late"], number >= BEGINS and number % 10 == 0
+            training.step(number, **({} if used else {given: ["late"]}))
+            assert float((training.weights()["late"] - before).abs().max()) <= 2 * RATE
+        moved = float((training.weights()["late"] != start).double().mean())
+        assert method == "topk" or moved > 0.9, moved
+
+
+@pytest.mark.parametrize("method", ["marsit", "signum", "terngrad"])
+def test_elements_without_a_gradient_stay_where_they_are_behind_exact_rounds(method: str) -> None:
+    """As those of pruned weights, which a coded gradient has perhaps moved."""
+    with Training(method, match_norm=False, dead=True) as training:
+        for number in range(2 * STEPS):
+            if number == BEGINS + FIRST:
+                before = training.weights()["late"]
+            training.step(number, without=["late"] if number < BEGINS else [])
+        moved = training.weights()["late"] != before
+        assert not bool(moved[:, ::2].any()) and bool(moved[:, 1::2].any())
 
 
 def test_it_has_one_exact_round_where_the_training_begins_with_one() -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from ... import ops
 from ...errors import ConfigError
 from ..shards import local
-from .second_moment import ADAM, BOUND, Form, Group, Moment, State, wide
+from .second_moment import ADAM, BOUND, BRIEF, Form, Group, Moment, State, wide
 
 # ---- options, in words: ranks whose optimizers differ would train different models ---------------
 
@@ -217,6 +217,15 @@ class Total(Form):
         held.moment.addcmul_(grad, grad, value=steps)
         held.steps += steps
         held.derive()
+
+    def take_coded(self, held: Moment, group: Group, grad: Tensor) -> None:
+        steps = held.steps + BRIEF
+        self.move(held, group, grad, 1.0)
+        held.steps = steps
+
+    def forget(self, held: Moment, group: Group) -> None:
+        held.steps = 0.0
+        held.moment.fill_(group["initial_accumulator_value"])
 
     def write(self, group: Group, state: State, grad: Tensor, held: Moment, now: float, *, exact: bool = False) -> None:
         coming = grad.square()

@@ -186,11 +186,10 @@ class HeldSecondMoment:
         done = {slot[2]: self._form.steps(slot[0], state) if state else None for slot, state in states}
         late = self.beginnings.look(step, done, self._held, self._buckets.divides())
         found = [Standing(group, name, state, done[name], name in late) for (group, _, name), state in states]
-        # What waits is of gradients before the optimizer had the parameter, perhaps of many, and its first moment too.
-        fresh = [one for one in found if one.late and one.state and one.name not in self._held]
-        for one in fresh:
-            self._form.clear_first(one.state)
-        self._kept.scale_errors({one.name: 0.0 for one in fresh})
+        # What waits is of gradients before the optimizer had the parameter, and perhaps of many.
+        self._kept.scale_errors(
+            {one.name: 0.0 for one in found if one.late and one.state and one.name not in self._held}
+        )
         return found
 
     def settle(self, found: Sequence[Standing], factors: dict[str, Tensor]) -> None:
@@ -313,17 +312,24 @@ class HeldSecondMoment:
             surging = self._surges(used, ratios)
         for group, parameter, name in used:
             held, now = self._held[name], self._form.steps(group, self._optimizer.state[parameter]) + 1
-            steps = now - held.since if self._all_exact else float(name in first or name in surging)
+            coded = held.is_coded or name in first
+            steps = now - held.since if self._all_exact else float(coded or name in surging)
             if steps <= 0:
                 continue
             grad = self._form.gradient(self._optimizer, group, parameter, ratios.get(name, 1.0))
-            if bool(grad.isfinite().all()):
+            if coded and parameter.grad is not None and not bool(local(parameter.grad).any()):
+                held.since, self._shown = now, ""  # zeros say nothing yet, also where they are exact
+            elif bool(grad.isfinite().all()):
                 before = held.divisor
-                if name in first:  # the zeros before count for nothing
-                    held.steps, held.since = 0.0, now - steps
-                whole = self._all_exact or name in first
-                self._form.move(held, group, grad if whole else held.like(grad), steps)
-                held.since, self._shown = held.since + steps, ""
+                if name in first or (coded and self._all_exact):
+                    self._form.forget(held, group)
+                if coded and self._all_exact:  # divided by exact gradients, it could be of any size
+                    self._form.clear_first(self._optimizer.state[parameter])
+                if coded and not self._all_exact:
+                    self._form.take_coded(held, group, grad)
+                else:
+                    self._form.move(held, group, grad if self._all_exact else held.like(grad), steps)
+                held.since, self._shown = now if coded else held.since + steps, ""
                 _note(factors, name, before, held.divisor)
                 if self._all_exact:
                     exact.add(name)

@@ -46,10 +46,15 @@ class HeldMoment(Moment):
     size: float | None = field(init=False, default=None)
     is_zero: bool | None = field(init=False, default=None)
 
+    @property
+    def is_coded(self) -> bool:
+        """Whether it is made of coded gradients alone, see :data:`.second_moment.BRIEF`."""
+        return self.steps < 1
+
     def regroup(self, zero_group: int) -> None:
-        """Take note that other zeros stay zeros."""
+        """Take note that other zeros stay zeros; those of coded gradients alone do not."""
         self.zero_group = zero_group
-        self.unmoved = moments.unmoved(self.moment, zero_group, self.unmoved)
+        self.unmoved = None if self.is_coded else moments.unmoved(self.moment, zero_group, self.unmoved)
 
     def state(self) -> dict[str, Any]:
         """Return what has to be saved: the arguments of another one."""
@@ -68,7 +73,7 @@ class HeldMoment(Moment):
 
     def derive(self) -> None:
         super().derive()
-        self.unmoved = moments.unmoved(self.moment, self.zero_group, self.unmoved)
+        self.regroup(self.zero_group)
         self.divisor = self.size = self.is_zero = None
         if not self.divides:
             return

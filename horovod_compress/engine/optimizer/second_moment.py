@@ -32,7 +32,8 @@ from ..shards import local
 FLOOR = 0.1
 #: No element moves by more than so many learning rates in a step, as in Adam itself (Kingma and Ba 2015, section 2.1).
 BOUND = 10.0
-#: A second moment that was made of coded gradients stands for so many steps: one exact gradient counts for far more.
+#: For so many steps a coded gradient stands, in a second moment that no exact one has moved yet: so all of them stand
+#: for less than one, and the first exact one takes their place.
 BRIEF = 0.001
 
 #: What an optimizer's group of parameters has, and its state of one parameter.
@@ -248,6 +249,15 @@ class Form:
     def move(self, held: Moment, group: Group, grad: Tensor, steps: float) -> None:
         """Let V take in an exact mean gradient, for all steps since the last one."""
         held.move(grad, self.betas(group)[1], steps)
+
+    def take_coded(self, held: Moment, group: Group, grad: Tensor) -> None:
+        """Let V, which no exact gradient has moved yet, take in a coded one."""
+        self.move(held, group, grad, BRIEF)
+
+    def forget(self, held: Moment, group: Group) -> None:
+        """Let V be what it begins with."""
+        held.steps = 0.0
+        held.moment.zero_()
 
     def clear_first(self, state: State) -> None:
         """Let the first moment be what it begins with."""
