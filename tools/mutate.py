@@ -296,8 +296,8 @@ FAULTS = (
     Fault(
         "engine: what waits keeps its numbers when its units change",
         "horovod_compress/engine/optimizer/held.py",
-        "_note(factors, name, before, held.divisor)",
-        "_note(factors, name, before, before)",
+        "note_units(factors, name, before, held.divisor)",
+        "note_units(factors, name, before, before)",
         "tests/property/test_held_laws.py",
     ),
     Fault(

@@ -150,11 +150,15 @@ def test_one_that_is_seldom_used_moves_each_time_and_has_exact_rounds_once(metho
         assert training.exact == [*REGULAR, *range(BEGINS + 1, BEGINS + 1 + FIRST), FIRST + 50]
 
 
+ADAGRAD = partial(torch.optim.Adagrad, lr=RATE)
+
+
+@pytest.mark.parametrize("make", [adam, ADAGRAD])
 @pytest.mark.parametrize("given", ["without", "zeros"])
 @pytest.mark.parametrize("method", ["marsit", "terngrad", "topk", "powersgd"])
-def test_one_that_no_exact_round_sees_learns_from_coded_gradients(method: str, given: Any) -> None:
+def test_one_that_no_exact_round_sees_learns_from_coded_gradients(method: str, given: Any, make: Any) -> None:
     """Coded zeros say of no element that it has no gradient: none is withheld, and none moves as far as it may."""
-    with Training(method, match_norm=False) as training:
+    with Training(method, make, match_norm=False) as training:
         start = training.weights()["late"]
         for number in range(6 * STEPS):
             before, used = training.weights()["late"], number >= BEGINS and number % 10 == 0
@@ -211,10 +215,11 @@ def test_what_waited_before_the_optimizer_had_a_parameter_is_dropped() -> None:
     assert bool(before["body"].any()) and bool(after["body"].any())
 
 
+@pytest.mark.parametrize("make", [adam, ADAGRAD])
 @pytest.mark.parametrize("given", ["without", "zeros"])
 @pytest.mark.parametrize("saved", range(BEGINS, BEGINS + FIRST + 3))
-def test_a_resume_amid_them_has_the_same_bits(saved: int, given: Any) -> None:
-    with Training() as whole, Training() as resumed:
+def test_a_resume_amid_them_has_the_same_bits(saved: int, given: Any, make: Any) -> None:
+    with Training("terngrad", make) as whole, Training("terngrad", make) as resumed:
         for number in range(STEPS):
             unused: Any = {given: ["late"]} if number < BEGINS or number == BEGINS + 2 else {}
             whole.step(number, **unused)
@@ -224,6 +229,24 @@ def test_a_resume_amid_them_has_the_same_bits(saved: int, given: Any) -> None:
                 Checkpoint.of(whole.ranks).resume(resumed.ranks)
         assert resumed.exact == [number for number in whole.exact if number >= saved]
         assert all(torch.equal(one, resumed.weights()[name]) for name, one in whole.weights().items())
+
+
+def test_what_waits_has_the_units_of_what_is_held_where_state_is_cleared_in_a_step() -> None:
+    """Between the first gradient and the step: it is held again at once, by another divisor."""
+    with Training("topk", match_norm=False) as training:
+        for number in range(BEGINS):
+            training.step(number)
+        optimizers = training.ranks.optimizers
+        handles = [one.register_step_pre_hook(lambda one, *given: one.state.clear()) for one in optimizers]
+        training.step(BEGINS)
+        for handle in handles:
+            handle.remove()
+        before, by = training.ranks.fleet.residuals()[0], training.ranks.steps[0].divisors()
+        training.step(BEGINS + 1)
+        after, then = training.ranks.fleet.residuals()[0], training.ranks.steps[0].divisors()
+    for name in ("body", "late"):
+        waits, waited = after[name].view(-1) * then[name], before[name].view(-1) * by[name]
+        torch.testing.assert_close(waits, waited)
 
 
 def test_rank_0_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

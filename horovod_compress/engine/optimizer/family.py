@@ -25,7 +25,7 @@ from torch import Tensor
 from ... import ops
 from ...errors import ConfigError
 from ..shards import local
-from .second_moment import ADAM, BOUND, BRIEF, Form, Group, Moment, State, wide
+from .second_moment import ADAM, BOUND, BRIEF, MOST_BRIEF, Form, Group, Moment, State, wide
 
 # ---- options, in words: ranks whose optimizers differ would train different models ---------------
 
@@ -219,9 +219,9 @@ class Total(Form):
         held.derive()
 
     def take_coded(self, held: Moment, group: Group, grad: Tensor) -> None:
-        steps = held.steps + BRIEF
-        self.move(held, group, grad, 1.0)
-        held.steps = steps
+        held.steps = min(held.steps + BRIEF, MOST_BRIEF) if held.steps < 1 else BRIEF
+        held.moment.addcmul_(grad, grad)
+        held.derive()
 
     def forget(self, held: Moment, group: Group) -> None:
         held.steps = 0.0

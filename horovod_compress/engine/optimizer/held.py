@@ -2,12 +2,13 @@
 
 Adam divides by the root of a running mean of squares. Compressed gradients carry what earlier steps left and what the
 code rounds off, and both enter that mean as if they were gradient: the steps become smaller, and differ from element
-to element. Here the second moment moves in exact rounds only, which are few, and is held in between:
+to element. Here the second moment moves in exact rounds, which are few, and is held in between:
 
     exact round    r = the ranks' mean gradient, in 16 or 8 bits;  V = b2^n V + (1 - b2^n) r^2, n steps since the last
     other rounds   r = d * decode(encode(gradient / d)),  d = sqrt(V / (1 - b2^s)) + eps, at least a tenth of its row's
 
-Where r is far larger than usual, V takes it in there too: see :mod:`.surges`. What V is and how torch's own step comes
+Where r is far larger than usual, V takes it in there too: see :mod:`.surges`; and where no exact round has seen a
+gradient yet: see :mod:`.beginnings`. What V is and how torch's own step comes
 to divide by it is in :mod:`.second_moment`. (Kin to 1-bit Adam, Tang et al. 2021, section 3, which freezes the second
 moment for good.)
 """
@@ -32,7 +33,7 @@ from . import family, second_moment as moments
 from .adam import AdamStepping
 from .beginnings import Beginnings
 from .exact_rounds import ExactRounds
-from .held_moment import HeldMoment, Left
+from .held_moment import HeldMoment, Left, note_units
 from .second_moment import BRIEF, Slot
 from .surges import Result, surges
 
@@ -208,19 +209,20 @@ class HeldSecondMoment:
         for group, name, state, done, late in found:
             held = self._held.get(name)
             # The schedule leaves its bucket uncompressed now; or the optimizer is of an earlier step than what is held.
+            waits_by = None
             if held and (divides[name] == "never" or done is None or done < held.since):
-                held, self._shown = None, ""
+                held, self._shown, waits_by = None, "", self._held.pop(name).divisor
                 if self.stepping:
                     self.stepping.pay([name])
-                _note(factors, name, self._held.pop(name).divisor, None)
+                note_units(factors, name, waits_by, None)
             if held or not done or divides[name] == "never" or (self.exact and not late):
                 continue
             zeros = zeros or self._kept.withholding.zero_groups()  # it has moved its own until now
-            (moment, steps), before = self._form.taken_over(group, state or {}), divides[name] == "before"
+            (moment, steps), before = self._form.taken_over(group, state), divides[name] == "before"
             stands_for = BRIEF if late else steps
             held = HeldMoment(moment, stands_for, steps, float(group["eps"]), before, zeros[name])
             self._held[name], self._shown = held, ""
-            _note(factors, name, None, held.divisor)
+            note_units(factors, name, waits_by, held.divisor)
         if not self.exact:
             self.beginnings.until = 0
 
@@ -313,24 +315,22 @@ class HeldSecondMoment:
         for group, parameter, name in used:
             held, now = self._held[name], self._form.steps(group, self._optimizer.state[parameter]) + 1
             coded = held.is_coded or name in first
-            steps = now - held.since if self._all_exact else float(coded or name in surging)
-            if steps <= 0:
-                continue
+            steps = 1.0 if coded else now - held.since if self._all_exact else float(name in surging)
+            if steps <= 0 or (coded and name not in first and not _has_any(parameter)):
+                continue  # of coded gradients alone, it waits for an exact one that says something
             grad = self._form.gradient(self._optimizer, group, parameter, ratios.get(name, 1.0))
-            if coded and parameter.grad is not None and not bool(local(parameter.grad).any()):
-                held.since, self._shown = now, ""  # zeros say nothing yet, also where they are exact
-            elif bool(grad.isfinite().all()):
+            if bool(grad.isfinite().all()):
                 before = held.divisor
-                if name in first or (coded and self._all_exact):
+                if coded and self._all_exact:
                     self._form.forget(held, group)
-                if coded and self._all_exact:  # divided by exact gradients, it could be of any size
-                    self._form.clear_first(self._optimizer.state[parameter])
-                if coded and not self._all_exact:
+                    self._form.clear_first(self._optimizer.state[parameter])  # divided by V now, it could be any size
+                    self._form.move(held, group, grad, steps)
+                elif coded:
                     self._form.take_coded(held, group, grad)
                 else:
                     self._form.move(held, group, grad if self._all_exact else held.like(grad), steps)
                 held.since, self._shown = now if coded else held.since + steps, ""
-                _note(factors, name, before, held.divisor)
+                note_units(factors, name, before, held.divisor)
                 if self._all_exact:
                     exact.add(name)
         self._kept.convert(factors)
@@ -391,9 +391,6 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
     kept.withholding.withhold({name: index for held in several for name, index in held.unmoved().items()})
 
 
-def _note(factors: dict[str, Tensor], name: str, before: Tensor | None, after: Tensor | None) -> None:
-    """Note by what to multiply what waits for a tensor: it has other units now, None stands for those of gradients."""
-    if before is not None:
-        factors[name] = before if after is None else before / after
-    elif after is not None:
-        factors[name] = after.reciprocal()
+def _has_any(parameter: nn.Parameter) -> bool:
+    """Return whether a gradient has anything but zeros."""
+    return parameter.grad is not None and bool(local(parameter.grad).any())

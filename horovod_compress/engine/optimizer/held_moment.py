@@ -26,7 +26,7 @@ class HeldMoment(Moment):
 
     Attributes:
         since: the optimizer's step of the last exact round, and one more for each surge that was taken in since then:
-            the next exact round counts for the steps that are left.
+            the next exact round counts for the steps that are left. Of coded gradients alone, that of the last one.
         divides: gradients are divided before they are encoded, not only in the optimizer.
         zero_group: see ``Layout.zero_groups``.
         usual: the mean square of the elements of coded results that are looked at, a running mean; 0 before the first.
@@ -52,7 +52,7 @@ class HeldMoment(Moment):
         return self.steps < 1
 
     def regroup(self, zero_group: int) -> None:
-        """Take note that other zeros stay zeros; those of coded gradients alone do not."""
+        """Take note that other zeros stay zeros; of coded gradients alone, no element is left out."""
         self.zero_group = zero_group
         self.unmoved = None if self.is_coded else moments.unmoved(self.moment, zero_group, self.unmoved)
 
@@ -89,3 +89,11 @@ def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:
     """Carry what waits over to the units of gradients, where a second moment was loaded that nobody holds."""
     factors = {name: HeldMoment(**saved).divisor for name, saved in state.items()}
     kept.convert({name: factor for name, factor in factors.items() if factor is not None})
+
+
+def note_units(factors: dict[str, Tensor], name: str, before: Tensor | None, after: Tensor | None) -> None:
+    """Note by what to multiply what waits for a tensor: it has other units now, None stands for those of gradients."""
+    if before is not None:
+        factors[name] = before if after is None else before / after
+    elif after is not None:
+        factors[name] = after.reciprocal()

@@ -1,6 +1,6 @@
 """The second moment V of Adam and its kin, held: which rounds renew it, how it moves, and how a step divides by it.
 
-V moves by exact mean gradients only, which every rank has, and so it is equal everywhere and costs no bytes:
+V moves by exact mean gradients, which every rank has, and so it is equal everywhere and costs no bytes:
 
     V = b2^n V + (1 - b2^n) r^2     r = mean of the ranks' gradients, n steps since the last such r
 
@@ -32,9 +32,9 @@ from ..shards import local
 FLOOR = 0.1
 #: No element moves by more than so many learning rates in a step, as in Adam itself (Kingma and Ba 2015, section 2.1).
 BOUND = 10.0
-#: For so many steps a coded gradient stands, in a second moment that no exact one has moved yet: so all of them stand
-#: for less than one, and the first exact one takes their place.
-BRIEF = 0.001
+#: In a second moment that no exact gradient has moved yet, a coded one stands for so many steps, and all of them for at
+#: most so many. Below 1 it is known by that: the first exact gradient takes their place.
+BRIEF, MOST_BRIEF = 0.001, 0.5
 
 #: What an optimizer's group of parameters has, and its state of one parameter.
 Group = Mapping[str, Any]
@@ -251,7 +251,8 @@ class Form:
         held.move(grad, self.betas(group)[1], steps)
 
     def take_coded(self, held: Moment, group: Group, grad: Tensor) -> None:
-        """Let V, which no exact gradient has moved yet, take in a coded one."""
+        """Let V, which no exact gradient has moved yet, take in a coded one; zeros before count for nothing."""
+        held.steps = min(held.steps, MOST_BRIEF - BRIEF) if held.steps < 1 else 0.0
         self.move(held, group, grad, BRIEF)
 
     def forget(self, held: Moment, group: Group) -> None:
