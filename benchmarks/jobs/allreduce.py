@@ -85,17 +85,18 @@ class Handed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, output: Tensor) -> tuple[Tensor, None]:
-        # A new tensor over the same memory: autograd takes it over instead of copying it.
-        return ctx.model.gradient.detach(), None
+        # Nobody else keeps it, as of a gradient that is computed: so it is taken over instead of being copied.
+        gradient, ctx.model.gradient = ctx.model.gradient, None
+        return gradient, None
 
 
 class OneTensor(nn.Module):
-    """A model with one parameter, near square, whose gradient is given."""
+    """A model with one parameter, near square, whose gradient is given before each pass."""
 
-    def __init__(self, memory: Tensor, gradient: Tensor) -> None:
+    def __init__(self, memory: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(memory.view(near_square(memory.numel())))
-        self.gradient = gradient.view_as(self.weight)
+        self.gradient: Tensor | None = None
 
     def forward(self, unused: Tensor) -> Tensor:
         return Handed.apply(self.weight, self)  # type: ignore[no-untyped-call]
@@ -109,7 +110,7 @@ class Contestant:
 
     Args:
         memory: of the parameters, shared by all contestants: nobody changes them.
-        gradient: of this rank, flat; shared too, and refilled before every turn.
+        gradient: of this rank, flat; shared by those that are called directly, and refilled before every turn.
     """
 
     def __init__(self, adapter: Adapter, memory: Tensor, gradient: Tensor) -> None:
@@ -119,15 +120,16 @@ class Contestant:
         self.sent = 0
         self._direct = base.allreduce_of(adapter)
         if not self._direct:
-            plain = OneTensor(memory, gradient)
-            self._parameter = plain.weight
+            self._plain = plain = OneTensor(memory)
             self._model, self._optimizer = adapter.wrap(plain, NullOptimizer(plain.parameters()))
         self._input = torch.zeros(1)
 
     def prepare(self, source: Tensor) -> None:
-        self.gradient.copy_(source)
-        if not self._direct:
-            self._parameter.grad = None
+        if self._direct:
+            self.gradient.copy_(source)
+        else:
+            self._plain.weight.grad = None  # first: memory for one of them is enough
+            self._plain.gradient = source.clone().view_as(self._plain.weight)
 
     def turn(self) -> None:
         if self._direct:
@@ -138,7 +140,7 @@ class Contestant:
         self._optimizer.step()
 
     def result(self) -> Tensor:
-        found = self.gradient if self._direct else self._parameter.grad
+        found = self.gradient if self._direct else self._plain.weight.grad
         assert found is not None, f"{self.adapter.name} left no gradient"
         return found.reshape(-1)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import horovod_compress.torch as hvc
 from benchmarks.jobs.allreduce import Handed
@@ -45,12 +45,10 @@ class Side:
         self.compression.attach(self.optimizer, match_norm=match_norm)
         self.norm = 0.0  # as measured last
 
-    def step(self, grads: list[Tensor]) -> float:
+    def step(self) -> float:
         """Take a step together with the other ranks; return this rank's seconds."""
         self.optimizer.zero_grad()
-        for grad, fresh in zip(grads, self.fresh, strict=True):
-            grad.copy_(fresh)
-        models = [SimpleNamespace(gradient=grad) for grad in grads]
+        models = [SimpleNamespace(gradient=fresh.clone()) for fresh in self.fresh]
         hvd.barrier()
         began = time.perf_counter()
         pairs = zip(self.parameters, models, strict=True)
@@ -66,10 +64,9 @@ class Side:
 
 def measure(chosen: argparse.Namespace) -> int:
     sides = matching, plain = [Side(chosen.elements, match_norm=match) for match in (True, False)]
-    grads = [torch.empty_like(parameter) for parameter in matching.parameters]
     for number in range(FIRST):
         for side in sides:
-            side.step(grads)
+            side.step()
         if (number + 1) % EVERY == 0:
             say(f"{number + 1} of {FIRST} steps before any are timed")
     matching.has_measured()
@@ -77,7 +74,7 @@ def measure(chosen: argparse.Namespace) -> int:
     kinds = []
     for number in range(chosen.repeat):
         for side in sides[:: 1 if number % 2 else -1]:
-            seconds[side].append(side.step(grads))
+            seconds[side].append(side.step())
         kinds.append(matching.has_measured())
         if (number + 1) % EVERY == 0:
             say(f"{number + 1} of {chosen.repeat} pairs of steps")
