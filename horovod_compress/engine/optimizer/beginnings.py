@@ -72,7 +72,7 @@ class Beginnings:
         zeros = []
         for name, grad, held in used:
             if held.is_zero is None:
-                held.is_zero = bool(held.moment.numel()) and not bool(held.moment.any())
+                held.is_zero = bool(held.moment.numel()) and not bool(held.floor.any())  # a mean for each row
             if held.is_zero and grad is not None:
                 zeros.append((name, local(grad)))
         have = together([grad.any() for _, grad in zeros]) if zeros else ()

@@ -187,10 +187,8 @@ class HeldSecondMoment:
         done = {slot[2]: self._form.steps(slot[0], state) if state else None for slot, state in states}
         late = self.beginnings.look(step, done, self._held, self._buckets.divides())
         found = [Standing(group, name, state, done[name], name in late) for (group, _, name), state in states]
-        # What waits is of gradients before the optimizer had the parameter, and perhaps of many.
-        self._kept.scale_errors(
-            {one.name: 0.0 for one in found if one.late and one.state and one.name not in self._held}
-        )
+        # What waits is of the first coded gradient, and of those before the optimizer had the parameter, perhaps many.
+        self._kept.scale_errors({one.name: 0.0 for one in found if one.late and one.name not in self._held})
         return found
 
     def settle(self, found: Sequence[Standing], factors: dict[str, Tensor]) -> None:
