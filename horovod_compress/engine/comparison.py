@@ -97,9 +97,9 @@ class Start:
             if rank != mine and number > self._held and at <= done:
                 raise MismatchError(
                     f"rank {mine}: rank {rank} loaded a state, or froze or unfroze parameters, or changed a mask, or "
-                    "added a parameter group, or left out a step of its optimizer or was interrupted in one, before a "
-                    f"step in which rank {mine} did not; call load_state_dict(), requires_grad_() and step(), and "
-                    "prune masked weights, on every rank, between the same two steps"
+                    "added a parameter group, or cleared its optimizer's state, or left out a step of it or was "
+                    f"interrupted in one, before a step in which rank {mine} did not; do the same on every rank, "
+                    "between the same two steps"
                 )
 
     def agree(self) -> None:

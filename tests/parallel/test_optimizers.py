@@ -105,6 +105,12 @@ def test_an_optimizer_that_nobody_has_told_of_is_named() -> None:
         assert "already exchanged gradients for AdamW; for another optimizer, close() it" in error and not control
 
 
+def test_one_that_has_made_a_step_with_local_gradients_is_not_blamed_for_dropped_results() -> None:
+    texts, other = values("torch", "local step of another")
+    (dropped,) = [text for text in texts if "results of" in text]
+    assert dropped.startswith("the results of 4 of the last 8 exchanges were dropped") and not other
+
+
 @BOTH
 def test_what_is_thawed_between_compression_and_wrapper_is_refused(front: str) -> None:
     for text in values(front, "thawed between"):

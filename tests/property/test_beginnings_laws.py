@@ -97,6 +97,24 @@ def test_one_that_is_frozen_at_first_begins_with_exact_rounds(method: str, step:
         torch.testing.assert_close(training.moment("late")["moment"].double(), expected)
 
 
+@pytest.mark.parametrize("first", [0, BEGINS])
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_one_that_misses_more_than_half_of_them_has_as_many_again(first: int, after: int) -> None:
+    """Else the square of one gradient could be all that is held of it."""
+    began = first + after
+    with Training("topk", match_norm=False) as training:
+        results = []
+        for number in range(2 * STEPS):
+            for optimizer in training.ranks.optimizers if number == first > 0 else ():
+                optimizer.state.clear()
+            results.append(training.step(number, without=["late"] if number < began else [])["late"])
+        end = first + FIRST + (first == 0)  # the first regular one follows the start
+        end += FIRST if end - began < FIRST / 2 else 0
+        assert training.exact == sorted({*REGULAR, *range(first, end)})
+        expected = second_moment(results[began:end])
+        torch.testing.assert_close(training.moment("late")["moment"], expected.float())
+
+
 @pytest.mark.parametrize("seldom", [False, True])
 def test_one_that_began_in_the_first_rounds_needs_no_others(seldom: bool) -> None:
     with Training() as training:
@@ -227,6 +245,21 @@ def test_a_resume_amid_them_has_the_same_bits(saved: int, given: Any, make: Any)
                 resumed.step(number, **unused)
             elif number == saved - 1:
                 Checkpoint.of(whole.ranks).resume(resumed.ranks)
+        assert resumed.exact == [number for number in whole.exact if number >= saved]
+        assert all(torch.equal(one, resumed.weights()[name]) for name, one in whole.weights().items())
+
+
+@pytest.mark.parametrize("saved", range(FIRST, 2 * FIRST + 3))
+def test_a_resume_amid_those_that_follow_the_start_has_the_same_bits(saved: int) -> None:
+    with Training("topk") as whole, Training("topk") as resumed:
+        for number in range(STEPS):
+            without = ["late"] if number < FIRST else []
+            whole.step(number, without=without)
+            if number >= saved:
+                resumed.step(number, without=without)
+            elif number == saved - 1:
+                Checkpoint.of(whole.ranks).resume(resumed.ranks)
+        assert whole.exact == [*range(2 * FIRST + 1)]
         assert resumed.exact == [number for number in whole.exact if number >= saved]
         assert all(torch.equal(one, resumed.weights()[name]) for name, one in whole.weights().items())
 

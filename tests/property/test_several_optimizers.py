@@ -130,6 +130,33 @@ def test_a_resume_is_exact(case: str) -> None:
         assert equal(found(whole), found(resumed))
 
 
+def test_a_resume_is_exact_where_the_second_one_has_just_made_its_first_step() -> None:
+    """Nothing of it is held yet, and the exact rounds of the start are long over: it has some of its own."""
+
+    def do(ranks: Ranks, number: int) -> bool:
+        for steps in ranks.steps:
+            steps.begin()
+        results = ranks.fleet.step(random_grads(WORLD, TENSORS, seed=number))
+        assert all(reducer.wait_idle(5.0) for reducer in ranks.fleet.reducers)
+        for model, mine, result in zip(ranks.models, ranks.optimizers, results, strict=True):
+            for name, parameter in model.items():
+                parameter.grad = result[name].clone()
+            for optimizer in mine[: 1 + (number >= MIDDLE)]:
+                optimizer.step()
+                optimizer.zero_grad()
+        held = ranks.steps[0].held
+        return held is not None and held.exact
+
+    made, meet = apart(adamw), {"rebuild_every": 50, "match_norm": False}
+    with ranks_of(made, "held", **meet) as whole, ranks_of(made, "held", **meet) as resumed:
+        for number in range(MIDDLE + 1):
+            do(whole, number)
+        resume(whole, resumed)
+        for number in range(MIDDLE + 1, STEPS):
+            assert do(whole, number) == do(resumed, number)
+        assert equal(found(whole), found(resumed))
+
+
 def resume(whole: Ranks, resumed: Ranks, *, by_place: bool = False) -> None:
     """Go on where others are, whose optimizers may have another order.
 

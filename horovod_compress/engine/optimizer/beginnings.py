@@ -31,7 +31,7 @@ class Beginnings:
 
     Attributes:
         until: rounds before this step are exact; 0 once what they have made is held.
-        begun: the optimizer has made a step.
+        begun: the optimizer has made a step, before those that were looked at.
     """
 
     def __init__(self, rounds: ExactRounds, *, tells: bool) -> None:
@@ -47,18 +47,21 @@ class Beginnings:
             done: how many steps the optimizer has done with each parameter; None where it has no state.
 
         Returns:
-            their parameters; for them, rounds are exact from this one on.
+            those of which a coded gradient may be all that is in them; for all, rounds are exact from this one on.
         """
-        if self.until or step in self._rounds:
+        self.begun = self.begun or any(done.values())
+        if step < self.until or step in self._rounds:
             return []
+        few, ends = self._rounds.anew, self.until > 0
+        most = (few - 1) // 2 if ends else few  # of what began amid exact rounds, less than half saw it
         found = []
         for name, steps in done.items():
-            known, few = held.get(name), self._rounds.anew
-            anew = (steps or 0.0) < min(known.since, few) if known else 0 < (steps or 0.0) <= few
+            known = held.get(name)
+            anew = (steps or 0.0) < min(known.since, few) if known else 0 < (steps or 0.0) <= most
             if anew and divides[name] != "never":
                 found.append(name)
         self._again(step, found)
-        return found
+        return [name for name in found if name in held] if ends else found
 
     def look_at_zeros(self, step: int, used: Sequence[tuple[str, Tensor | None, HeldMoment]]) -> list[str]:
         """Look for the first gradients of parameters that had only zeros until now.
@@ -90,11 +93,11 @@ class Beginnings:
                 *(some_of(names), self._rounds.anew),
             )
 
-    def saved(self) -> int:
-        """Return what :meth:`load` takes: 0 where that follows from what is held."""
-        return self.until if self.until > self._rounds.warmup else 0
+    def saved(self, step: int) -> int:
+        """Return what :meth:`load` takes before a step: 0 where that follows from the step and from what is held."""
+        return self.until if self.until > self._rounds.warmup or step > self._rounds.warmup else 0
 
-    def load(self, until: int, *, held: bool) -> None:
-        """Go on from a saved state, with or without second moments that are held."""
-        self.begun = held
-        self.until = until or (0 if held else self._rounds.warmup)
+    def load(self, until: int, step: int, *, held: bool) -> None:
+        """Go on with a step from a saved state, with or without second moments that are held."""
+        self.begun = False
+        self.until = until or (0 if held or step > self._rounds.warmup else self._rounds.warmup)

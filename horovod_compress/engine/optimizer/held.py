@@ -145,7 +145,8 @@ class HeldSecondMoment:
 
         That is what the optimizer has left unused of exchanges, and second moments that begin later than others.
         """
-        count, until = max(0, self.reducer.step - 1 - self._prepared), self.beginnings.saved()
+        step = self.reducer.step
+        count, until = max(0, step - 1 - self._prepared), self.beginnings.saved(step)
         first = min((name for _, _, name in self._parameters()), default="")
         late = {"exact_until": until} if until else {}
         mine = {"count": count, "all_exact": self._all_exact, "last_exact": self.exact} | late
@@ -166,7 +167,7 @@ class HeldSecondMoment:
             self.stepping.pay()  # what is held now may be of another time
         where = {name: parameter.device for _, parameter, name in self._parameters()}
         mine = {name: saved for name, saved in state.items() if name in where}
-        self.beginnings.load(unused.get("exact_until", 0), held=bool(mine))
+        self.beginnings.load(unused.get("exact_until", 0), self.reducer.step, held=bool(mine))
         own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
         groups = self._kept.withholding.zero_groups()
         self._held = {
@@ -284,7 +285,7 @@ class HeldSecondMoment:
         step = self.reducer.next_step() - 1
         if not family.ready(self._optimizer, step, self._prepared, self.reducer.settled):
             return
-        self._prepared, self.beginnings.begun = step, True
+        self._prepared = step
         overflow = getattr(self._optimizer, "found_inf", None)  # a gradient scaler leaves it to a fused step to skip
         if overflow is not None and bool(overflow):
             return
@@ -362,8 +363,8 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
     first = several[0]
     reducer, rounds = first.reducer, first.rounds
     buckets, kept, start = reducer.buckets, reducer.kept, reducer.start
-    awaited = [held for held in several if not held.rests(step)] or several
     looks = [held.look(step) for held in several]
+    awaited = [held for held in several if not held.rests(step)] or several
     due = any(held.is_due(step) for held in awaited)
     if (first.exact or due) and rounds.every > 1:
         # A rank whose optimizer did not use the last exchange may have another kind of round now, and frames of

@@ -57,7 +57,7 @@ class Matching:
         scale: returns the scale of the gradient scaler that is followed, 1 for none.
 
     Attributes:
-        other: the class of an optimizer that nobody has told of, and that makes steps with the same parameters.
+        other: the class of an optimizer that nobody has told of, and that has made a step with results.
     """
 
     other: str | None = None
@@ -92,6 +92,14 @@ class Matching:
         if last is None or not last.sound or last.step <= self._taken:
             return False
         return not self._norms.ratio.off and not self._failure.closing and self._reducer.idle()
+
+    def note_step_of(self, other: str) -> None:
+        """Note an optimizer that nobody has told of, before its step, if it is to use what was handed back.
+
+        A step of its own, as behind ``no_sync()``, says nothing of results.
+        """
+        if self._is_unused():
+            self.other = other
 
     def _mine(self) -> frozenset[str]:
         return frozenset(name for _, _, name in self._places())

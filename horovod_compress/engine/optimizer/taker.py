@@ -179,7 +179,7 @@ class Takers:
         for taker in self._known:
             groups = taker.optimizer.param_groups
             if taker.matching and any(id(parameter) in its for group in groups for parameter in group["params"]):
-                taker.matching.other = type(optimizer).__name__
+                taker.matching.note_step_of(type(optimizer).__name__)
 
     def release(self) -> None:
         """Leave all optimizers without a hook of these, for others that take their place."""

@@ -266,8 +266,25 @@ def another_phase(anew: bool) -> tuple[list[str], str]:
     return [], "accepted"
 
 
+def local_step_of_another() -> list[str]:
+    """Let another optimizer make a step with this rank's gradients, and drop results later; return what is told."""
+    model = net()
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=20.0)
+    called, optimizer = trained(model, plain("AdamW", model), compression, {"warmup_steps": 2}, plain=True)
+    with told() as texts:
+        train(called, optimizer, range(4))
+        with compression.no_sync():  # type: ignore[attr-defined]
+            train(called, plain("SGD", model), range(4, 5))
+        for step in range(5, 21):
+            train(called, optimizer, range(step, step + 1))
+            called(batch(step, rank())).square().mean().backward()
+    compression.close()
+    return texts
+
+
 if DDP:
     check("another phase", lambda: [another_phase(anew) for anew in (True, False)])
+    check("local step of another", local_step_of_another)
 
 
 def thawed_between() -> str:
