@@ -15,6 +15,7 @@ import socket
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from types import ModuleType
 
 from ..fronts.horovod import installed
 
@@ -67,13 +68,14 @@ class Report:
     def problems(self) -> list[str]:
         """What keeps a job from running here."""
         between_processes = [item for item in self.transports if item.name != "local"]
-        refused = [item.detail.removeprefix(REFUSED) for item in self.kernels if item.detail.startswith(REFUSED)]
+        items = (*self.kernels, *self.transports)
+        refused = [item.detail.removeprefix(REFUSED) for item in items if item.detail.startswith(REFUSED)]
         ours = {
             "no kernels: reinstall horovod-compress with a C++ compiler": any(item.available for item in self.kernels),
             "no transport between processes": any(item.available for item in between_processes),
             "no methods": any(item.available for item in self.methods),
         }
-        if refused:  # nothing of ours imports then
+        if refused:  # nothing of ours imports then, or no rank would find another
             ours = {refused[0]: False}
         needs = ours | {
             "no Horovod for PyTorch: `make setup` builds one": _complete(self.horovod),
@@ -97,7 +99,7 @@ class Report:
         lines = [f"horovod-compress v{self.version}:"]
         for title, items in sections.items():
             lines += ["", f"{title}:", *(item.text() for item in items)]
-        variables = [f"{name}={value}" for name, value in self.environment.items()] or ["no HVC_* variable is set"]
+        variables = [f"{name}={value}" for name, value in self.environment.items()] or ["no variable of ours is set"]
         lines += ["", "Environment:", *(f"    {line}" for line in variables), ""]
         # The command first: it must not be broken over two lines.
         command = f"make setup CUDA=1{' TORCH=torch==VERSION' if CUDA_TORCH in self.missing_for_gpus else ''}"
@@ -122,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def collect(environment: Mapping[str, str]) -> Report:
     """Return everything that there is to report, each item checked by trying it."""
-    horovod = horovod_items()
+    horovod, ours = horovod_items(), ("HVC_", *_addresses().INTERFACES)
     return Report(
         version=package_version(),
         kernels=[attempt("reference", _reference), attempt("CPU", _cpu), attempt("CUDA", _cuda, needed=False)],
@@ -131,7 +133,7 @@ def collect(environment: Mapping[str, str]) -> Report:
         horovod=horovod,
         torch=[attempt("PyTorch", _torch)],
         host=[host_item(horovod)],
-        environment={name: environment[name] for name in sorted(environment) if name.startswith("HVC_")},
+        environment={name: environment[name] for name in sorted(environment) if name.startswith(ours)},
         warnings=horovod_warnings(horovod),
         missing_for_gpus=missing_for_gpus(),
     )
@@ -197,7 +199,13 @@ def _gloo() -> str:
     distributed = importlib.import_module("torch.distributed")
     if not (distributed.is_available() and distributed.is_gloo_available()):
         raise Unavailable("this PyTorch was built without Gloo")
+    for variable in _addresses().INTERFACES:
+        _addresses().own_address(True, [variable])
     return ""
+
+
+def _addresses() -> ModuleType:
+    return importlib.import_module("horovod_compress.exchange.transports.addresses")
 
 
 def _nccl() -> str:

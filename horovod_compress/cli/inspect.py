@@ -5,7 +5,8 @@
 
 Each rank that fails writes its last 256 events to that folder, as rank0.json and so on; without the variable nothing
 is written. If the hosts share no folder, copy all files into one. A rank that was killed or frozen leaves no record,
-which is how it stands out. Clocks of hosts may differ, so compare times with care.
+which is how it stands out; nor does one whose own program ended, but the others' records say so. Clocks of hosts may
+differ, so compare times with care.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _refuse(f"{folder} contains no flight records, which are files such as rank0.json{also}")
     first = min(record.time for record in records)
     world = world_size(records)
-    left = {record.rank: record.note for record in records}
+    left = {rank: why for record in records for rank, why in record.left.items() if rank < world}
+    told = notes.with_words({record.rank: record.note for record in records}, left)
     absent = missing(records)
     ranks = [
         {
@@ -68,8 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
         "ranks": ranks,
         "world": world,
         "without_record": absent,
-        "first": notes.first(left, world),
-        "verdict": notes.verdict(left, world),
+        "left": left,
+        "first": notes.first(told, world),
+        "verdict": notes.verdict(told, world),
         "problems": problems,
     }
     print(json.dumps(found) if arguments.json else text(found))
@@ -85,7 +88,10 @@ def text(found: dict[str, Any]) -> str:
         lines.append(
             f"{rank['rank']:4}  {rank['host']:16.16}  {rank['seconds']:+7.2f} s  {told:24}  {rank['last_event']}"
         )
-    lines += [f"{ranks:>4}  no record: killed, frozen, or did not fail" for ranks in _runs(found["without_record"])]
+    absent, left = found["without_record"], found["left"]
+    lines += [f"{rank:>4}  no record: {left[rank]}" for rank in absent if rank in left]
+    silent = _runs([rank for rank in absent if rank not in left])
+    lines += [f"{ranks:>4}  no record: killed, frozen, or did not fail" for ranks in silent]
     lines += ["", found["verdict"]]
     chosen = [rank for rank in found["ranks"] if rank["rank"] in found["first"]] or found["ranks"][:1]
     lines += [f"Rank {rank['rank']} said: {rank['failure']}" for rank in chosen]
@@ -116,6 +122,7 @@ class FlightRecord:
         world: number of ranks, 0 if that is not known.
         last: the last event in words.
         note: what the rank told the others, empty if it told nothing.
+        left: why others had left by themselves, by rank, as far as this one had heard of them.
     """
 
     rank: int
@@ -125,6 +132,7 @@ class FlightRecord:
     failure: str
     last: str
     note: Mapping[str, Any]
+    left: Mapping[int, str]
 
 
 def read(folder: Path) -> tuple[list[FlightRecord], list[str]]:
@@ -200,6 +208,7 @@ def _record(found: Mapping[str, Any]) -> FlightRecord:
     _must("time", time, right, "a number of seconds")
     _must("failure", found.get("failure"), isinstance(found.get("failure"), str), "a text")
     _must("host", found.get("host", ""), isinstance(found.get("host", ""), str), "a text")
+    _must("left", found.get("left", {}), _are_words(found.get("left", {})), "texts by rank")
     _must("events", events, isinstance(events, list) and all(map(_is_event, events)), "a list of events")
     assert isinstance(events, list) and isinstance(time, (int, float))
     last = "nothing yet"
@@ -208,7 +217,8 @@ def _record(found: Mapping[str, Any]) -> FlightRecord:
         said = f"{one_line(event['event'], _MOST_IN_A_CELL)}{f' {hop}' if hop >= 0 else ''}"
         last = f"{said} of bucket {event['bucket']}, step {event['step']}"
     host, failure = one_line(found.get("host", ""), _MOST_IN_A_CELL), one_line(found["failure"])
-    return FlightRecord(found["rank"], float(time), world, host, failure, last, checked_note(found.get("note")))
+    left = {int(rank): one_line(why) for rank, why in found.get("left", {}).items()}
+    return FlightRecord(found["rank"], float(time), world, host, failure, last, checked_note(found.get("note")), left)
 
 
 def _must(name: str, value: object, right: bool, expected: str) -> None:
@@ -216,6 +226,13 @@ def _must(name: str, value: object, right: bool, expected: str) -> None:
         plain = isinstance(value, (str, int, float))
         shown = one_line(ascii(value), _MOST_IN_A_CELL) if plain else type(value).__name__
         raise ValueError(f"{name} should be {expected}, got {shown}")
+
+
+def _are_words(found: Any) -> bool:
+    """Return whether these are texts by rank, whose numbers JSON has as texts."""
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        return False
+    return all(re.fullmatch(r"\d{1,5}", rank, re.ASCII) for rank in found)
 
 
 def _is_event(found: Any) -> bool:

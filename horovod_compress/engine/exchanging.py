@@ -318,8 +318,9 @@ class Exchanging:
             name, number = next(iter(state.dropped.items()))
             text = (
                 f"rank {self._context.rank}: {number} value(s) kept for {name} were not finite, or above 7.9e28, and "
-                "have been dropped with a step that was refused; if gradients were never so large, check what else "
-                "writes to the compression's state, or this host's memory"
+                'have been dropped. If a gradient was not finite before (stats()["nonfinite"] counts these), weights '
+                'may not be either: restart the job from a checkpoint, with nonfinite="raise" to find the first. If '
+                "none was, check what else writes to the compression's state, or this host's memory"
             )
             _log.warning("%s", explained(text, self._failure.ranks_in_words))
 

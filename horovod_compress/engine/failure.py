@@ -32,6 +32,7 @@ from .agreement.notes import (
     refusal,
     verdict,
     with_words,
+    words,
 )
 from .context import EXCHANGED, Context, Hooks, Position, Worker
 
@@ -231,7 +232,7 @@ class Failure:
         """Leave a note and break all connections; return the error, with what the other ranks' notes say."""
         context, mine = self._context, self._tell(**reason)
         found = files.checked_notes(context.transport.notes(_NOTES_SECONDS))
-        notes = {**with_words(context.transport, found), context.rank: files.checked_note(mine)}
+        notes = {**with_words(found, words(context.transport)), context.rank: files.checked_note(mine)}
         return (
             refusal(notes)
             or disagreement(notes)
@@ -264,9 +265,9 @@ class Failure:
             failure.args = (explained(str(failure), self.ranks_in_words),)
         for worker in self._workers:
             worker.leave_out()
-        host = socket.gethostname()
-        record = context.recorder
-        record.dump(context.rank, str(failure), self._hooks.records, world=context.world, host=host, note=self._note)
+        more = {"world": context.world, "host": socket.gethostname(), "note": self._note}
+        more["left"] = words(context.transport)
+        context.recorder.dump(context.rank, str(failure), self._hooks.records, **more)
         failure.__cause__ = None
         with context.changed:
             self.error = failure

@@ -132,6 +132,18 @@ def test_this_installation_is_described(monkeypatch):
     assert report.warnings == [check_build.STALL_WARNING]
 
 
+@pytest.mark.parametrize("variable", ["HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME"])
+def test_an_interface_that_is_not_there_is_a_problem(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control is one that is."""
+    for name in ("nowhere0", "lo"):
+        monkeypatch.setenv(variable, name)
+        report = check_build.collect({variable: name})
+        assert report.environment == {variable: name} and f"    {variable}={name}\n" in report.as_text()
+        (gloo,) = [item for item in report.transports if item.name == "gloo"]
+        told = [problem for problem in report.problems() if f"{variable}={name} has no IP address" in problem]
+        assert (gloo.available, len(told)) == ((True, 0) if name == "lo" else (False, 1))
+
+
 def test_what_gpus_lack_is_said_with_its_remedy():
     lacking = ["the CUDA kernels", "CuPy with NCCL"]
     report = without(missing_for_gpus=lacking)

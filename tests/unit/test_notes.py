@@ -12,14 +12,17 @@ import torch
 
 from horovod_compress.cli.command import main
 from horovod_compress.engine.agreement.notes import (
+    CLOSED,
     advice,
     first,
     last_finished,
     leave_word,
     note,
     verdict,
+    why_closed,
     why_ended,
     with_words,
+    words,
 )
 from horovod_compress.engine.context import AWAITED, EXCHANGED, MEETING
 from horovod_compress.errors import ExchangeError, MismatchError, anew, in_job
@@ -49,6 +52,9 @@ def test_a_rank_at_its_end_is_a_matter_of_numbers_of_steps() -> None:
     notes = {0: _waits(1), 1: note("hop 1", AT, None, why=f"rank 1: {why_ended()}")}
     assert verdict(notes, WORLD).startswith("Rank 1 stopped first: came to the end of its program")
     assert advice(notes).startswith("If it has had fewer batches, or skipped some, give every rank the same number")
+    closed = {0: _waits(1), 1: note("hop 1", AT, None, why=why_closed(CLOSED))}
+    assert verdict(closed, WORLD) == "Rank 1 stopped first: closed its compression."
+    assert advice(closed) == advice(notes)
     for other in ({0: _waits(1)}, {1: note("decode", AT, None, why="out of memory")}):
         assert advice(other) == "Restart the job from a checkpoint; if a rank is only slow, raise timeout="
 
@@ -87,8 +93,8 @@ def test_a_rank_that_had_left_before_it_heard_of_a_failure_is_to_blame() -> None
         transport = LocalTransport(Hub(2), 0)
         leave_word(transport, word["why"])
         mine = note("a", at, None, **reason)
-        assert with_words(transport, {0: mine}) == {0: counts or mine}
-    assert with_words(LocalTransport(Hub(2), 0), {0: mine}) == {0: mine}
+        assert with_words({0: mine}, words(transport)) == {0: counts or mine}
+    assert with_words({0: mine}, words(LocalTransport(Hub(2), 0))) == {0: mine}
 
 
 def test_the_first_rank_that_leaves_is_to_blame() -> None:
@@ -96,7 +102,7 @@ def test_the_first_rank_that_leaves_is_to_blame() -> None:
     transports = Hub(3).transports()
     leave_word(transports[2], "ended because of RuntimeError: first")
     leave_word(transports[0], "ended because of HorovodInternalError: Horovod has been shut down")
-    assert first(with_words(transports[1], {}), 3) == [2]
+    assert first(with_words({}, words(transports[1])), 3) == [2]
 
 
 def test_nobody_is_blamed_where_all_are_alike() -> None:

@@ -57,6 +57,9 @@ DAMAGED: dict[str, Callable[[Path], object]] = {
     "events": lambda path: write(path, events=[{"event": "hop", "hop": [], "step": 0, "bucket": 0}]),
     "event's name": lambda path: write(path, events=[{"event": {}, "hop": 0, "step": 0, "bucket": 0}]),
     "host": lambda path: write(path, host=["a"]),
+    "words": lambda path: write(path, left=["a"]),
+    "whose words": lambda path: write(path, left={"-1": "a"}),
+    "no words": lambda path: write(path, left={"0": 1}),
 }
 
 
@@ -77,7 +80,7 @@ def test_a_damaged_record_hides_no_other(name: str, tmp_path: Path, capsys: pyte
 FORGED = "lost\n   1  elsewhere          +0.00 s  \x1b[2J\x1b]0;title\x07\u202e\ud800\x9b31m\u2028Rank 1 said: no"
 
 
-@pytest.mark.parametrize("where", ["failure", "host", "event", "why", "name"])
+@pytest.mark.parametrize("where", ["failure", "host", "event", "why", "name", "left"])
 def test_a_record_writes_no_line_of_another_rank(
     where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +89,8 @@ def test_a_record_writes_no_line_of_another_rank(
         write(tmp_path / "rank1.json", events=[{"event": FORGED, "hop": 0, "step": 0, "bucket": 0}])
     elif where == "why":
         write(tmp_path / "rank1.json", note={"where": "offer", "place": [3, 0, 0], "finished": None, "why": FORGED})
+    elif where == "left":
+        (tmp_path / "rank0.json").write_text(json.dumps(record(0, left={"1": FORGED})))
     elif where == "name":
         (tmp_path / "rank\n   1  elsewhere\x1b[2J.json").write_text("{}")
     else:
@@ -96,6 +101,27 @@ def test_a_record_writes_no_line_of_another_rank(
     assert sum(line.startswith("   1  ") for line in lines) == 1
     assert sum(line.startswith("Rank 1 said:") for line in lines) <= 1
     assert all(line.isprintable() for line in lines)
+
+
+def test_a_rank_whose_program_ended_is_known_by_the_word_it_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has not failed, so it leaves no record. The control is a rank that was killed."""
+    place = {"where": "hop 1", "place": [3, 0, 1], "finished": None, "peer": 1}
+    for left in ({"1": "ended because of RuntimeError: first"}, {}):
+        for rank in (0, 2):
+            (tmp_path / f"rank{rank}.json").write_text(json.dumps(record(rank, note=place, left=left)))
+        assert main(["inspect", str(tmp_path)]) == 0
+        text = capsys.readouterr().out
+        assert main(["inspect", str(tmp_path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["left"], found["first"], found["without_record"]) == (left, [1], [1])
+        assert found["verdict"] in text
+        if left:
+            assert found["verdict"] == "Rank 1 stopped first: ended because of RuntimeError: first."
+            assert "   1  no record: ended because of RuntimeError: first\n" in text
+        else:
+            assert found["verdict"].startswith("No sign of life from rank(s) 1")
 
 
 def test_a_world_of_one_record_is_not_that_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

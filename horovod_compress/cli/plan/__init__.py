@@ -40,8 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the method; repeatable"
     )
     parser.add_argument("--ranks", default="4", help="a number, or several separated by commas (default 4)")
-    parser.add_argument("--rate", default="1gbit", help="rate of each rank's link (default 1gbit)")
-    parser.add_argument("--latency", default="100us", help="latency of a message (default 100us)")
+    parser.add_argument(
+        "--rate", default="1gbit", help="rate of each rank's link, in kbit, mbit or gbit per second (default 1gbit)"
+    )
+    parser.add_argument("--latency", default="100us", help="latency of a message, in us, ms or s (default 100us)")
     parser.add_argument(
         "--compute-ms", type=float, default=300.0, help="compute time of a step, without exchange (default 300)"
     )

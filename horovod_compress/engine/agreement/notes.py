@@ -60,7 +60,7 @@ def verdict(notes: Notes, world: int) -> str:
 def advice(notes: Notes) -> str:
     """Return what to do, in a sentence without its end."""
     again = "estart the job from a checkpoint; if a rank is only slow, raise timeout="
-    if any(str(notes[rank]["why"]).endswith(_AT_ITS_END) for rank in _with_reasons(notes)[:1]):
+    if any(str(notes[rank]["why"]).endswith((_AT_ITS_END, _CLOSED)) for rank in _with_reasons(notes)[:1]):
         return f"If it has had fewer batches, or skipped some, give every rank the same number of steps; else r{again}"
     return f"R{again}"
 
@@ -144,13 +144,18 @@ def leave_word(transport: Transport, why: str) -> None:
         transport.say(_LEFT, why)
 
 
-def with_words(transport: Transport, notes: Notes) -> dict[int, Mapping[str, Any]]:
+def words(transport: Transport) -> dict[int, str]:
+    """Return why ranks have left by themselves, by rank."""
+    return dict(transport.said(_LEFT))
+
+
+def with_words(notes: Notes, left: Mapping[int, str]) -> dict[int, Mapping[str, Any]]:
     """Return the notes of all ranks, and the words of those that have left by themselves.
 
     A rank that ends lives on for a moment, in which it hears of the others' failure as every rank does.
     """
-    words = {rank: {"why": why} for rank, why in transport.said(_LEFT).items()}
-    return {**words, **{rank: note for rank, note in notes.items() if not (rank in words and "ended" in note)}}
+    told = {rank: {"why": why} for rank, why in left.items()}
+    return {**told, **{rank: note for rank, note in notes.items() if not (rank in told and "ended" in note)}}
 
 
 #: How a compression may have come to be closed, and what to do, for whoever goes on with it.
@@ -170,10 +175,11 @@ def why_closed(how: str) -> str:
     Args:
         how: see above.
     """
-    done = "dropped its compression, to which nothing referred any more" if how is DROPPED else "closed its compression"
+    done = "dropped its compression, to which nothing referred any more" if how is DROPPED else _CLOSED
     return f"{done}{_because_of(sys.exc_info()[1])}"
 
 
+_CLOSED = "closed its compression"
 _AT_ITS_END = "came to the end of its program, or called sys.exit()"
 
 

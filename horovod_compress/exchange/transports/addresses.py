@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ...errors import ConfigError
 
-#: Names the network interface of the exchange.
+#: Names the network interface of the exchange; without Horovod, torch's own variable does too.
 INTERFACE = "HOROVOD_GLOO_IFACE"
+INTERFACES = (INTERFACE, "GLOO_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
 _LONGEST_NAME = 15
 _OF_IPV6 = Path("/proc/net/if_inet6")

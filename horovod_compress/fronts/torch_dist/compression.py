@@ -66,8 +66,9 @@ class Compression(TorchCompression, Factories):
         "DistributedDataParallel: create one, and write compression.register(model, optimizer)"
     )
     _how_to_use = (
-        "a model; write compression.register(model, optimizer), with the wrapped model under DistributedDataParallel, "
-        "before the first backward pass, or ddp_model.register_comm_hook(compression, hvc.ddp_hook); in update mode, "
+        "a model, so each rank trains its own, unless DistributedDataParallel averages the gradients; write "
+        "compression.register(model, optimizer), with the wrapped model if it is wrapped, before the first backward "
+        "pass, or ddp_model.register_comm_hook(compression, hvc.ddp_hook); in update mode, "
         "optimizer = hvc.DistributedUpdateOptimizer(optimizer, model.named_parameters(), compression)"
     )
     _ranks_in_words = "process group"

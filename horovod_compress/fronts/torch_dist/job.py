@@ -19,9 +19,6 @@ from ...exchange.transports import addresses
 from ..gather import FORKED, why_not_all
 from .store_gathers import FailedGather, Gathers
 
-#: Network interfaces by the name of the variable that names them: ours first, then that of torch.
-_INTERFACES = (addresses.INTERFACE, "GLOO_SOCKET_IFNAME")
-
 #: The gathers of each process group that was used, for as long as it lives, by the ranks of the job that take part.
 _gathers: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Gathers]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
@@ -92,10 +89,10 @@ class TorchJob:
     def place(self) -> Place:
         if self.size == 1:
             return Place(LOOPBACK)
-        if any(os.environ.get(variable) for variable in _INTERFACES):
-            return Place(addresses.own_address(False, _INTERFACES))
+        if any(os.environ.get(variable) for variable in addresses.INTERFACES):
+            return Place(addresses.own_address(False, addresses.INTERFACES))
         try:
-            return Place(addresses.own_address(False, _INTERFACES), host_name())
+            return Place(addresses.own_address(False, addresses.INTERFACES), host_name())
         except ConfigError as error:  # of no account if all ranks are on this host
             return Place(None, host_name(), str(error))
 
