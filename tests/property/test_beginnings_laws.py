@@ -123,6 +123,13 @@ def test_one_that_began_in_the_first_rounds_needs_no_others(seldom: bool) -> Non
         assert training.exact == REGULAR
 
 
+def test_one_that_is_used_seldom_has_them_once() -> None:
+    with Training("topk") as training:
+        for number in range(2 * STEPS):
+            training.step(number, without=[] if number % 10 == FIRST - 1 else ["late"])
+        assert training.exact == [*range(2 * FIRST + 1)]
+
+
 def test_state_that_is_cleared_begins_with_exact_rounds_at_once() -> None:
     with Training() as training:
         for number in range(STEPS):

@@ -40,18 +40,18 @@ class Beginnings:
 
     def look(
         self, step: int, done: Mapping[str, float | None], held: Mapping[str, HeldMoment], divides: Mapping[str, str]
-    ) -> list[str]:
+    ) -> dict[str, bool]:
         """Look for second moments that begin later than others, or anew, before the first gradient of a step.
 
         Args:
             done: how many steps the optimizer has done with each parameter; None where it has no state.
 
         Returns:
-            those of which a coded gradient may be all that is in them; for all, rounds are exact from this one on.
+            by parameter, whether a coded gradient may be all that is in it; rounds are exact from this one on.
         """
         self.begun = self.begun or any(done.values())
         if step < self.until or step in self._rounds:
-            return []
+            return {}
         few, ends = self._rounds.anew, self.until > 0
         most = (few - 1) // 2 if ends else few  # of what began amid exact rounds, less than half saw it
         found = []
@@ -61,7 +61,7 @@ class Beginnings:
             if anew and divides[name] != "never":
                 found.append(name)
         self._again(step, found)
-        return [name for name in found if name in held] if ends else found
+        return {name: not ends or name in held for name in found}
 
     def look_at_zeros(self, step: int, used: Sequence[tuple[str, Tensor | None, HeldMoment]]) -> list[str]:
         """Look for the first gradients of parameters that had only zeros until now.

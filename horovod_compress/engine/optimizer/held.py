@@ -44,14 +44,15 @@ class Standing(NamedTuple):
     Attributes:
         group, state: those of the optimizer; it may have no state yet.
         steps: so many has the optimizer done with it; None without a state.
-        late: its second moment begins later than others, or anew, so that a coded gradient may be all that is in it.
+        late: its second moment begins later than others, or anew: whether a coded gradient may be all that is in it.
+            None for all others.
     """
 
     group: dict[str, Any]
     name: str
     state: Any
     steps: float | None
-    late: bool
+    late: bool | None
 
 
 _log = logging.getLogger("horovod_compress")
@@ -187,7 +188,7 @@ class HeldSecondMoment:
         states = [(slot, self._optimizer.state.get(slot[1])) for slot in self._parameters()]
         done = {slot[2]: self._form.steps(slot[0], state) if state else None for slot, state in states}
         late = self.beginnings.look(step, done, self._held, self._buckets.divides())
-        found = [Standing(group, name, state, done[name], name in late) for (group, _, name), state in states]
+        found = [Standing(group, name, state, done[name], late.get(name)) for (group, _, name), state in states]
         # What waits is of the first coded gradient, and of those before the optimizer had the parameter, perhaps many.
         self._kept.scale_errors({one.name: 0.0 for one in found if one.late and one.name not in self._held})
         return found
@@ -214,7 +215,7 @@ class HeldSecondMoment:
                 if self.stepping:
                     self.stepping.pay([name])
                 note_units(factors, name, waits_by, None)
-            if held or not done or divides[name] == "never" or (self.exact and not late):
+            if held or not done or divides[name] == "never" or (self.exact and late is None):
                 continue
             zeros = zeros or self._kept.withholding.zero_groups()  # it has moved its own until now
             (moment, steps), before = self._form.taken_over(group, state), divides[name] == "before"
