@@ -34,7 +34,7 @@ from ..ops.keys import SAMPLE, Key
 from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Law, Properties, check_choice, whole
 from .registry import register
-from .shared.sections import check_density, share
+from .shared.sections import check_share, share
 from .work import Counts, Layout, Part, Work, clamped_all, counts_of, per_element, slices, work_dtype
 
 MOST_BLOCK = 1 << 20
@@ -69,7 +69,7 @@ class RandomK(Codec):
     )
 
     def __post_init__(self) -> None:
-        check_density(self.density)
+        check_share("density", self.density)
         check_choice("scaled", self.scaled, True, False)
         if not whole(self.block) or not 1 <= self.block <= MOST_BLOCK:
             raise ConfigError(f"block should be a number of elements in [1, {MOST_BLOCK}], got {self.block!r}")

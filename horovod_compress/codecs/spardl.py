@@ -41,7 +41,7 @@ from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Law, Piece, Properties
 from .registry import register
 from .shared.forms import check_value_bits, fitted, largest, rounded, value_form
-from .shared.sections import NUMBERS, check_density, check_well_formed, choose, chosen, parameter, share
+from .shared.sections import NUMBERS, check_share, check_well_formed, choose, chosen, parameter, share
 from .work import Counts, Cutting, Layout, Part, Regions, Work, per_element, work_dtype
 
 #: What a section says, in words.
@@ -129,7 +129,7 @@ class SparDL(Codec):
     folded: ClassVar[frozenset[str]] = frozenset({"sums", "chosen", "totals", "found", "own place", "own levels"})
 
     def __post_init__(self) -> None:
-        check_density(self.density)
+        check_share("density", self.density)
         check_value_bits(self.value_bits)
 
     def properties(self) -> Properties:

@@ -28,7 +28,7 @@ from ..errors import ConfigError
 from ..schedule.plan import Bucket, TensorSpec
 from .base import Law, Properties, check_choice
 from .registry import register
-from .shared.sections import Sections, check_density, numbers_of, parameter, residuals_of
+from .shared.sections import Sections, check_share, numbers_of, parameter, residuals_of
 from .work import Counts, Regions, Work, work_dtype
 
 #: The published settings: (local steps between exchanges, density).
@@ -67,7 +67,7 @@ class SparseBinary(Sections):
         if preset is not None and density is not None:
             raise ConfigError(f"give preset or density, not both: preset={preset} has density {PRESETS[preset][1]}")
         if density is not None:
-            check_density(density)
+            check_share("density", density)
 
     def properties(self) -> Properties:
         law = Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2", zeros=True)

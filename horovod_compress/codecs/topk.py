@@ -34,7 +34,7 @@ from .base import Codec, Law, Properties, check_choice, whole
 from .registry import register
 from .shared.forms import check_value_bits, own_bound, value_form
 from .shared.led import Led
-from .shared.sections import Sections, share
+from .shared.sections import Sections, check_share, share
 from .work import Layout, Work
 
 
@@ -87,9 +87,7 @@ class TopK(Sections):
         check_choice("positions", self.positions, "own", "leader")
         check_choice("average", self.average, "ranks", "senders")
         for name in ("filter", "residual_decay"):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 < value <= 1:
-                raise ConfigError(f"{name} should be a number above 0, at most 1, got {value!r}")
+            check_share(name, value := getattr(self, name))
             object.__setattr__(self, name, float(value))  # 1 and 1.0 are the same option in saved states
         if not whole(self.chunk) or not (self.chunk == 0 or 64 <= self.chunk <= MOST_CHUNK):
             raise ConfigError(f"chunk should be 0, for whole tensors, or in [64, {MOST_CHUNK}], got {self.chunk!r}")
@@ -113,7 +111,7 @@ class TopK(Sections):
 
     @cached_property
     def _led(self) -> Led | None:
-        return Led(self.density, float(self.filter)) if self.positions == "leader" else None
+        return Led(self.density, self.filter) if self.positions == "leader" else None
 
     def for_step(self, step: int, *, without: int = 0) -> Codec:
         return self._led or self

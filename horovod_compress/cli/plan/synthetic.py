@@ -153,16 +153,16 @@ def untouched_memory(count: int) -> Tensor:
     return torch.from_numpy(np.zeros(count, dtype=np.float32))
 
 
-def calibrate(pace: ComputeClock, step: Callable[[], float], rounds: int = 3, steps: int = 3) -> float:
+def calibrate(pace: ComputeClock, step: Callable[[], float]) -> float:
     """Set the budget so that a step without exchange takes ``pace.seconds``.
 
     Args:
         step: takes a step and returns its seconds.
 
     Returns:
-        The seconds that the last round's steps took, the median.
+        The seconds that three steps took at last, the median.
     """
-    for _ in range(rounds):
-        found = statistics.median(step() for _ in range(steps))
+    for _ in range(3):
+        found = statistics.median(step() for _ in range(3))
         pace.budget = max(0.0, pace.budget + pace.seconds - found)
-    return statistics.median(step() for _ in range(steps))
+    return statistics.median(step() for _ in range(3))

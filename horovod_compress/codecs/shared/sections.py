@@ -29,14 +29,14 @@ NUMBERS = 3  # of a selection, as ops.top_select_all() writes them
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
 
-def check_density(density: object) -> None:
-    """Refuse what is no share of the elements.
+def check_share(name: str, value: object) -> None:
+    """Refuse an option that is no share of a whole.
 
     Raises:
         ConfigError: says what would be one.
     """
-    if type(density) not in (int, float) or not 0 < density <= 1:  # type: ignore[operator]
-        raise ConfigError(f"density should be a number above 0, at most 1, got {density!r}")
+    if type(value) not in (int, float) or not 0 < value <= 1:  # type: ignore[operator]
+        raise ConfigError(f"{name} should be a number above 0, at most 1, got {value!r}")
 
 
 def check_count(name: str, tensor: TensorSpec) -> None:
@@ -72,7 +72,7 @@ class Sections(Codec):
     said: ClassVar[str] = "positions and values"
 
     def __post_init__(self) -> None:
-        check_density(self.density)
+        check_share("density", self.density)
 
     def properties(self) -> Properties:
         law = Law(conserves=True, bound="own: (1 - k/d) |x|^2", zeros=True)
