@@ -105,6 +105,10 @@ def test_an_optimizer_that_nobody_has_told_of_is_named() -> None:
         assert "already exchanged gradients for AdamW; for another optimizer, close() it" in error and not control
 
 
+def test_sparse_gradients_that_are_used_first_are_not_taken_for_dropped() -> None:
+    assert values("horovod", "sparse first") == [[], []]
+
+
 def test_one_that_has_made_a_step_with_local_gradients_is_not_blamed_for_dropped_results() -> None:
     texts, other = values("torch", "local step of another")
     (dropped,) = [text for text in texts if "results of" in text]

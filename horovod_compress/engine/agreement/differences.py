@@ -181,7 +181,8 @@ def check(ways: Sequence[Way]) -> None:
         other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
         raise MismatchError(
             f"the second moment of the optimizer is {kinds[0]} on rank 0, and {kinds[other]} on rank {other}; give "
-            f"every rank the same optimizer, with the same options of attach() or register()"
+            f"every rank the same optimizer, with the same options of attach() or register(), and load the states of "
+            "optimizer and compression on every rank or on none"
         )
     if told := difference(shown):  # who does the step may follow from whose the second moment is
         raise MismatchError(told)

@@ -45,7 +45,8 @@ _DROPPED = (
 _BY_ANOTHER = (
     "%s makes steps with results of this compression, which does not know it: its second moment is not held, and the "
     "ratio of norms stays in its gradients. Give all optimizers of a model to one compression; for another phase of "
-    "training, close() it, and create another compression for the new optimizer"
+    "training, close() it, and create another compression for the new optimizer; for sharpness-aware minimization, see "
+    "docs/usage.md"
 )
 
 
@@ -130,7 +131,8 @@ class Matching:
         unused = last.step > self._taken
         kept = unused and self._cleared.most_kept()
         self._added_to.append(kept)
-        self._dropped.append(unused and not kept)
+        # What was not coded, such as sparse gradients, leaves nothing to be lost, and no step has to wait for it.
+        self._dropped.append(unused and not kept and not self._followed.isdisjoint(last.names))
         if sum(self._added_to) >= OFTEN:
             norms.vote_against()
         if sum(self._dropped) >= OFTEN and not self._told_dropped:

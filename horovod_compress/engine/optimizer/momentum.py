@@ -14,6 +14,7 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from ...codecs.base import Codec, variants_of
@@ -42,12 +43,11 @@ def refuse_twice(optimizer: Any, methods: Methods, named: Named, updates: bool =
         ConfigError: says which of them to leave out.
     """
     for group, codec in _pairs(optimizer, methods, named):
-        kept, option = _kept(group, updates), codec.momentum_option
-        value = float(getattr(codec, option, 0.0))
-        if kept and value:
+        kept, own, option = _kept(group, updates), _own(codec), codec.momentum_option
+        if kept and own:
             raise ConfigError(
                 f"{type(optimizer).__name__} has {kept[0]}, and {codec.name} applies its own momentum, "
-                f"{option}={value:g}: together they diverge; give the optimizer {kept[1]}, or {codec.name} {option}=0"
+                f"{option}={own:g}: together they diverge; give the optimizer {kept[1]}, or {codec.name} {option}=0"
             )
 
 
@@ -65,7 +65,9 @@ def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
     """Return what to tell the user of momentum, the optimizer's or a method's own, that these options hardly bear."""
     waits = []
     for group, codec in _pairs(optimizer, methods, named):
-        own = float(getattr(codec, "momentum", 0.0))  # then the optimizer may have none, see refuse_twice()
+        if told := _told_of_method(optimizer, group, codec):
+            return told
+        own = _own(codec)  # then the optimizer may have none, see refuse_twice()
         times, share = 1 / (1 - own) if own else _times(group), codec.properties().share_sent
         if share < 1 and times != 1 and times / share >= LONG:
             owner = codec.name if own else "the optimizer"
@@ -77,6 +79,23 @@ def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
         f"with {name} an element is sent about once in {1 / share:.0f} steps, and momentum={momentum:g} counts delayed "
         f"gradients {times:.0f} times: a learning rate that suits uncompressed training may be far too high; lower it, "
         f"give {owner} momentum=0, or send more with density="
+    )
+
+
+def _told_of_method(optimizer: Any, group: Mapping[str, Any], codec: Codec) -> str | None:
+    """Return what to tell of a method with which an optimizer hardly learns, whatever the rate."""
+    if isinstance(optimizer, torch.optim.LBFGS) and codec.properties().divides != "never":
+        return (
+            f"LBFGS takes the curvature from differences of gradients, which {codec.name} changes more than one step "
+            "does: training may learn nothing or diverge; choose global_qsgd, qsgd with 8 bits, fp16 or none"
+        )
+    kept, own = _kept(group, updates=True), _own(codec)
+    if not (kept and own):
+        return None
+    return (
+        f"{type(optimizer).__name__} has {kept[0]}, and {codec.name} applies its own momentum, "
+        f"{codec.momentum_option}={own:g}: together they follow gradients late, and training may diverge at a learning "
+        f"rate that suits either; give the optimizer {kept[1]}, or {codec.name} {codec.momentum_option}=0"
     )
 
 
@@ -106,6 +125,11 @@ def _pairs(optimizer: Any, methods: Methods, named: Named) -> Iterator[tuple[Map
         codecs = {methods.codec(names[id(p)]) for p in group["params"] if id(p) in names}
         for codec in codecs:
             yield from ((group, kind) for kind in dict.fromkeys((codec, *variants_of(codec))))
+
+
+def _own(codec: Codec) -> float:
+    """Return the momentum that a method applies itself."""
+    return float(getattr(codec, codec.momentum_option, 0.0))
 
 
 def _momentum(group: Mapping[str, Any]) -> float:

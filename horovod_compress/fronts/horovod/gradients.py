@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import horovod.torch as hvd
+import torch
 from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
 
@@ -345,7 +346,10 @@ def refuse_closure(optimizer: Any, given: tuple[Any, ...], options: dict[str, An
     """
     closure = options.get("closure", given[1] if len(given) > 1 else None)
     if closure is not None and optimizer._should_synchronize:  # else the closure may do so itself
+        instead = "call the closure before step(), or use DistributedUpdateOptimizer, whose local steps accept one"
+        if isinstance(optimizer, torch.optim.LBFGS):  # it calls the closure again and again
+            instead = "use LBFGS without Horovod, under torchrun"
         raise ConfigError(
             "step(closure) would run its backward pass after the gradients were reduced, and ranks would drift apart; "
-            "call the closure before step(), or use DistributedUpdateOptimizer, whose local steps accept one"
+            f"{instead}"
         )

@@ -213,7 +213,10 @@ def check_optimizer(optimizer: object, named: Named) -> None:
     """
     groups: Any = getattr(optimizer, "param_groups", None)
     if groups is None or not callable(getattr(optimizer, "register_step_pre_hook", None)):
-        raise ConfigError(f"what register() or attach() takes is an optimizer of torch.optim, got {optimizer!r:.200}")
+        raise ConfigError(
+            f"what register() or attach() takes is an optimizer of torch.optim, got {optimizer!r:.200}; of a wrapper, "
+            "give the optimizer that it wraps, whose step() moves the weights"
+        )
     ours = {id(parameter) for _, parameter in named}
     if not any(id(parameter) in ours for group in groups for parameter in group["params"]):
         raise ConfigError(

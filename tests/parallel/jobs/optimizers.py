@@ -266,6 +266,35 @@ def another_phase(anew: bool) -> tuple[list[str], str]:
     return [], "accepted"
 
 
+def sparse_first() -> list[str]:
+    """Let the optimizer of a sparse embedding make its steps before that of the rest; return what is told."""
+    import horovod.torch as hvd
+
+    torch.manual_seed(1)
+    model = nn.ModuleDict({"bag": nn.EmbeddingBag(50, 8, sparse=True), "rest": nn.Linear(8, 4)})
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=20.0)
+    made = {"bag": torch.optim.SparseAdam(model["bag"].parameters(), lr=LR), "rest": plain("AdamW", model["rest"])}
+    both = [
+        hvd.DistributedOptimizer(one, [(f"{name}.{n}", p) for n, p in model[name].named_parameters()], compression)
+        for name, one in made.items()
+    ]
+    compression.attach(*both, warmup_steps=2)
+    with told() as texts:
+        for step in range(16):
+            generator = torch.Generator().manual_seed(2 * step + rank())
+            for one in both:
+                one.zero_grad()
+            model["rest"](model["bag"](torch.randint(50, (16, 5), generator=generator))).square().mean().backward()
+            for one in both:
+                one.step()
+    compression.close()
+    return texts
+
+
+if not DDP:
+    check("sparse first", sparse_first)
+
+
 def local_step_of_another() -> list[str]:
     """Let another optimizer make a step with this rank's gradients, and drop results later; return what is told."""
     model = net()
