@@ -199,12 +199,12 @@ def _gloo() -> str:
     distributed = importlib.import_module("torch.distributed")
     if not (distributed.is_available() and distributed.is_gloo_available()):
         raise Unavailable("this PyTorch was built without Gloo")
-    for variable in _addresses().INTERFACES:
-        _addresses().own_address(True, [variable])
+    _addresses().own_address(True, _addresses().INTERFACES)
     return ""
 
 
 def _addresses() -> ModuleType:
+    """Return the module of addresses, which imports Horovod's errors where there are any."""
     return importlib.import_module("horovod_compress.exchange.transports.addresses")
 
 

@@ -35,8 +35,10 @@ class Training:
         self.ranks = Ranks(TENSORS, method, make, MEET | meet, WORLD, min_elements=1)
         self.exact: list[int] = []
 
-    def step(self, number: int, *, without: Collection[str] = (), zeros: Collection[str] = ()) -> dict[str, Tensor]:
-        """Do a step; return its results."""
+    def step(
+        self, number: int, *, without: Collection[str] = (), zeros: Collection[str] = (), used: bool = True
+    ) -> dict[str, Tensor]:
+        """Do a step, of which the optimizer may make no use; return its results."""
         given = random_grads(WORLD, TENSORS, seed=number)
         for mine in given:
             for name in zeros:
@@ -49,7 +51,8 @@ class Training:
         for model, optimizer, result in zip(self.ranks.models, self.ranks.optimizers, results, strict=True):
             for name, parameter in model.items():
                 parameter.grad = None if name in without else result[name].clone()
-            optimizer.step()
+            if used:
+                optimizer.step()
         assert all_same([{n: p.detach() for n, p in model.items()} for model in self.ranks.models])
         held = self.ranks.steps[0].held
         assert held
@@ -97,8 +100,9 @@ def test_one_that_is_frozen_at_first_begins_with_exact_rounds(method: str, step:
         torch.testing.assert_close(training.moment("late")["moment"].double(), expected)
 
 
-@pytest.mark.parametrize("first", [0, BEGINS])
-@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("first", "after"), [(0, 1), (0, 3), (0, FIRST), *((BEGINS, after) for after in range(1, FIRST))]
+)
 def test_one_that_misses_more_than_half_of_them_has_as_many_again(first: int, after: int) -> None:
     """Else the square of one gradient could be all that is held of it."""
     began = first + after
@@ -121,6 +125,22 @@ def test_one_that_began_in_the_first_rounds_needs_no_others(seldom: bool) -> Non
         for number in range(STEPS):
             training.step(number, without=["late"] if seldom and number % 3 else [])
         assert training.exact == REGULAR
+
+
+def test_exchanges_that_no_parameter_has_used_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "horovod_compress")
+    with Training("topk", match_norm=False) as training:
+        for number in range(STEPS):
+            training.step(number, used=number % 5 == 4)
+        assert training.exact == REGULAR
+    assert not [record for record in caplog.records if "begins only now" in record.getMessage()]
+
+
+def test_where_all_rounds_are_exact_nothing_is_saved_of_them() -> None:
+    with Training(rebuild_every=1) as training:
+        for number in range(BEGINS):
+            training.step(number)
+        assert not training.ranks.steps[0].state().get("unused")
 
 
 def test_one_that_is_used_seldom_has_them_once() -> None:

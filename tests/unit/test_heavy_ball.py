@@ -44,7 +44,9 @@ def test_adams_upon_a_methods_own_is_spoken_of(method: str, option: str) -> None
         assert "its own momentum" not in (momentum.advice(optimizer, chosen, NAMED) or "")
 
 
-@pytest.mark.parametrize(("method", "speaks"), [("marsit", True), ("topk", True), ("global_qsgd", False)])
+@pytest.mark.parametrize(
+    ("method", "speaks"), [("marsit", True), ("topk", True), ("dgc", True), ("global_qsgd", False)]
+)
 def test_what_lbfgs_does_not_bear_is_spoken_of(method: str, speaks: bool) -> None:
     text = momentum.advice(torch.optim.LBFGS(PARAMETERS), parse(method, {})[0], NAMED)
     assert bool(text and text.startswith("LBFGS takes the curvature")) == speaks

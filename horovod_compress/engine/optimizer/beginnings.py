@@ -31,7 +31,7 @@ class Beginnings:
 
     Attributes:
         until: rounds before this step are exact; 0 once what they have made is held.
-        begun: the optimizer has made a step, before those that were looked at.
+        begun: the optimizer had made a step when it was last looked at.
     """
 
     def __init__(self, rounds: ExactRounds, *, tells: bool) -> None:
@@ -53,7 +53,9 @@ class Beginnings:
         if step < self.until or step in self._rounds:
             return {}
         few, ends = self._rounds.anew, self.until > 0
-        most = (few - 1) // 2 if ends else few  # of what began amid exact rounds, less than half saw it
+        most = float(few)
+        if ends:  # of those that began amid exact rounds, who saw less than half of what was used
+            most = (min(most, max((steps or 0.0 for steps in done.values()), default=0.0)) - 1) // 2
         found = []
         for name, steps in done.items():
             known = held.get(name)
@@ -95,6 +97,8 @@ class Beginnings:
 
     def saved(self, step: int) -> int:
         """Return what :meth:`load` takes before a step: 0 where that follows from the step and from what is held."""
+        if self._rounds.every == 1:  # all rounds are exact, and nothing is ever held
+            return 0
         return self.until if self.until > self._rounds.warmup or step > self._rounds.warmup else 0
 
     def load(self, until: int, step: int, *, held: bool) -> None:

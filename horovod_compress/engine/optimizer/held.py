@@ -44,15 +44,16 @@ class Standing(NamedTuple):
     Attributes:
         group, state: those of the optimizer; it may have no state yet.
         steps: so many has the optimizer done with it; None without a state.
-        late: its second moment begins later than others, or anew: whether a coded gradient may be all that is in it.
-            None for all others.
+        late: its second moment begins later than others, or anew.
+        coded: so that a coded gradient may be all that is in it.
     """
 
     group: dict[str, Any]
     name: str
     state: Any
     steps: float | None
-    late: bool | None
+    late: bool
+    coded: bool
 
 
 _log = logging.getLogger("horovod_compress")
@@ -188,7 +189,10 @@ class HeldSecondMoment:
         states = [(slot, self._optimizer.state.get(slot[1])) for slot in self._parameters()]
         done = {slot[2]: self._form.steps(slot[0], state) if state else None for slot, state in states}
         late = self.beginnings.look(step, done, self._held, self._buckets.divides())
-        found = [Standing(group, name, state, done[name], late.get(name)) for (group, _, name), state in states]
+        found = [
+            Standing(group, name, state, done[name], name in late, late.get(name, False))
+            for (group, _, name), state in states
+        ]
         # What waits is of the first coded gradient, and of those before the optimizer had the parameter, perhaps many.
         self._kept.scale_errors({one.name: 0.0 for one in found if one.late and one.name not in self._held})
         return found
@@ -206,7 +210,7 @@ class HeldSecondMoment:
             self._rest, zeros = self._buckets.rest, self._kept.withholding.zero_groups()
             for name, known in self._held.items():
                 known.regroup(zeros[name])
-        for group, name, state, done, late in found:
+        for group, name, state, done, late, coded in found:
             held = self._held.get(name)
             # The schedule leaves its bucket uncompressed now; or the optimizer is of an earlier step than what is held.
             waits_by = None
@@ -215,11 +219,11 @@ class HeldSecondMoment:
                 if self.stepping:
                     self.stepping.pay([name])
                 note_units(factors, name, waits_by, None)
-            if held or not done or divides[name] == "never" or (self.exact and late is None):
+            if held or not done or divides[name] == "never" or (self.exact and not late):
                 continue
             zeros = zeros or self._kept.withholding.zero_groups()  # it has moved its own until now
             (moment, steps), before = self._form.taken_over(group, state), divides[name] == "before"
-            stands_for = BRIEF if late else steps
+            stands_for = BRIEF if coded else steps
             held = HeldMoment(moment, stands_for, steps, float(group["eps"]), before, zeros[name])
             self._held[name], self._shown = held, ""
             note_units(factors, name, waits_by, held.divisor)

@@ -31,6 +31,8 @@ LONG = 100
 FAST = 5
 #: How many exact rounds begin such a training by default; one in so many where its length is known, at most as many.
 EXACT_FIRST, EXACT_SHARE = 30, 10
+#: The first of their betas is a momentum; that of others, such as Lion and schedulefree's, says something else.
+_WITH_FIRST_MOMENT = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
 
 
 def refuse_twice(optimizer: Any, methods: Methods, named: Named, updates: bool = False) -> None:
@@ -84,13 +86,14 @@ def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
 
 def _told_of_method(optimizer: Any, group: Mapping[str, Any], codec: Codec) -> str | None:
     """Return what to tell of a method with which an optimizer hardly learns, whatever the rate."""
-    if isinstance(optimizer, torch.optim.LBFGS) and codec.properties().divides != "never":
+    found = codec.properties()
+    if isinstance(optimizer, torch.optim.LBFGS) and (found.divides != "never" or found.share_sent < 1):
         return (
             f"LBFGS takes the curvature from differences of gradients, which {codec.name} changes more than one step "
             "does: training may learn nothing or diverge; choose global_qsgd, qsgd with 8 bits, fp16 or none"
         )
     kept, own = _kept(group, updates=True), _own(codec)
-    if not (kept and own):
+    if not (kept and own and isinstance(optimizer, _WITH_FIRST_MOMENT)):
         return None
     return (
         f"{type(optimizer).__name__} has {kept[0]}, and {codec.name} applies its own momentum, "
