@@ -8,9 +8,8 @@ to element. Here the second moment moves in exact rounds, which are few, and is 
     other rounds   r = d * decode(encode(gradient / d)),  d = sqrt(V / (1 - b2^s)) + eps, at least a tenth of its row's
 
 Where r is far larger than usual, V takes it in there too: see :mod:`.surges`; and where no exact round has seen a
-gradient yet: see :mod:`.beginnings`. What V is and how torch's own step comes
-to divide by it is in :mod:`.second_moment`. (Kin to 1-bit Adam, Tang et al. 2021, section 3, which freezes the second
-moment for good.)
+gradient yet: see :mod:`.beginnings`. What V is and how torch's own step comes to divide by it is in
+:mod:`.second_moment`. (Kin to 1-bit Adam, Tang et al. 2021, section 3, which freezes the second moment for good.)
 """
 
 from __future__ import annotations
