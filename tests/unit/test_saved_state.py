@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import random
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -244,6 +245,18 @@ def test_a_state_says_options_that_came_later_only_where_they_do_something(
             mine = checkpoint.save(now.reducers[0], now.methods, {})
             assert mine["config"][name] == value
             checkpoint.load(now.reducers[0], now.methods, mine, "restore")
+
+
+def test_only_options_that_differ_are_told_and_none_is_no_missing_one() -> None:
+    with Fleet(1, [spec("w", 100)], "topk", density=0.25) as now:
+        state = checkpoint.save(now.reducers[0], now.methods, {})
+        other = checksums.sealed(state | {"config": state["config"] | {"density": 0.125}})
+        told = "a different configuration: expected {'density': 0.25}, got {'density': 0.125}; resume"
+        with pytest.raises(StateError, match=re.escape(told)):
+            checkpoint.load(now.reducers[0], now.methods, other, "restore")
+        unknown = checksums.sealed(state | {"config": state["config"] | {"another": None}})
+        with pytest.raises(StateError, match=re.escape("expected {}, got {'another': None}")):
+            checkpoint.load(now.reducers[0], now.methods, unknown, "restore")
 
 
 def test_options_in_words_are_left_out_whole() -> None:

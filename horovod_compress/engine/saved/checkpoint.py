@@ -95,8 +95,7 @@ def check(
     _check_form(state)
     between_steps(reducer, "loaded")
     _expect("method", methods.name, state.get("method"), "resume with the method it was saved with")
-    saved = state.get("config")
-    _expect("configuration", known(methods.config(), saved), saved, "resume with the same options")
+    _check_options(methods, state.get("config"))
     _expect("seed", reducer.options.seed, state.get("seed"), "resume with the same seed")
     step = state.get("step")
     if type(step) is not int or not 0 <= step < 1 << 32:
@@ -123,6 +122,16 @@ def check(
 def _check_seals(state: Mapping[str, Any]) -> None:
     if state["format"] == FORMAT:
         checksums.check(state)
+
+
+def _check_options(methods: Methods, saved: object) -> None:
+    """Refuse a state of other options, and name only those that differ."""
+    mine = known(methods.config(), saved)
+    if isinstance(saved, Mapping):
+        both = mine, saved
+        other = {name for name in mine.keys() | saved.keys() if not _are_alike(*([d.get(name), name in d] for d in both))}
+        mine, saved = ({name: value for name, value in options.items() if name in other} for options in both)
+    _expect("configuration", mine, saved, "resume with the same options")
 
 
 def _check_hosts(mine: list[int] | None, saved: object) -> None:
@@ -333,8 +342,13 @@ def between_steps(reducer: Reducer, verb: str) -> None:
         )
 
 
+def _are_alike(one: object, other: object) -> bool:
+    outlines = (checksums.outline({"": value}) for value in (one, other))
+    return len({*map(checksums.canonical, outlines)}) == 1
+
+
 def _expect(what: str, want: object, got: object, advice: str) -> None:
-    if checksums.canonical(checksums.outline({"": want})) != checksums.canonical(checksums.outline({"": got})):
+    if not _are_alike(want, got):
         raise StateError(
             f"the saved compression state has a different {what}: expected {want!r}, got {got!r}; {advice}"
         )
