@@ -80,12 +80,14 @@ class Given:
     Attributes:
         names: of the parameters whose results were.
         sound: whether all values were finite.
+        coded: parameters whose gradients were coded, also where results are the code's own.
     """
 
     step: int
     factor: float
     names: frozenset[str]
     sound: bool
+    coded: frozenset[str]
 
 
 class Norms:
@@ -303,7 +305,7 @@ class Norms:
                     self._sample(turn.state)
         if self._followed:
             self._wait = (self._wait - now.emptied) | now.filled
-        self.given = Given(now.number, now.factor, frozenset(now.names), now.sound)
+        self.given = Given(now.number, now.factor, frozenset(now.names), now.sound, frozenset(now.filled))
 
 
 def _names(state: BucketState) -> set[str]:

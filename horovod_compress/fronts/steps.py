@@ -45,6 +45,8 @@ class _Loaded:
     due: bool = False  # an exact round
     left: Mapping[str, Left] = field(default_factory=dict)  # exchanges that it has not used
     rates: dict[str, SavedRates] = field(default_factory=dict)  # that what is kept stands for
+    added_to: Mapping[str, list[bool]] = field(default_factory=dict)  # which exchanges came upon earlier results
+    is_new: bool = False  # no gradient has come yet, and optimizers may be given other groups before
 
 
 class Steps:
@@ -139,10 +141,9 @@ class Steps:
             rounds = dict(zip(("warmup_steps", "rebuild_every"), options[1:], strict=False))
             tell_unused(rounds, of_all=reducer.options.warmup_steps is not None)
         self._take_order()
-        self._takers.load_rates(self._loaded.rates)
         if reducer.options.warmup_steps is None:
             self._begin_exact()
-        self._take_moments()
+        self._take_loaded()
         if self.held and self.tuner:
             self.tuner.wait_for(self.held.rounds.warmup)
 
@@ -203,13 +204,18 @@ class Steps:
 
     def settle_moments(self) -> None:
         """Where a second moment was loaded that nobody holds, let what waits be in the units of gradients again."""
+        if self._loaded.is_new:
+            self._take_loaded()
+            self._loaded.is_new = False
         if unheld := self._takers.unheld(self._loaded.moments):
             give_back(unheld, self._reducer.kept)
         self._loaded.moments, self._loaded.due, self._loaded.left = {}, False, {}
 
-    def _take_moments(self) -> None:
-        """Let optimizers that are known take what was loaded."""
+    def _take_loaded(self) -> None:
+        """Let optimizers that are known take what was loaded for them."""
         self._takers.load_moments(self._loaded.moments, self._loaded.due, self._loaded.left)
+        self._takers.load_rates(self._loaded.rates)
+        self._takers.load_added_to(self._loaded.added_to)
 
     def is_exact(self, step: int) -> bool:
         """Return whether a step of gradients is exact by the options; a schedule may leave more uncompressed."""
@@ -278,16 +284,19 @@ class Steps:
     def state(self) -> dict[str, Any]:
         """Return what is saved beside that of the reducer."""
         tuned = {"tuned": self.tuner.chosen} if self.tuner else {}
-        # What was loaded and nobody holds yet is given back at the first gradient.
-        moments = {**self._takers.unheld(self._loaded.moments), **self._takers.moments()}
+        # What was loaded and nobody holds yet is given back at the first gradient; until then, all of it stands.
+        loaded, takers = self._loaded, self._takers
+        moments = {**takers.unheld(loaded.moments), **takers.moments()}
         moment = {"second_moment": moments} if moments else {}
-        is_due = any(one.due for one in self._takers.held) if self.held else self._loaded.due
-        due = {"due": True} if is_due else {}
-        left = self._takers.left() if self.held else self._loaded.left
+        held = bool(self.held) and not loaded.is_new
+        due = {"due": True} if (any(one.due for one in takers.held) if held else loaded.due) else {}
+        left = takers.left() if held else loaded.left
         unused = {"unused": left} if left else {}
-        rates = {**self._loaded.rates, **self._takers.rates()}
-        rates = {name: followed for name, followed in rates.items() if followed}
-        norms = {"norms": found} if (found := self._norms.state()) else {}
+        each = (takers.rates(), loaded.rates) if loaded.is_new else (loaded.rates, takers.rates())
+        rates = {name: followed for name, followed in {**each[0], **each[1]}.items() if followed}
+        norms: dict[str, Any] = {"norms": found} if (found := self._norms.state()) else {}
+        added_to = takers.added_to() if self.met and not loaded.is_new else loaded.added_to
+        norms |= {"added_to": added_to} if added_to else {}
         masks = self._masks.state() if self._masks else {}
         return tuned | self.scale.state() | moment | due | unused | rates | norms | masks
 
@@ -322,13 +331,14 @@ class Steps:
         self._norms.resume(state.get("norms", {}) if residuals == "restore" else {})
         for taker in self._takers:
             taker.resume()
-        self._loaded = _Loaded(state.get("second_moment", {}), bool(state.get("due")), state.get("unused", {}))
-        self._take_moments()
+        names = (*Rates.saved, *LastRates.saved) if residuals == "restore" else ()
+        rates = {name: state.get(name, ()) for name in names}
+        moments, left = state.get("second_moment", {}), state.get("unused", {})
+        added_to = state.get("added_to", {})
+        self._loaded = _Loaded(moments, bool(state.get("due")), left, rates, added_to, is_new=not begun)
+        self._take_loaded()
         if begun:
             self.settle_moments()
-        for name in (*Rates.saved, *LastRates.saved) if residuals == "restore" else ():
-            self._loaded.rates[name] = state.get(name, ())
-        self._takers.load_rates(self._loaded.rates)
         self.scale.load(0.0 if residuals == "reset" else float(state.get("scale", 0.0)))
 
 
@@ -344,10 +354,10 @@ def _check_unused(saved: object) -> None:
     each = list(saved.values()) if isinstance(saved, Mapping) else [None]
     for one in each:
         given = dict(one) if isinstance(one, Mapping) else {}
-        until = given.pop("exact_until", 0)
+        until, due = given.pop("exact_until", 0), given.pop("due", False)
         fits = {name: type(value) for name, value in given.items()} == _OF_UNUSED and type(until) is int
-        if not fits or min(given["count"], until) < 0 or not given["count"] + until:
+        if not fits or type(due) is not bool or min(given["count"], until) < 0 or not given["count"] + until + due:
             raise StateError(
-                "unused exchanges in a state should be a count and two flags by name, and the number of a step where "
-                f"rounds are exact until then, got {saved!r:.100}"
+                "unused exchanges in a state should be a count and two flags by name, the number of a step where "
+                f"rounds are exact until then, and a flag where others have none due, got {saved!r:.100}"
             )

@@ -54,6 +54,7 @@ def test_gradients_that_are_dropped_are_not_taken_for_added_up(reports: list[dic
         assert used == [False, 0, 0]
         assert half == of_two_passes == [False, 0, tells]
         assert on_top == [True, tells, 0]  # the control
+        assert report["dropped in 16 bits"] == [[False, 0, tells]]
         assert report["dropped by methods that keep nothing"] == [[False, 0, 0]] * 2
 
 

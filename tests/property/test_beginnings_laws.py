@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -127,13 +127,27 @@ def test_one_that_began_in_the_first_rounds_needs_no_others(seldom: bool) -> Non
         assert training.exact == REGULAR
 
 
-def test_exchanges_that_no_parameter_has_used_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "horovod_compress")
+@pytest.mark.parametrize(
+    ("used", "end"), [(lambda number: number % 5 == 4, 2 * FIRST + 2), (lambda number: number >= FIRST, 2 * FIRST + 1)]
+)
+def test_where_most_of_them_are_not_used_as_many_follow_once(used: Callable[[int], bool], end: int) -> None:
+    """As with an optimizer whose first step comes late: one gradient would be all that is held of it."""
     with Training("topk", match_norm=False) as training:
-        for number in range(STEPS):
-            training.step(number, used=number % 5 == 4)
-        assert training.exact == REGULAR
-    assert not [record for record in caplog.records if "begins only now" in record.getMessage()]
+        for number in range(2 * STEPS):
+            training.step(number, used=used(number))
+        assert training.exact == [*range(end)]
+
+
+@pytest.mark.parametrize("cleared", [(FIRST,), (BEGINS, BEGINS + FIRST - 1)])
+def test_state_that_is_cleared_with_the_last_of_them_has_as_many_again(cleared: Collection[int]) -> None:
+    with Training("topk", match_norm=False) as training:
+        for number in range(2 * STEPS):
+            for optimizer in training.ranks.optimizers if number in cleared else ():
+                optimizer.state.clear()
+            training.step(number)
+        last = max(cleared)
+        assert training.exact == sorted({*REGULAR, *range(min(cleared), last + 1 + FIRST)})
+        assert training.moment("body")["steps"] == 1 + FIRST
 
 
 def test_where_all_rounds_are_exact_nothing_is_saved_of_them() -> None:

@@ -157,6 +157,34 @@ def test_a_resume_is_exact_where_the_second_one_has_just_made_its_first_step() -
         assert equal(found(whole), found(resumed))
 
 
+@pytest.mark.parametrize("saved", range(2, 2 * STEPS))
+def test_a_resume_is_exact_where_they_step_in_turn(saved: int) -> None:
+    """An exact round is due for the one that has used none, and no longer for the other."""
+
+    def do(ranks: Ranks, number: int) -> bool:
+        for steps in ranks.steps:
+            steps.begin()
+        results = ranks.fleet.step(random_grads(WORLD, TENSORS, seed=number))
+        assert all(reducer.wait_idle(5.0) for reducer in ranks.fleet.reducers)
+        for model, mine, result in zip(ranks.models, ranks.optimizers, results, strict=True):
+            for name, parameter in model.items():
+                parameter.grad = result[name].clone()
+            mine[number % 2].step()
+            for optimizer in mine:
+                optimizer.zero_grad()
+        held = ranks.steps[0].held
+        return held is not None and held.exact
+
+    made, meet = apart(adamw), {"rebuild_every": 10, "match_norm": False}
+    with ranks_of(made, "held", **meet) as whole, ranks_of(made, "held", **meet) as resumed:
+        for number in range(saved):
+            do(whole, number)
+        resume(whole, resumed)
+        for number in range(saved, 2 * STEPS):
+            assert do(whole, number) == do(resumed, number)
+        assert equal(found(whole), found(resumed))
+
+
 def resume(whole: Ranks, resumed: Ranks, *, by_place: bool = False) -> None:
     """Go on where others are, whose optimizers may have another order.
 
@@ -209,6 +237,34 @@ def test_a_resume_with_one_of_two_groups_goes_on_by_place_or_by_name() -> None:
                 play(ranks, MIDDLE, STEPS)
             ends += [found(whole), found(resumed)]
     assert all(equal(ends[0], other) for other in ends[1:])
+
+
+@pytest.mark.parametrize("case", ["held", "with its rate"])
+def test_a_group_may_be_added_between_a_load_and_the_first_gradient(case: str) -> None:
+    """What was saved of its parameters is theirs all the same."""
+    make = CASES[case][0]
+
+    def without_last(parameters: Any) -> Any:
+        first = list(parameters)[:-1]
+        return [make(first[1:], 0.02, 0.125), make(first[:1], 0.01, 0.25)]
+
+    def add_last(ranks: Ranks) -> None:
+        for model, (first, _) in zip(ranks.models, ranks.optimizers, strict=True):
+            first.add_param_group({"params": [model["last"]]})
+
+    with ranks_of(without_last, case) as whole, ranks_of(without_last, case) as resumed:
+        add_last(whole)
+        for number in range(STEPS):
+            if number == MIDDLE:
+                resumed.load(copy.deepcopy(whole.save()))
+                assert resumed.steps[0].state().get("rates") == whole.steps[0].state().get("rates"), "saved again"
+                add_last(resumed)
+                for steps in resumed.steps:
+                    steps.settle_moments()
+                saved = whole.steps[0].state()
+                assert resumed.steps[0].state().get("second_moment", {}).keys() == saved.get("second_moment", {}).keys()
+                assert resumed.steps[0].state().get("rates") == saved.get("rates")
+            whole.step(random_grads(WORLD, TENSORS, seed=number))
 
 
 def test_parameters_of_one_group_have_one_rate() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -471,3 +472,31 @@ def test_one_step_that_a_program_skips_is_no_habit(unused: tuple[int, ...], off:
                 for one in made:
                     one.take_out()
         assert all(reducer.norms.ratio.off is off for reducer in ranks.reducers)
+
+
+@pytest.mark.parametrize("saved", range(1, 8))
+def test_a_resume_knows_what_came_upon_earlier_results(saved: int) -> None:
+    """Gradients stay, and every second exchange is used: ranks vote at the same step, resumed or not."""
+
+    def play(ranks: Fleet, models: Sequence[dict[str, nn.Parameter]], made: Sequence[Matching], step: int) -> bool:
+        for half in range(2):
+            exchanged(ranks, models, made, 2 * step + half)
+        for one in made:
+            one.take_out()
+        return ranks.reducers[0].norms.ratio.off
+
+    whole, resumed = matched(), matched()
+    with whole[0], resumed[0]:
+        for step in range(saved):
+            play(*whole, step)
+        (ranks, models, made), (before, others, theirs) = resumed, whole
+        for at, reducer in enumerate(ranks.reducers):
+            reducer.resume(before.reducers[at].step)
+            reducer.norms.resume(copy.deepcopy(before.reducers[at].norms.state()))
+            made[at].load(copy.deepcopy(theirs[at].state()))
+            for name, parameter in models[at].items():
+                parameter.grad = copy.deepcopy(others[at][name].grad)
+        then = range(saved, saved + EVERY)
+        off = [play(*whole, step) for step in then]
+        assert off == [play(*resumed, step) for step in then]
+        assert off[-1] and (saved > 1 or not off[0]), "the control: they vote, and not at once"

@@ -53,9 +53,7 @@ class Beginnings:
         if step < self.until or step in self._rounds:
             return {}
         few, ends = self._rounds.anew, self.until > 0
-        most = float(few)
-        if ends:  # of those that began amid exact rounds, who saw less than half of what was used
-            most = (min(most, max((steps or 0.0 for steps in done.values()), default=0.0)) - 1) // 2
+        most = (few - 1) // 2 if ends else few  # of what began amid exact rounds, less than half saw it
         found = []
         for name, steps in done.items():
             known = held.get(name)

@@ -141,17 +141,18 @@ class HeldSecondMoment:
     def state_dict(self) -> dict[str, dict[str, Any]]:
         return {name: held.state() for name, held in self._held.items()}
 
-    def left(self) -> dict[str, Left]:
+    def left(self, *, due: bool) -> dict[str, Left]:
         """Return what exact rounds are due for, by the first name of a parameter; empty where nothing is.
 
-        That is what the optimizer has left unused of exchanges, and second moments that begin later than others.
+        That is what the optimizer has left unused of exchanges, and second moments that begin later than others; with
+        ``due``, also whether one is due that not all optimizers wait for.
         """
         step = self.reducer.step
         count, until = max(0, step - 1 - self._prepared), self.beginnings.saved(step)
         first = min((name for _, _, name in self._parameters()), default="")
-        late = {"exact_until": until} if until else {}
-        mine = {"count": count, "all_exact": self._all_exact, "last_exact": self.exact} | late
-        return {first: mine} if count or late else {}
+        more = ({"exact_until": until} if until else {}) | ({"due": True} if due and self.due else {})
+        mine = {"count": count, "all_exact": self._all_exact, "last_exact": self.exact} | more
+        return {first: mine} if count or more else {}
 
     def load_state_dict(
         self,
@@ -160,8 +161,8 @@ class HeldSecondMoment:
         left: Mapping[str, Left] = MappingProxyType({}),
     ) -> None:
         """Restore what :meth:`state_dict` and :meth:`left` returned, beside what waits in the units that go with it."""
-        self.due = due
         unused = next((left[name] for _, _, name in self._parameters() if name in left), {})
+        self.due = due or unused.get("due", False)
         self._all_exact, self.exact = unused.get("all_exact", False), unused.get("last_exact", False)
         self._prepared = self.reducer.step - 1 - unused.get("count", 0)
         if self.stepping:

@@ -90,8 +90,6 @@ class Taker:
 
     def resume(self) -> None:
         """Go on with whatever was loaded."""
-        if self.matching:
-            self.matching.resume()
         if self.sgd:
             self.sgd.resume()
 
@@ -251,13 +249,29 @@ class Takers:
         return found
 
     def load_moments(self, moments: Mapping[str, Mapping[str, Any]], due: bool, left: Mapping[str, Left]) -> None:
-        """Let these second moments be held, as far as they are shared; see :meth:`.held.HeldSecondMoment.left`."""
-        for mine in self.held:
-            mine.load_state_dict(moments, due, left)
+        """Let these second moments be held, as far as they are shared; see :meth:`.held.HeldSecondMoment.left`.
+
+        Args:
+            due: an exact round is due: for all of them, unless it says there for which ones.
+        """
+        due = due and not any("due" in mine for mine in left.values())
+        for one in self.held:
+            one.load_state_dict(moments, due, left)
 
     def left(self) -> dict[str, Left]:
         """Return what :meth:`load_moments` takes of exchanges that optimizers have not used."""
-        return {name: numbers for mine in self.held for name, numbers in mine.left().items()}
+        some = not all(one.due for one in self.held)  # of two that step in turn, one may have an exact round due
+        return {name: numbers for one in self.held for name, numbers in one.left(due=some).items()}
+
+    def load_added_to(self, saved: Mapping[str, Sequence[bool]]) -> None:
+        """Take what :meth:`added_to` returned."""
+        for matching in (taker.matching for taker in self if taker.matching):
+            matching.load(saved)
+
+    def added_to(self) -> dict[str, list[bool]]:
+        """Return which of the last exchanges came upon earlier results, see :meth:`.matching.Matching.state`."""
+        each = [taker.matching.state() for taker in self if taker.matching]
+        return {name: found for mine in each for name, found in mine.items()}
 
     def unheld(self, moments: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
         """Return those of these second moments that no optimizer holds, as it is of another kind than when saved."""

@@ -129,8 +129,9 @@ def _check_options(methods: Methods, saved: object) -> None:
     mine = known(methods.config(), saved)
     if isinstance(saved, Mapping):
         both = mine, saved
-        other = {name for name in mine.keys() | saved.keys() if not _are_alike(*([d.get(name), name in d] for d in both))}
-        mine, saved = ({name: value for name, value in options.items() if name in other} for options in both)
+        names = mine.keys() | saved.keys()
+        other = {name for name in names if not _are_alike(*([each.get(name), name in each] for each in both))}
+        mine, saved = ({name: value for name, value in each.items() if name in other} for each in both)
     _expect("configuration", mine, saved, "resume with the same options")
 
 
@@ -245,11 +246,18 @@ def _check_more(state: Mapping[str, Any]) -> None:
         **{name: not _are_rates(state.get(name, [])) for name in ("rates", "rates_seen", "last_rates")},
         "second_moment": not isinstance(state.get("second_moment", {}), Mapping),
         "norms": not ratio.check_state(state.get("norms", {})),
+        "added_to": not _are_flags(state.get("added_to", {})),
     }
     for name in (name for name, is_wrong in wrong.items() if is_wrong):
         raise StateError(f"the saved compression state has {state[name]!r:.100} for {name!r}; save it again")
     if "buckets" in state:
         saved_plan(state)
+
+
+def _are_flags(saved: object) -> bool:
+    """Return whether these are lists of flags, by name."""
+    each = saved.items() if isinstance(saved, Mapping) else [(None, None)]
+    return all(isinstance(name, str) and checksums.is_list(found, lambda f: type(f) is bool) for name, found in each)
 
 
 def _are_rates(saved: object) -> bool:

@@ -191,11 +191,17 @@ def laid_with_gaps(views: bool) -> str:
 
 
 def dropped(
-    way: str, uses: Callable[[int], bool], method: str = "topk", *, passes: int = 1, clears: bool = True
+    way: str,
+    uses: Callable[[int], bool],
+    method: str = "topk",
+    *,
+    passes: int = 1,
+    clears: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> list[Any]:
     """Return whether results are handed back as they are, and what is said, where steps do not use all exchanges."""
     torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     compression = hvc.Compression.create(method, model.named_parameters(), verify_every=0, timeout=LONG)
     views = way == "views"
@@ -208,7 +214,7 @@ def dropped(
             for number in range(passes):
                 with compression.no_sync() if number + 1 < passes else contextlib.nullcontext():
                     seed = torch.Generator().manual_seed(10 * step + rank())
-                    call(torch.randn(4, 6, generator=seed)).square().mean().backward()
+                    call(torch.randn(4, 6, generator=seed).to(dtype)).square().mean().backward()
             if uses(step):
                 optimizer.step()
         off = compression._here().reducer.norms.ratio.off
@@ -515,6 +521,7 @@ report(
             ]
             for way in ("plain", "wrapped", "views")
         },
+        "dropped in 16 bits": [dropped("plain", half, dtype=torch.float16)],
         "dropped by methods that keep nothing": [dropped("plain", half, method) for method in ("none", "qsgd")],
         "scaled": scaled(),
         "two models": two_models(),
