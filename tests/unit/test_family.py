@@ -287,6 +287,7 @@ BETAS = {"betas": (0.9, 0.999)}
         (torch.optim.Adadelta, "Adadelta computes its second moment (square_avg)"),
         (torch.optim.Adafactor, "Adafactor computes its second moment (variance)"),
         (lambda p: torch.optim.Adam(p, amsgrad=True), "Adam computes its second moment (exp_avg_sq)"),
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), "schedulefree's AdamW and RAdam, without amsgrad: choose"),
         (lambda p: torch.optim.RMSprop(p, centered=True), "RMSprop computes its second moment (square_avg)"),
         (Other, '"shared" holds it, if step() uses its state as that of RMSprop does'),
         (lambda p: Foreign(p, **BETAS, eps=1e-8), "Foreign computes its second moment (second_of_two)"),

@@ -42,7 +42,7 @@ class Remembering(Codec):
     def remembering(self, divides: Divides) -> Properties:
         """Return what is true of such a method."""
         return Properties(
-            Law(bound="what waits of an element is at most half of its largest level so far"),
+            Law(bound="what waits of an element is at most half of its largest level so far", zeros=True),
             divides=divides,
             has_private_state=True,
             moves_tables=TableMoves(self._views, scale=self._scale_tables, spoilt=self._count_spoilt),

@@ -394,7 +394,7 @@ def _tell_of_squares(optimizer: Any, found: str) -> None:
         other = f'; "shared" holds it, if step() uses its state as that of {kind.__name__} does'
     _log.warning(
         "%s computes its second moment (%s) from compressed gradients, so its steps become too small and training "
-        "slower. It is held for %s: choose one of these, or a method that sends more, such as global_qsgd or fp16. "
-        'second_moment="own" accepts it without a warning%s',
+        "slower. It is held for %s, without amsgrad: choose one of these, or a method that sends more, such as "
+        'global_qsgd or fp16. second_moment="own" accepts it without a warning%s',
         *(type(optimizer).__name__, found, _HELD, other),
     )

@@ -332,7 +332,7 @@ class HeldSecondMoment:
                 elif coded:
                     self._form.take_coded(held, group, grad)
                 else:
-                    self._form.move(held, group, grad if self._all_exact else held.like(grad), steps)
+                    self._form.move(held, group, held.once(grad, steps) if self._all_exact else held.like(grad), steps)
                 held.since, self._shown = now if coded else held.since + steps, ""
                 note_units(factors, name, before, held.divisor)
                 if self._all_exact:

@@ -71,6 +71,17 @@ class HeldMoment(Moment):
         squares = squares.to(self.moment.dtype).view(self.floor.shape)
         return ops.take_roots((self.moment * (squares * (moments.FLOOR**2) / self.floor)).nan_to_num_(0.0, 0.0))
 
+    def once(self, grad: Tensor, steps: float) -> Tensor:
+        """Return an exact gradient whose square counts for so many steps, where elements were left out but for one.
+
+        What comes there is the sum of what has waited: those steps have no other gradient.
+        """
+        if self.unmoved is None or steps <= 1:
+            return grad
+        found = grad.clone(memory_format=torch.contiguous_format)
+        found.view(-1)[self.unmoved] *= steps**-0.5
+        return found
+
     def derive(self) -> None:
         super().derive()
         self.regroup(self.zero_group)

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import dropwhile, islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...codecs.work import together
-from ..norms import Given, some
+from ..norms import some
 from ..reducer import Reducer
 from ..shards import is_divided, local
 from . import second_moment as moments
@@ -109,9 +110,9 @@ class Matching:
         """Return what :meth:`load` takes, by the first name of a parameter; empty where nothing was added to."""
         last, found = self._norms.given, [*self._added_to]
         if last is not None and last.sound:
-            found.append(self._is_added_to(last))
-        found = found[-2 * OFTEN :]
-        return {min(self._followed): found} if any(found) and not self._norms.ratio.off else {}
+            found.append(False)  # a step has used the last results, or what is saved lacks them
+        found = [*dropwhile(operator.not_, found[-2 * OFTEN :])]  # those before count for nothing
+        return {min(self._followed): found} if found and not self._norms.ratio.off else {}
 
     def load(self, saved: Mapping[str, Sequence[bool]]) -> None:
         """Go on with whatever was loaded, and what :meth:`state` had returned of it."""
@@ -137,18 +138,15 @@ class Matching:
             return
         if last is None or not last.sound:
             return
-        self._added_to.append(kept := self._is_added_to(last))
+        unused = last.step > self._taken
+        kept = unused and self._cleared.most_kept()
+        self._added_to.append(kept)
         # What was not coded, such as sparse gradients, leaves nothing to be lost, and no step has to wait for it.
-        drops = last.step > self._taken and not kept
-        self._dropped.append(drops and not self._followed.isdisjoint(last.coded))
+        self._dropped.append(unused and not kept and not self._followed.isdisjoint(last.coded))
         if sum(self._added_to) >= OFTEN:
             norms.vote_against()
         if sum(self._dropped) >= OFTEN and not self._told_dropped:
             self._tell_dropped(last.step)
-
-    def _is_added_to(self, last: Given) -> bool:
-        """Return whether gradients still have what was handed back last, and no step has used it."""
-        return last.step > self._taken and self._cleared.most_kept()
 
     def _keeps(self, step: int) -> bool:
         """Return whether the coded rounds of a step have a residual, or anything else that goes on."""

@@ -91,7 +91,7 @@ def leave_other(parameters: Iterable[nn.Parameter]) -> None:
         if not all(hook.is_over() for hook in ours.values()):
             raise ConfigError(
                 "this module has a compression already, and register() is called once; call close() on that one "
-                "first, or create the module again"
+                "first, in a notebook before its name is given to another; or create the module again"
             )
         for key in ours:
             del hooks[key]

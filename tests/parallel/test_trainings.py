@@ -1,0 +1,34 @@
+"""Random trainings find the same bits on all ranks, and whether or not they were saved and resumed on the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.jobs import run_ranks
+
+QUICK, SLOW, AT_ONCE = 6, 240, 24
+WAYS = [("torch", True), ("torch", False), ("horovod", False)]
+
+
+def check(front: str, plain: bool, numbers: range) -> None:
+    if front == "horovod":
+        pytest.importorskip("horovod.torch")
+    given = {"numbers": [*numbers], "plain": plain}
+    one, other = run_ranks(2, "trainings.py", timeout=500.0, arguments=given, front=front).values()
+    assert {number: found["differs"] for number, found in one.items() if found.get("differs")} == {}
+    assert one == other
+    trained = [found for found in one.values() if "weights" in found]
+    assert len(trained) >= len(numbers) // 2, "most draws are not refused for their options"
+
+
+@pytest.mark.parametrize(("front", "plain"), WAYS)
+def test_a_few_find_the_same_bits(front: str, plain: bool) -> None:
+    check(front, plain, range(QUICK))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(QUICK, SLOW, AT_ONCE))
+@pytest.mark.parametrize(("front", "plain"), WAYS)
+def test_many_find_the_same_bits(front: str, plain: bool, first: int) -> None:
+    check(front, plain, range(first, first + AT_ONCE))
