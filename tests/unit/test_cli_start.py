@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import ROOT
+from tests.support.jobs import ALONE
 
 HEAVY = ("torch", "numpy", "horovod.torch", "scipy", "matplotlib")
 SCRIPT = """
@@ -73,7 +72,7 @@ def answers() -> dict[str, tuple[int, str, list[str]]]:
     done = subprocess.run(
         [sys.executable, "-c", f"HEAVY = {HEAVY!r}\n{SCRIPT}"],
         input=json.dumps([words.split() for words in asked]),
-        env={"PYTHONPATH": str(ROOT), "PATH": str(Path(sys.executable).parent)},
+        env=ALONE,
         capture_output=True,
         text=True,
         check=True,

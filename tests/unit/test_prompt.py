@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import horovod_compress.ddp as hvc
 from horovod_compress.codecs import registry
-from tests.support.jobs import ROOT
+from tests.support.jobs import ALONE
 
 SCRIPT = """
 import importlib, json, sys
@@ -64,7 +64,7 @@ def test_mistakes_are_told_where_there_are_no_ranks(front: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, front],
         input=json.dumps([*WRONG, right]),
-        env={"PYTHONPATH": str(ROOT), "PATH": str(Path(sys.executable).parent)},
+        env=ALONE,
         capture_output=True,
         text=True,
         check=True,
