@@ -303,9 +303,30 @@ FAULTS = (
     Fault(
         "engine: what is held takes in the elements of a surge, with the errors of their code",
         "horovod_compress/engine/optimizer/held.py",
-        "grad if self._all_exact else held.like(grad)",
-        "grad",
+        "if self._all_exact else held.like(grad)",
+        "if True else held.like(grad)",
         "tests/property/test_held_laws.py",
+    ),
+    Fault(
+        "engine: what waited of an element counts in V for every step since the last exact round",
+        "horovod_compress/engine/optimizer/held.py",
+        "held.once(grad, steps) if",
+        "grad if",
+        "tests/property/test_zero_laws.py",
+    ),
+    Fault(
+        "engine: the last ones of the exact rounds do for all that begin",
+        "horovod_compress/engine/optimizer/beginnings.py",
+        "(few - 1) // 2 if ends else few",
+        "0 if ends else few",
+        "tests/property/test_beginnings_laws.py",
+    ),
+    Fault(
+        "several optimizers: a resume lets all have an exact round due where one has",
+        "horovod_compress/engine/optimizer/taker.py",
+        'due = due and not any("due" in mine for mine in left.values())',
+        "due = bool(due)",
+        "tests/property/test_several_optimizers.py",
     ),
     Fault(
         "engine: a result is a surge, however usual",

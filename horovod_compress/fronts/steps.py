@@ -204,12 +204,16 @@ class Steps:
 
     def settle_moments(self) -> None:
         """Where a second moment was loaded that nobody holds, let what waits be in the units of gradients again."""
-        if self._loaded.is_new:
+        if self._stands():
             self._take_loaded()
-            self._loaded.is_new = False
+        self._loaded.is_new = False
         if unheld := self._takers.unheld(self._loaded.moments):
             give_back(unheld, self._reducer.kept)
         self._loaded.moments, self._loaded.due, self._loaded.left = {}, False, {}
+
+    def _stands(self) -> bool:
+        """Return whether what was loaded still stands: since then no gradient has come, and no step was made."""
+        return self._loaded.is_new and not any(taker.stepped for taker in self._takers)
 
     def _take_loaded(self) -> None:
         """Let optimizers that are known take what was loaded for them."""
@@ -285,17 +289,17 @@ class Steps:
         """Return what is saved beside that of the reducer."""
         tuned = {"tuned": self.tuner.chosen} if self.tuner else {}
         # What was loaded and nobody holds yet is given back at the first gradient; until then, all of it stands.
-        loaded, takers = self._loaded, self._takers
+        loaded, takers, stands = self._loaded, self._takers, self._stands()
         moments = {**takers.unheld(loaded.moments), **takers.moments()}
         moment = {"second_moment": moments} if moments else {}
-        held = bool(self.held) and not loaded.is_new
+        held = bool(self.held) and not stands
         due = {"due": True} if (any(one.due for one in takers.held) if held else loaded.due) else {}
         left = takers.left() if held else loaded.left
         unused = {"unused": left} if left else {}
-        each = (takers.rates(), loaded.rates) if loaded.is_new else (loaded.rates, takers.rates())
+        each = (takers.rates(), loaded.rates) if stands else (loaded.rates, takers.rates())
         rates = {name: followed for name, followed in {**each[0], **each[1]}.items() if followed}
         norms: dict[str, Any] = {"norms": found} if (found := self._norms.state()) else {}
-        added_to = takers.added_to() if self.met and not loaded.is_new else loaded.added_to
+        added_to = takers.added_to() if self.met and not stands else loaded.added_to
         norms |= {"added_to": added_to} if added_to else {}
         masks = self._masks.state() if self._masks else {}
         return tuned | self.scale.state() | moment | due | unused | rates | norms | masks

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.support.jobs import run_ranks
 
-QUICK, SLOW, AT_ONCE = 5, 245, 24
+#: Optimizers that step in turn; cleared state, and a resume amid exact rounds; a group that comes late, and exchanges
+#: on top of results.
+QUICK = (4, 32, 29)
+ALL, AT_ONCE = 240, 24
 WAYS = [("torch", True), ("torch", False), ("horovod", False)]
 
 
-def check(front: str, plain: bool, numbers: range) -> None:
+def check(front: str, plain: bool, numbers: Sequence[int]) -> None:
     if front == "horovod":
         pytest.importorskip("horovod.torch")
     given = {"numbers": [*numbers], "plain": plain}
@@ -23,12 +28,12 @@ def check(front: str, plain: bool, numbers: range) -> None:
 
 @pytest.mark.parametrize(("front", "plain"), [WAYS[0], WAYS[-1]])
 def test_a_few_find_the_same_bits(front: str, plain: bool) -> None:
-    check(front, plain, range(QUICK))
+    check(front, plain, QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(QUICK, SLOW, AT_ONCE))
+@pytest.mark.parametrize("first", range(0, ALL, AT_ONCE))
 @pytest.mark.parametrize(("front", "plain"), WAYS)
 def test_many_find_the_same_bits(front: str, plain: bool, first: int) -> None:
     check(front, plain, range(first, first + AT_ONCE))

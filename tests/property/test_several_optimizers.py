@@ -267,6 +267,49 @@ def test_a_group_may_be_added_between_a_load_and_the_first_gradient(case: str) -
             whole.step(random_grads(WORLD, TENSORS, seed=number))
 
 
+@pytest.mark.parametrize("saved", [5, 8, 9, 10])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_step_between_a_load_and_the_first_gradient_is_not_undone(saved: int, again: bool) -> None:
+    """It was saved between an exchange and the step that uses it."""
+
+    def exchange(ranks: Ranks, number: int) -> bool:
+        for steps in ranks.steps:
+            steps.settle_moments()
+            steps.begin()
+        results = ranks.fleet.step(random_grads(WORLD, TENSORS, seed=number))
+        assert all(reducer.wait_idle(5.0) for reducer in ranks.fleet.reducers)
+        for model, result in zip(ranks.models, results, strict=True):
+            for name, parameter in model.items():
+                parameter.grad = result[name].clone()
+        held = ranks.steps[0].held
+        return held is not None and held.exact
+
+    def use(ranks: Ranks) -> None:
+        for optimizer in (one for mine in ranks.optimizers for one in mine):
+            optimizer.step()
+
+    made, meet = apart(adamw), {"warmup_steps": 4, "rebuild_every": 5, "match_norm": False}
+    with ranks_of(made, "held", **meet) as whole, ranks_of(made, "held", **meet) as resumed:
+        for number in range(saved):
+            exchange(whole, number)
+            if number + 1 < saved:
+                use(whole)
+        resume(whole, resumed)
+        for mine, others in zip(resumed.models, whole.models, strict=True):
+            for name, parameter in mine.items():
+                parameter.grad = copy.deepcopy(others[name].grad)
+        for ranks in (whole, resumed):
+            use(ranks)
+        if again:
+            assert resumed.steps[0].state().get("unused") == whole.steps[0].state().get("unused")
+            resume(resumed, resumed)
+        for number in range(saved, saved + 8):
+            assert exchange(whole, number) == exchange(resumed, number)
+            for ranks in (whole, resumed):
+                use(ranks)
+        assert equal(found(whole), found(resumed))
+
+
 def test_parameters_of_one_group_have_one_rate() -> None:
     case = "with its rate"
     with ranks_of(apart(sgd), case) as whole, ranks_of(lambda p: sgd(p, 0.02, 0.0), case) as resumed:

@@ -500,3 +500,16 @@ def test_a_resume_knows_what_came_upon_earlier_results(saved: int) -> None:
         off = [play(*whole, step) for step in then]
         assert off == [play(*resumed, step) for step in then]
         assert off[-1] and (saved > 1 or not off[0]), "the control: they vote, and not at once"
+
+
+def test_what_was_added_to_is_known_also_by_a_group_that_was_added_behind_a_load() -> None:
+    """What is saved goes by the first name, which may be one of that group's."""
+    weights = {name: nn.Parameter(torch.zeros(8)) for name in "ab"}
+    with Fleet(1, [spec(name, 8) for name in weights], "qsgd", bits=2) as ranks:
+        optimizer = torch.optim.SGD([weights["b"]], lr=0.1)
+        made = Matching(optimizer, ranks.reducers[0], weights, lambda: 1.0)
+        made.load({"a": [True]})
+        assert made.state() == {}
+        optimizer.add_param_group({"params": [weights["a"]]})
+        made.load({"a": [True]})  # again, at the first gradient
+        assert made.state() in ({"a": [True]}, {"b": [True]})

@@ -119,7 +119,8 @@ class Matching:
         self._taken = self._reducer.step - 1
         self._dropped.clear()
         self._added_to.clear()
-        self._added_to.extend(next((saved[name] for name in saved if name in self._followed), ()))
+        mine = self._mine()  # a group may have been added since the last step began
+        self._added_to.extend(next((saved[name] for name in saved if name in mine), ()))
 
     @torch.no_grad()
     def begin(self) -> None:

@@ -38,10 +38,11 @@ class Taker:
         sgd: moves the weights, where that is ours to do and no second moment is held.
         matching: takes out of results what they are handed back times.
         rates: what is kept follows these.
+        stepped: it has begun a step since it last went on with what was loaded.
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
+        self.optimizer, self.stepped = optimizer, False
         self.held: held.HeldSecondMoment | None = None
         self.sgd: sgd.SgdStepping | None = None
         self.matching: Matching | None = None
@@ -81,6 +82,7 @@ class Taker:
 
     def prepare(self) -> None:
         """Before the optimizer's own step, let gradients and state be what its formula is to have, or move weights."""
+        self.stepped = True
         here = self.held.moved_here() if self.held else self.sgd.chosen_now() if self.sgd else frozenset()
         ratios = self.matching.take_out(here) if self.matching else {}
         if self.held:
@@ -90,6 +92,7 @@ class Taker:
 
     def resume(self) -> None:
         """Go on with whatever was loaded."""
+        self.stepped = False
         if self.sgd:
             self.sgd.resume()
 

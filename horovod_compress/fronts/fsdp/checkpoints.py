@@ -231,7 +231,7 @@ class Sharded:
                         f"the checkpoint has a {kind} of {name}, which is exchanged uncompressed here: give the "
                         "compression the same schedule= and min_elements=, or begin without what waits"
                     )
-        gone = {checksums.KEY, _MOMENT, "norms", _WAITING, *_COMMON} - {*_FIXED}
+        gone = {checksums.KEY, _MOMENT, "norms", "added_to", _WAITING, *_COMMON} - {*_FIXED}
         rest = {name: part for name, part in mine.items() if name not in gone}
         rest |= ({_WAITING: waiting} if waiting else {}) | ({_MOMENT: held} if held else {})
         # Ratios are of other shards; but an exact round that sends what waits is not the exact mean.

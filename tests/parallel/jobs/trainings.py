@@ -108,7 +108,9 @@ def drawn(number: int) -> Draw:
     def some(part: float, often: float) -> set[int]:
         return {step for step in range(steps) if draw.random() < often} if draw.random() < part else set()
 
-    sample, apart = draw.choice(SAMPLES), DDP and draw.random() < 0.4
+    sample, apart, joins = draw.choice(SAMPLES), draw.random() < 0.4, draw.randint(1, steps - 3)
+    joins = joins if draw.random() < 0.3 else 0
+    optimizers = [draw.choice([*OPTIMIZERS]) for _ in range(2)]
     skipped = [some(0.2, 0.2) for _ in range(2)]
     return Draw(
         steps=steps,
@@ -119,10 +121,10 @@ def drawn(number: int) -> Draw:
         | maybe({"total_steps": [steps], "warmup_steps": [0, 2, 5], "min_elements": [20], "follow_lr": [True]}, 0.2),
         attach=maybe({"warmup_steps": [1, 2, 3, 5], "rebuild_every": [1, 2, 5, 9]}, 0.6)
         | maybe({"step": ["torch"], "match_norm": [False], "second_moment": ["own"]}, 0.15),
-        optimizers=[draw.choice([*OPTIMIZERS]) for _ in range(1 + apart)],
+        optimizers=optimizers if apart and DDP else optimizers[:1],
         own={"lr": draw.choice([1e-3, 1e-2, 3e-2]), "weight_decay": draw.choice([0.0, 0.01])},
-        apart=apart,
-        joins=draw.randint(1, steps - 3) if DDP and draw.random() < 0.3 else 0,
+        apart=apart and DDP,
+        joins=joins if DDP else 0,
         frozen=spans(),
         left_out=spans(),
         cleared=some(0.3, 0.05),
