@@ -7,10 +7,9 @@ to element. Here the second moment moves in exact rounds, which are few, and is 
     exact round    r = the ranks' mean gradient, in 16 or 8 bits;  V = b2^n V + (1 - b2^n) r^2, n steps since the last
     other rounds   r = d * decode(encode(gradient / d)),  d = sqrt(V / (1 - b2^s)) + eps, at least a tenth of its row's
 
-Of elements that were left out until then, r is a sum, and counts for one step. Where r is far larger than usual, V
-takes it in between: see :mod:`.surges`; where no exact round has seen a gradient yet: see :mod:`.beginnings`. What V is,
-and how torch's own step comes to divide by it, is in :mod:`.second_moment`. (Kin to 1-bit Adam, Tang et al. 2021,
-section 3, which freezes the second moment for good.)
+Of elements that were left out until then, r is a sum, and counts for one step. Where r is far larger than usual, see
+:mod:`.surges`; where no exact round has seen a gradient yet, :mod:`.beginnings`. What V is and how torch comes to
+divide by it is in :mod:`.second_moment`. (Kin to 1-bit Adam, Tang et al. 2021, section 3, where V is frozen for good.)
 """
 
 from __future__ import annotations
