@@ -239,9 +239,10 @@ def test_a_resume_with_one_of_two_groups_goes_on_by_place_or_by_name() -> None:
     assert all(equal(ends[0], other) for other in ends[1:])
 
 
+@pytest.mark.parametrize("steps_in_vain", [False, True])
 @pytest.mark.parametrize("case", ["held", "with its rate"])
-def test_a_group_may_be_added_between_a_load_and_the_first_gradient(case: str) -> None:
-    """What was saved of its parameters is theirs all the same."""
+def test_a_group_may_be_added_between_a_load_and_the_first_gradient(case: str, steps_in_vain: bool) -> None:
+    """What was saved of its parameters is theirs all the same, also behind a step that has nothing to use."""
     make = CASES[case][0]
 
     def without_last(parameters: Any) -> Any:
@@ -258,6 +259,8 @@ def test_a_group_may_be_added_between_a_load_and_the_first_gradient(case: str) -
             if number == MIDDLE:
                 resumed.load(copy.deepcopy(whole.save()))
                 assert resumed.steps[0].state().get("rates") == whole.steps[0].state().get("rates"), "saved again"
+                for optimizer in (one for mine in resumed.optimizers for one in mine if steps_in_vain):
+                    optimizer.step()
                 add_last(resumed)
                 for steps in resumed.steps:
                     steps.settle_moments()

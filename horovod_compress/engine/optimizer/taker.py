@@ -38,7 +38,7 @@ class Taker:
         sgd: moves the weights, where that is ours to do and no second moment is held.
         matching: takes out of results what they are handed back times.
         rates: what is kept follows these.
-        stepped: it has begun a step since it last went on with what was loaded.
+        stepped: its held second moment has used an exchange since it last went on with what was loaded.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -70,6 +70,7 @@ class Taker:
         """
         optimizer = self.optimizer
         self.leave()
+        self.stepped = False
         self.held = holding.hold(optimizer, reducer, named, full_precision_every, *options, step=step)
         self.sgd = sgd.stepping_of(optimizer, reducer, dict(named), step)
         self.matching = Matching(optimizer, reducer, dict(named), scale) if scale else None
@@ -82,7 +83,8 @@ class Taker:
 
     def prepare(self) -> None:
         """Before the optimizer's own step, let gradients and state be what its formula is to have, or move weights."""
-        self.stepped = True
+        if self.held and self.held.unused(self.held.reducer.next_step()):  # of the others, a step changes nothing here
+            self.stepped = True
         here = self.held.moved_here() if self.held else self.sgd.chosen_now() if self.sgd else frozenset()
         ratios = self.matching.take_out(here) if self.matching else {}
         if self.held:
