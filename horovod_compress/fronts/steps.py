@@ -298,11 +298,11 @@ class Steps:
         unused = {"unused": left} if left else {}
         each = (takers.rates(), loaded.rates) if stands else (loaded.rates, takers.rates())
         rates = {name: followed for name, followed in {**each[0], **each[1]}.items() if followed}
-        norms: dict[str, Any] = {"norms": found} if (found := self._norms.state()) else {}
+        norms = {"norms": found} if (found := self._norms.state()) else {}
         added_to = takers.added_to() if self.met and not stands else loaded.added_to
-        norms |= {"added_to": added_to} if added_to else {}
+        upon = {"added_to": added_to} if added_to else {}
         masks = self._masks.state() if self._masks else {}
-        return tuned | self.scale.state() | moment | due | unused | rates | norms | masks
+        return tuned | self.scale.state() | moment | due | unused | rates | norms | upon | masks
 
     def check(self, state: Mapping[str, Any], residuals: str) -> None:
         """Refuse a state that could not be loaded; nothing is changed.

@@ -130,22 +130,29 @@ def test_a_resume_is_exact(case: str) -> None:
         assert equal(found(whole), found(resumed))
 
 
+def exchange(ranks: Ranks, number: int) -> bool:
+    """Exchange gradients, which nobody uses yet; return whether the round was exact."""
+    for steps in ranks.steps:
+        steps.settle_moments()
+        steps.begin()
+    results = ranks.fleet.step(random_grads(WORLD, TENSORS, seed=number))
+    assert all(reducer.wait_idle(5.0) for reducer in ranks.fleet.reducers)
+    for model, result in zip(ranks.models, results, strict=True):
+        for name, parameter in model.items():
+            parameter.grad = result[name].clone()
+    held = ranks.steps[0].held
+    return held is not None and held.exact
+
+
 def test_a_resume_is_exact_where_the_second_one_has_just_made_its_first_step() -> None:
     """Nothing of it is held yet, and the exact rounds of the start are long over: it has some of its own."""
 
     def do(ranks: Ranks, number: int) -> bool:
-        for steps in ranks.steps:
-            steps.begin()
-        results = ranks.fleet.step(random_grads(WORLD, TENSORS, seed=number))
-        assert all(reducer.wait_idle(5.0) for reducer in ranks.fleet.reducers)
-        for model, mine, result in zip(ranks.models, ranks.optimizers, results, strict=True):
-            for name, parameter in model.items():
-                parameter.grad = result[name].clone()
-            for optimizer in mine[: 1 + (number >= MIDDLE)]:
-                optimizer.step()
-                optimizer.zero_grad()
-        held = ranks.steps[0].held
-        return held is not None and held.exact
+        exact = exchange(ranks, number)
+        for optimizer in (one for mine in ranks.optimizers for one in mine[: 1 + (number >= MIDDLE)]):
+            optimizer.step()
+            optimizer.zero_grad()
+        return exact
 
     made, meet = apart(adamw), {"rebuild_every": 50, "match_norm": False}
     with ranks_of(made, "held", **meet) as whole, ranks_of(made, "held", **meet) as resumed:
@@ -162,18 +169,12 @@ def test_a_resume_is_exact_where_they_step_in_turn(saved: int) -> None:
     """An exact round is due for the one that has used none, and no longer for the other."""
 
     def do(ranks: Ranks, number: int) -> bool:
-        for steps in ranks.steps:
-            steps.begin()
-        results = ranks.fleet.step(random_grads(WORLD, TENSORS, seed=number))
-        assert all(reducer.wait_idle(5.0) for reducer in ranks.fleet.reducers)
-        for model, mine, result in zip(ranks.models, ranks.optimizers, results, strict=True):
-            for name, parameter in model.items():
-                parameter.grad = result[name].clone()
+        exact = exchange(ranks, number)
+        for mine in ranks.optimizers:
             mine[number % 2].step()
             for optimizer in mine:
                 optimizer.zero_grad()
-        held = ranks.steps[0].held
-        return held is not None and held.exact
+        return exact
 
     made, meet = apart(adamw), {"rebuild_every": 10, "match_norm": False}
     with ranks_of(made, "held", **meet) as whole, ranks_of(made, "held", **meet) as resumed:
@@ -274,18 +275,6 @@ def test_a_group_may_be_added_between_a_load_and_the_first_gradient(case: str, s
 @pytest.mark.parametrize("again", [False, True])
 def test_a_step_between_a_load_and_the_first_gradient_is_not_undone(saved: int, again: bool) -> None:
     """It was saved between an exchange and the step that uses it."""
-
-    def exchange(ranks: Ranks, number: int) -> bool:
-        for steps in ranks.steps:
-            steps.settle_moments()
-            steps.begin()
-        results = ranks.fleet.step(random_grads(WORLD, TENSORS, seed=number))
-        assert all(reducer.wait_idle(5.0) for reducer in ranks.fleet.reducers)
-        for model, result in zip(ranks.models, results, strict=True):
-            for name, parameter in model.items():
-                parameter.grad = result[name].clone()
-        held = ranks.steps[0].held
-        return held is not None and held.exact
 
     def use(ranks: Ranks) -> None:
         for optimizer in (one for mine in ranks.optimizers for one in mine):

@@ -153,9 +153,7 @@ class Training:
             OPTIMIZERS[kind](part, **draw.own) for kind, part in zip(draw.optimizers, parts, strict=True)
         ]
         named = model.named_parameters()
-        self.compression = hvc.Compression.create(
-            draw.method, named, timeout=30.0, **({"verify_every": 1} | draw.compression | draw.options)
-        )
+        self.compression = hvc.Compression.create(draw.method, named, timeout=30.0, **draw.compression, **draw.options)
         if state:
             model.load_state_dict(state["model"])
             self._load(state, "before register")
@@ -253,10 +251,10 @@ def play(number: int) -> dict[str, Any]:
     end = marks(whole.compression.state_dict())
     whole.compression.close()
     resumed = Training(draw, number, saved)
-    found = []
-    for step in range(draw.saved, draw.steps):
-        if not found and digest(resumed.step(step)) != weights[step]:
-            found.append(f"saved after {draw.saved}, another step {step}")
+    steps = range(draw.saved, draw.steps)
+    found = [
+        f"saved before {draw.saved}, another {step}" for step in steps if digest(resumed.step(step)) != weights[step]
+    ]
     if not found and marks(resumed.compression.state_dict()) != end:
         found.append("another state at the end")
     resumed.compression.close()
