@@ -32,7 +32,7 @@ WORST = {"digits": -12.0, "text": -45.0, "lstm": -45.0}  # left end of the axis
 NOTES = """\
 One dot for each seed, a bar at their mean, against no compression with the same seeds;
 shaded: within {digits} points and {text:.0f} % of no compression.
-4 ranks, 300 steps, equal learning rate for all methods. The number behind a name: how many times fewer bytes than
+4 ranks, 300 steps, equal learning rate for all methods. The number after a name: how many times fewer bytes than
 float32 all-reduce a rank sent, headers and full-precision rounds included (on text, else on digits)."""
 
 

@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         lines: everything the ranks printed.
-        records: what rank 0 printed behind ``@record``, read as JSON.
+        records: what rank 0 printed after ``@record``, read as JSON.
         links: the bytes on each host's link; None where nobody counts them.
     """
 

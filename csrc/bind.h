@@ -179,66 +179,69 @@ template <class T> using Given = std::conditional_t<std::is_class_v<typename Arg
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class... A> constexpr bool has_count() {
+// Where a count goes, if the argument before `launch` is one.
+template <class... A> constexpr size_t count_at() {
   using Types = std::tuple<void, void, A...>;
-  return std::is_same_v<std::tuple_element_t<sizeof...(A), Types>, int64_t*>;  // the last but one
+  return std::is_same_v<std::tuple_element_t<sizeof...(A), Types>, int64_t*> ? sizeof...(A) - 2 : sizeof...(A);
 }
 
-template <class R, class... A> void define(py::module_& module, const char* name, R (*kernel)(A...)) {
+// What Python passed, or, where it gave no address for a count, another one.
+template <bool is_count, class T> decltype(auto) given_or(const T& given, [[maybe_unused]] int64_t* count) {
+  if constexpr (is_count)
+    return given ? given : reinterpret_cast<Address>(count);
+  else
+    return (given);
+}
+
+template <class R, class... A, size_t... I>
+void define(py::module_& module, const char* name, R (*kernel)(A...), std::index_sequence<I...>) {
+  constexpr size_t kCount = count_at<A...>();
   const auto call = [kernel](Given<A>... given) {
-    int64_t count = 0;
-    std::tuple<Argument<A>...> arguments(given...);
-    return std::apply(
-        [&](auto&... argument) {
-          const auto run = [&](auto... last) {
-            if constexpr (std::is_void_v<R>)
-              return kernel(last...);
-            else
-              return kernel(last...);
-          };
-          if constexpr (!has_count<A...>()) {
-            return run(argument.get()...);
-          } else {
-            auto& counter = std::get<sizeof...(A) - 2>(arguments);
-            if (counter.value == 0) counter.value = reinterpret_cast<Address>(&count);
-            if constexpr (std::is_void_v<R>) {
-              run(argument.get()...);
-              return count;
-            } else {
-              const auto result = run(argument.get()...);
-              return std::pair<int64_t, int64_t>(result, count);
-            }
-          }
-        },
-        arguments);
+    [[maybe_unused]] int64_t count = 0;
+    const auto run = [&] { return kernel(Argument<A>(given_or<(I == kCount)>(given, &count)).get()...); };
+    if constexpr (kCount == sizeof...(A)) {
+      return run();
+    } else if constexpr (std::is_void_v<R>) {
+      run();
+      return count;
+    } else {
+      const auto result = run();
+      return std::pair<int64_t, int64_t>(result, count);
+    }
   };
   module.def(name, call, py::call_guard<py::gil_scoped_release>());
 }
 
+template <class R, class... A> void define(py::module_& module, const char* name, R (*kernel)(A...)) {
+  define(module, name, kernel, std::index_sequence_for<A...>{});
+}
+
 // For all tensors of a batch, which is no list among other arguments: a count for each of them.
+template <class Tensor, class... A, size_t... I> void define_batch(py::module_& module, const char* name,
+                                                                   void (*kernel)(const Tensor*, int64_t, A...),
+                                                                   std::index_sequence<I...>) {
+  constexpr size_t kCount = count_at<A...>();
+  const auto call = [kernel](const Rows<Tensor>& rows, Given<A>... given) {
+    const std::vector<Tensor>& tensors = rows.list;
+    const auto run = [&](int64_t* counts) {
+      kernel(tensors.data(), int64_t(tensors.size()), Argument<A>(given_or<(I == kCount)>(given, counts)).get()...);
+    };
+    if constexpr (kCount == sizeof...(A)) {
+      run(nullptr);
+    } else {
+      std::vector<int64_t> counts(std::get<kCount>(std::tie(given...)) == 0 ? tensors.size() : 0);
+      run(counts.data());
+      return counts;
+    }
+  };
+  module.def(name, call, py::call_guard<py::gil_scoped_release>());
+}
+
 template <class Tensor, class... A,
           class = std::enable_if_t<std::is_class_v<Tensor> &&
                                    !std::is_base_of_v<ListArgument<Tensor>, Argument<const Tensor*>>>>
 void define(py::module_& module, const char* name, void (*kernel)(const Tensor*, int64_t, A...)) {
-  const auto call = [kernel](const Rows<Tensor>& rows, Given<A>... given) {
-    const std::vector<Tensor>& tensors = rows.list;
-    std::tuple<Argument<A>...> arguments(given...);
-    return std::apply(
-        [&](auto&... argument) {
-          const auto run = [&] { kernel(tensors.data(), int64_t(tensors.size()), argument.get()...); };
-          if constexpr (!has_count<A...>()) {
-            run();
-          } else {
-            auto& counter = std::get<sizeof...(A) - 2>(arguments);
-            std::vector<int64_t> counts(counter.value == 0 ? tensors.size() : 0);
-            if (counter.value == 0) counter.value = reinterpret_cast<Address>(counts.data());
-            run();
-            return counts;
-          }
-        },
-        arguments);
-  };
-  module.def(name, call, py::call_guard<py::gil_scoped_release>());
+  define_batch(module, name, kernel, std::index_sequence_for<A...>{});
 }
 
 #define HVC_DEFINE(name) define(module, #name, &hvc::name);

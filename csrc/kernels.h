@@ -335,7 +335,7 @@ void chunk_select(const ChunkSelected* tensors, int64_t tensor_count, Dtype dtyp
                   Launch launch);
 
 // golomb.cpp, golomb.cu: sections as rules/golomb.h describes them; `wrong` counts malformed ranges. Sections are
-// written one behind the other: of tensor i from ends[i] of out on, and where it ends to ends[i + 1]. That is -1 if the
+// written one after the other: of tensor i from ends[i] of out on, and where it ends to ends[i + 1]. That is -1 if the
 // positions do not ascend below `elements`, if there is no room, or if ends[i] is such a -1 itself.
 struct BinaryEncoded {
   const int32_t* positions;
@@ -379,7 +379,7 @@ void values_decode(const ValuesDecoded* tensors, int64_t tensor_count, Dtype dty
                    int64_t* wrong, Launch launch);
 
 // sample.cpp, sample.cu: one block of `block` neighbouring elements of each of k groups of them, as rules/sample.h
-// says; draws `first` to `first` + k - 1 of the key decide which. Values are those of whole blocks: behind the end of
+// says; draws `first` to `first` + k - 1 of the key decide which. Values are those of whole blocks: past the end of
 // the tensor, zeros.
 void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t block, int64_t k,
                   const Stream* key, int64_t first, void* values, int64_t* nonfinite, Launch launch);

@@ -52,9 +52,9 @@ def finding(records: list[Record]) -> str:
     much = found[best] or 0.0
     link = f" on a {table.link(records[0])} link" if rate(records[0]) else ""
     if much < CLEAR:
-        return f"Nothing reached the same loss {'sooner' if link else 'with fewer bytes'} than {base}{link}"
+        return f"Nothing reached the same loss {'faster' if link else 'with fewer bytes'} than {base}{link}"
     if link:
-        return f"{name(records[best])} reaches the same loss {much:.1f}x sooner than {base}{link}"
+        return f"{name(records[best])} reaches the same loss {much:.1f}x faster than {base}{link}"
     return f"{name(records[best])} reaches the same loss with {much:.1f}x fewer bytes than {base}"
 
 
@@ -108,7 +108,7 @@ def _mark_target(panel: Axes, records: list[Record], what: str) -> None:
 
 def _times(ratio: float, what: str) -> str:
     """Return in words how a need compares with the first one, which is `ratio` times as large."""
-    less, more = ("sooner", "later") if what == "seconds" else ("less", "more")
+    less, more = ("faster", "slower") if what == "seconds" else ("less", "more")
     return f"{ratio:.1f}x {less}" if ratio >= 1 else f"{1 / ratio:.1f}x {more}"
 
 

@@ -2,7 +2,7 @@
 
     sudo python -m benchmarks.lab --ranks 4 --rate 1gbit -- examples/train.py --task digits --method marsit
 
-The words behind -- are what Python gets on every rank: a script, or -m and a module, with arguments.
+The words after -- are what Python gets on every rank: a script, or -m and a module, with arguments.
 The exit status is 0 when every rank's was. At the end, the bytes on every host's link are told.
 """
 
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="-- script or -m module, and its arguments")
     chosen = parser.parse_args()
     if not chosen.words:
-        parser.error("nothing to run: behind --, name a script, or -m and a module")
+        parser.error("nothing to run: after --, name a script, or -m and a module")
     try:
         rate = None if chosen.rate == "none" else chosen.rate
         with Lab(chosen.ranks, rate, chosen.delay, chosen.slots, chosen.congestion) as lab:

@@ -1,6 +1,6 @@
 // Selection within chunks. Compiled once per instruction set.
 
-// x of a chunk, and its magnitudes as keys, 0 for NaN; absent lanes behind the end are zeros. Returns how many are not
+// x of a chunk, and its magnitudes as keys, 0 for NaN; absent lanes past the end are zeros. Returns how many are not
 // finite.
 template <class T> HVC_INLINE int64_t load_chunk(const Input<T>& in, int64_t begin, int64_t size, Work<T>* x,
                                                  Key<Work<T>>* keys, Key<Work<T>>& largest) {

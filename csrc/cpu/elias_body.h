@@ -54,7 +54,7 @@ class LevelWriter {
     }
   }
 
-  // Whole groups; codes behind the end are 0.
+  // Whole groups; codes past the end are 0.
   void put(const int8_t* codes, int count) {
     WordWriter writer = writer_;  // in registers
     int64_t next = next_;
@@ -162,7 +162,7 @@ struct LevelStream {
   uint64_t at = 0, next = 0;  // bits and elements that are read
 };
 
-// A code that begins with so many zeros, and what is behind it.
+// A code that begins with so many zeros, and what follows it.
 HVC_INLINE uint64_t read_gamma(uint64_t& word, int zeros) {
   const uint64_t high = uint64_t(1) << zeros;
   word = word >> zeros >> 1;

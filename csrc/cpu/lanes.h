@@ -203,7 +203,7 @@ template <class To, class W> HVC_INLINE Lanes<To> widen(const Lanes<W>& a) {
   return load_native(to);
 }
 
-// What is left behind the last whole 32 lanes. The compiler learns that it is less, and so makes no second copy of
+// What is left after the last whole 32 lanes. The compiler learns that it is less, and so makes no second copy of
 // the loop's body for 32 lanes: that saves time in compiling, not in running.
 HVC_INLINE int rest_of(int64_t count) {
   if (count <= 0 || count >= kLanes) __builtin_unreachable();

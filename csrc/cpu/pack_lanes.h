@@ -1,7 +1,7 @@
 // Chunks of up to kChunk codes of 2 to 8 bits, packed. Included by a body, inside its namespace, after dither_lanes.h.
 
 // Words first, in vectors; then their bytes, which overlap. `count` is a multiple of 8, and whole words are stored:
-// `into` has room for 8 bytes behind the codes.
+// `into` has room for 8 bytes after the codes.
 template <int kBits> HVC_INLINE void pack_as(uint8_t* into, const int8_t* codes, int count) {
   alignas(64) uint64_t words[kChunk / kPacked];
   memcpy(words, codes, size_t(count));
@@ -13,7 +13,7 @@ template <int kBits> HVC_INLINE void unpack_as(int8_t* codes, const uint8_t* fro
   alignas(64) uint64_t words[kChunk / kPacked];
   const int bytes = count / kPacked * kBits;
   int i = 0;
-  // Whole words are loaded where the codes behind are there to be read.
+  // Whole words are loaded where the codes after them are there to be read.
   for (; i * kBits + 8 <= bytes; ++i) memcpy(words + i, from + i * kBits, sizeof words[i]);
   for (; i * kBits < bytes; ++i) {
     words[i] = 0;
@@ -45,7 +45,7 @@ template <class Use> HVC_INLINE void with_bits(int bits, const Use& use) {
   }
 }
 
-// `codes` has room for a multiple of 8: those behind `count` become 0.
+// `codes` has room for a multiple of 8: those after `count` become 0.
 [[maybe_unused]] static void pack_codes_of(int bits, uint8_t* into, int8_t* codes, int count) {
   alignas(64) uint8_t packed[kChunk + 8];
   const int whole = (count + kPacked - 1) / kPacked * kPacked;

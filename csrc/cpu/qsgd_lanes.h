@@ -28,7 +28,7 @@ template <class T> HVC_INLINE float norm_of(Power power, const T* x, int64_t cou
   return power == kMaximum ? norm_at_least(found.largest) : norm_from_squares(found.squares, found.largest);
 }
 
-// Calls put(codes, chunk) for every chunk of a block; behind `count` elements there are codes 0 up to its end.
+// Calls put(codes, chunk) for every chunk of a block; after `count` elements there are codes 0 up to its end.
 template <class T, class Put> HVC_INLINE void quantise_block(const QsgdShape& shape, const T* x, int64_t count,
                                                              float norm, Draws& draws, int64_t offset, const Put& put) {
   alignas(64) float z[kChunk];

@@ -11,7 +11,7 @@ HVC_INLINE void put_record_bits(uint8_t* record, int64_t element, uint32_t bits)
   memcpy(record + kScaleBytes + element / 8, &bits, sizeof bits);
 }
 
-// Writes the scale, and zeros behind the bits of a short block.
+// Writes the scale, and zeros after the bits of a short block.
 HVC_INLINE void finish_record(uint8_t* record, int64_t block, int64_t count, float scale) {
   memcpy(record, &scale, sizeof scale);
   const int64_t written = kScaleBytes + ceil_div(count, kLanes) * 4;

@@ -36,7 +36,7 @@ namespace {
 constexpr int64_t kSampled = 1 << 16;    // elements of a sample, at most
 constexpr int64_t kSampledOneIn = 32;    // of so many elements one is sampled, at most
 constexpr int64_t kRun = 16;             // consecutive elements of a sample: a cache line
-constexpr int64_t kSlack = 64;           // elements behind a list that whole vectors may write
+constexpr int64_t kSlack = 64;           // elements after a list that whole vectors may write
 constexpr int kDigitBits = 11;           // bits of a key that one histogram resolves
 constexpr int64_t kHeldBytes = 1 << 27;  // memory that stays with its thread between calls, at most
 

@@ -51,7 +51,7 @@ HVC_INLINE void fold_values(ValueCursor<W>& cursor, int64_t begin, int64_t end, 
   }
 }
 
-// Divides sums by how many ranks have sent the element; whole lanes, of which those behind the end are not used.
+// Divides sums by how many ranks have sent the element; whole lanes, of which those past the end are not used.
 template <class W> HVC_INLINE void divide_tile(W* sums, const W* senders) {
   for (int64_t i = 0; i < kTile; i += kLanes)
     store(sums + i, load(sums + i) / larger(load(senders + i), broadcast(W(1))));

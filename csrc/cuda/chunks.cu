@@ -157,7 +157,7 @@ template <class T> struct Chunked {
   __host__ __device__ ChunkShape shape(int64_t chunk, int64_t k) const { return {in.count, chunk, k, in.k}; }
 };
 
-// What the chunks of a table have kept, one behind the other, so many numbers for each.
+// What the chunks of a table have kept, one after the other, so many numbers for each.
 template <class W> struct OfChunks {
   int32_t* positions;
   W* values;

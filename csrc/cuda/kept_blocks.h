@@ -13,7 +13,7 @@ __device__ inline float norm_at(const uint8_t* record) { return bit_cast<float>(
 constexpr int kGoes = 2;
 constexpr int kKept = kGoes * int(kOfWarp);
 template <class W> struct Kept {
-  W x[kGoes][kOfLane];  // behind the end 0, or what counts nowhere
+  W x[kGoes][kOfLane];  // past the end 0, or what counts nowhere
 };
 
 // Calls body(g, k) for the values of a lane, those of a go of a warp after those of the one before.

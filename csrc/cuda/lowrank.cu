@@ -19,7 +19,7 @@ template <class T> struct RightOf {
 
 // ---- products ---------------------------------------------------------------------------------------------
 
-// The lines of so many components from one on; behind the last one it again, for sums that nobody uses.
+// The lines of so many components from one on; after the last one it again, for sums that nobody uses.
 template <int kLines, class W> struct Lines {
   const W* of[kLines];
   __device__ Lines(const W* factor, int64_t first, int64_t rank, int64_t length) {
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kRowThreads, kLines == kFewLines && sizeof(Wor
   constexpr int kRows = kRowThreads / kWarp;
   int nonfinite = 0, turn = 0;
   for (int64_t first = int64_t(blockIdx.x) * kRows; first < o.x.rows; first += int64_t(gridDim.x) * kRows) {
-    const int64_t own = first + threadIdx.x / kWarp, row = min(own, o.x.rows - 1);  // behind the last one it again
+    const int64_t own = first + threadIdx.x / kWarp, row = min(own, o.x.rows - 1);  // after the last one it again
     for (int64_t line = 0; line < o.x.rank; line += kLines) {
       const Lines<kLines, W> right(o.right, line, o.x.rank, o.x.columns);
       W sums[kLines] = {};

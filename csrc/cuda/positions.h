@@ -1,4 +1,4 @@
-// Sections of positions are written, those of all tensors one behind the other: a warp takes a range, a lane a
+// Sections of positions are written, those of all tensors one after the other: a warp takes a range, a lane a
 // position.
 #pragma once
 #include <vector>

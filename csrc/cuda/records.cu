@@ -24,7 +24,7 @@ template <class AGo, class Bit> __device__ void put_record_bits(uint8_t* record,
   if (go.whole || go.first + lane_index() / 4 * kWarp < go.count)
     record[kScaleBytes + go.first / 8 + lane_index()] = uint8_t(bits >> 8 * (lane_index() % 4));
 }
-// A lane's bits of a go are in bytes four apart: `element` is 32 k behind the lane's first one, or behind the end.
+// A lane's bits of a go are in bytes four apart: `element` is 32 k behind the lane's first one, or past the end.
 __device__ inline uint8_t byte_of_bits(const uint8_t* record, int64_t first, int64_t element) {
   const int64_t mine = first + lane_index();
   return record[kScaleBytes + (mine >> 3) + ((element - mine) >> 3)];

@@ -121,7 +121,7 @@ __device__ void put_kept(const KeptArray<W>& into, int64_t at, int64_t left, con
 }
 
 template <class T> struct Loaded {
-  Work<T> x[kInFlight];  // 0 behind the end
+  Work<T> x[kInFlight];  // 0 past the end
 };
 // Of gradients that are divided first, where there is something to divide by.
 template <class T> __device__ Loaded<T> load_groups(const T* grad, const Work<T>* residual, int64_t begin, int64_t end,

@@ -14,7 +14,7 @@ namespace {
 // So many times 32 keys are loaded at once.
 constexpr int kAtOnce = 4;
 
-// Calls use(i, value) for the keys of a chunk that a lane has, and zeros behind the end: all lanes call it alike.
+// Calls use(i, value) for the keys of a chunk that a lane has, and zeros past the end: all lanes call it alike.
 template <class Source, class Use> __device__ void each_of_chunk(const Source& source, int64_t chunk, const Use& use) {
   const int64_t end = min((chunk + 1) * Source::kChunk, source.size());
   for (int64_t first = chunk * Source::kChunk; first < end; first += kAtOnce * kWarp) {
@@ -66,7 +66,7 @@ template <class Task, int kRoom> __global__ void tally_kernel(const __grid_const
   if (first_item() == 0) tallies[2 * kSides * kWarps * table.units()] = 0;
 }
 
-// How many a side keeps. `larger` are the tallies of all chunks before each, behind them those that equal the cut.
+// How many a side keeps. `larger` are the tallies of all chunks before each, after them those that equal the cut.
 template <class K>
 __device__ int64_t size_of_side(const Search<K>& cut, int64_t chunks, const int64_t* larger, const int64_t* equal) {
   return equal[0] - larger[0] + min(equal[chunks] - equal[0], cut.rank);

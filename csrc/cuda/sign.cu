@@ -93,7 +93,7 @@ template <class W> struct OfBlock {
   uint32_t bits = 0, zeros = 0;
 };
 
-// Takes the groups of a block from `first` on: lane by lane, as the tree says. Behind the end x is 0, and the bit too.
+// Takes the groups of a block from `first` on: lane by lane, as the tree says. Past the end x is 0, and the bit too.
 template <bool kWhole, class T> __device__ void take_groups(const Offered<T>& o, bool coins, int64_t begin, int count,
                                                             int first, OfBlock<Work<T>>& found) {
   using W = Work<T>;
@@ -173,7 +173,7 @@ template <class W> struct Taken {
   W step;
 };
 
-// The bits of the groups from element `begin` on, and behind them those of their zeros: a half of a word for a lane.
+// The bits of the groups from element `begin` on, and after them those of their zeros: a half of a word for a lane.
 template <class T> __device__ uint32_t halves_of_lane(const Decoded<T>& d, int64_t begin, int64_t last) {
   const int lane = lane_index(), group = lane % kInFlight;
   const uint32_t* from = lane < kInFlight ? d.halves : d.zeros;

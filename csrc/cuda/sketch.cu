@@ -146,7 +146,7 @@ __device__ Int<W> estimate_bits(const SketchTable<W>& s, const UnitCells<kRows>&
   return turn_negative(median(order, kRows), IntOf<W>::kMagnitude);
 }
 
-// Writes the bits of the estimates of all units; 0 behind the end of a span.
+// Writes the bits of the estimates of all units; 0 past the end of a span.
 template <int kRows, class W> __global__ void estimates_kernel(SketchTable<W> s, Int<W>* estimates) {
   const int half = lane_index() / kSketchBlock, element = lane_index() % kSketchBlock;
   for (int64_t first = kWarp * first_warp(); first < s.units; first += kWarp * warp_stride()) {

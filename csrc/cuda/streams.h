@@ -26,7 +26,7 @@ struct Piece {
   uint16_t exits[kLaneBits][kWarp];
 };
 
-// Eight bytes of a stream from any place on, ones behind its end. Only words that hold bytes of the stream are read.
+// Eight bytes of a stream from any place on, ones past its end. Only words that hold bytes of the stream are read.
 __device__ inline uint64_t stream_word(const uint8_t* stream, int64_t bytes, int64_t at) {
   if (at + 8 <= bytes) return load_bytes<uint64_t>(stream + at);
   uint64_t word = ~uint64_t(0);

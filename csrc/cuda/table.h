@@ -77,7 +77,7 @@ void in_tables_of(const Tensor* tensors, int64_t tensor_count, UnitsOf units, Ru
   in_tables<Tensor>(tensor_count, [&](int64_t i) { return tensors[i]; }, units, run);
 }
 
-// Clears arrays, those that lie one behind the other at once: `array` says where number i is, `bytes` how long.
+// Clears arrays, those that lie one after the other at once: `array` says where number i is, `bytes` how long.
 template <class Array, class Bytes> void clear_all(int64_t count, Array array, Bytes bytes, Launch launch) {
   char *begin = nullptr, *end = nullptr;
   for (int64_t i = 0; i < count; ++i) {

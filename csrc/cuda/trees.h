@@ -60,7 +60,7 @@ template <class V> struct Tree {
 
   __host__ __device__ int64_t rows() const { return ceil_div(count, row_length); }
   __host__ __device__ int64_t units_per_row() const { return ceil_div(blocks_per_row, kBlocksOfUnit); }
-  // The superblocks of a row, and behind them how many blocks of threads have added some.
+  // The superblocks of a row, and after them how many blocks of threads have added some.
   __device__ V* units_of_row(int64_t row) const { return of_units + row * (units_per_row() + 1); }
   __device__ unsigned* arrived(int64_t row) const {
     return reinterpret_cast<unsigned*>(units_of_row(row) + units_per_row());

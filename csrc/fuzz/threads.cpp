@@ -26,7 +26,7 @@ Bytes numbers(uint32_t seed) {
   return made;
 }
 
-// All that a kernel wrote, one behind the other.
+// All that a kernel wrote, one after the other.
 struct Written {
   std::vector<Bytes> arrays;
   int64_t counted = 0;

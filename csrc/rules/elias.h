@@ -3,7 +3,7 @@
 //   section   one uint32 per range: the bytes of its stream; then the norm of every block, float32; then the streams
 //   range     as many whole blocks as 8192 elements hold; the last one may be shorter
 //   stream    for each level that is not 0: gamma of the elements between it and the one before it (or the range's
-//             start) + 1, a bit for the sign, 1 for minus, gamma of the level's magnitude. Behind the last one, gamma
+//             start) + 1, a bit for the sign, 1 for minus, gamma of the level's magnitude. After the last one, gamma
 //             of the elements that are left + 1, if any are left.
 //   gamma     of k >= 1: floor(log2 k) zeros, a one, the bits of k below its highest, lowest first
 //
@@ -88,7 +88,7 @@ HVC_RULE Gamma gamma_of(uint32_t k) {
   return {1u << low | (k ^ 1u << low) << (low + 1), 2 * low + 1};
 }
 
-// One stream. Reads nothing outside it, whatever the bytes are. It may go on behind a faster reader, which has read
+// One stream. Reads nothing outside it, whatever the bytes are. It may go on after a faster reader, which has read
 // `at` bits, up to element `next`.
 class EliasReader {
  public:
@@ -123,7 +123,7 @@ class EliasReader {
     return false;
   }
 
-  // At least 57 bits from the place that is reached, zeros behind the end: two codes and a sign take 41 at most.
+  // At least 57 bits from the place that is reached, zeros past the end: two codes and a sign take 41 at most.
   HVC_RULE uint64_t peek() const {
     const int64_t byte = at_ / 8, left = bits_ / 8 - byte;
     uint64_t word = 0;

@@ -1,5 +1,5 @@
 // Codes of 2 to 8 bits in two's complement, side by side: element i at the bits from bits * i on, the lowest first.
-// Bits behind the last code of its byte are 0.
+// Bits after the last code of its byte are 0.
 #pragma once
 #include "rules/common.h"
 

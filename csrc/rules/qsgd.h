@@ -4,7 +4,7 @@
 //   norm    float32, whatever the gradient is: the largest |x| of the block, or the root of the sum of squares
 //   code    a whole number of `bits` bits in two's complement: x / norm * s rounded up or down at random
 //   record  the norm, then the codes of a whole block, element i at the bits from bits * i on, the lowest first;
-//           codes behind the end of a tensor are 0
+//           codes past the end of a tensor are 0
 //
 // with s = 2^(bits-1) - 1 levels.
 #pragma once

@@ -2,7 +2,7 @@
 //
 //   section   a head: with kSigns the mean, of the arithmetic type, with codes the levels of rules/codebook.h, float32;
 //             two uint32 for each range: the bytes of its stream and the number of its positions; then the ranges, one
-//             behind the other without gaps
+//             after the other without gaps
 //   range     2^(b+11) consecutive elements, as in golomb.h: its stream, then its values in the order of positions
 //   values    numbers of the arithmetic type, or of float16 or bfloat16; or a bit for each, lowest first: 1 is -mean,
 //             0 is +mean; or codes, lowest first. The last byte is filled with zeros

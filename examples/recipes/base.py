@@ -38,7 +38,7 @@ class Recipe:
         batch: samples of one rank.
         decay: of matrices; biases, norms and embeddings have none, except with SGD.
         max_norm: the gradient's norm is clipped to this, None if it is not.
-        schedule: behind a warm-up over a tenth of the steps, "cosine" to zero or "constant".
+        schedule: after a warm-up over a tenth of the steps, "cosine" to zero or "constant".
         average: share of the old in a running mean of the weights, which is what is measured; 0 without one.
     """
 

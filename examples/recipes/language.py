@@ -236,7 +236,7 @@ def write_base(path: Path, text: GPTText, steps: int) -> None:
 
 
 class LSTM(nn.Module):
-    """Next characters, by two layers with dropout before, between and behind them."""
+    """Next characters, by two layers with dropout before, between and after them."""
 
     def __init__(self, vocabulary: int, width: int = 96, dropout: float = 0.2) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ results and residuals over ranks is that of all x, to the bit where sums are exa
 
 An element is in F if the result is not 0 there: of numbers so small that it becomes 0, no rank gives any away.
 
-A record has as many entries as any other: the k of all tensors of a bucket, one behind the other, are shared out among
+A record has as many entries as any other: the k of all tensors of a bucket, one after the other, are shared out among
 ranks, and with them the elements, so that a small tensor may be one owner's. Its sections take their greatest length.
 The paper's owners get their values over log M hops that choose again at each one; here in one, so nobody but a sender
 drops anything on the way.

@@ -26,7 +26,7 @@ class Carry:
 
     Args:
         first: the first element of the region that has a place here.
-        kept: one row behind the other, empty at first.
+        kept: one row after the other, empty at first.
     """
 
     def __init__(self, first: int, kept: Tensor) -> None:
@@ -131,7 +131,7 @@ def _clamped(values: Tensor, limit: float) -> Tensor:
 
 
 def slices(sizes: list[int]) -> list[slice]:
-    """Return where each of some parts lies, one behind the other."""
+    """Return where each of some parts lies, one after the other."""
     found, start = [], 0
     for size in sizes:
         found.append(slice(start, start + size))

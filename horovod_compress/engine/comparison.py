@@ -43,7 +43,7 @@ class Start:
     def __init__(self, context: Context, buckets: Buckets, norms: Callable[[], str]) -> None:
         self._context, self._buckets, self._norms = context, buckets, norms
         self.due = True
-        self._held = 0  # comparisons so far
+        self._agreed = 0  # comparisons so far
         self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
         self._masks: dict[str, int] = {}  # hashes of masks, by tensor
 
@@ -94,7 +94,7 @@ class Start:
         mine = self._context.rank
         for rank, word in sorted(self._context.transport.said(_TOPIC).items()):
             number, at = map(int, word.split())
-            if rank != mine and number > self._held and at <= done:
+            if rank != mine and number > self._agreed and at <= done:
                 raise MismatchError(
                     f"rank {mine}: rank {rank} loaded a state, or froze or unfroze parameters, or changed a mask, or "
                     "added a parameter group, or cleared its optimizer's state, or left out a step of it or was "
@@ -109,8 +109,8 @@ class Start:
             MismatchError: names each rank's step, or the ranks that are in the minority.
         """
         context = self._context
-        if self._held:  # every rank begins with the first one, so that needs no word
-            context.transport.say(_TOPIC, f"{self._held + 1} {context.progress.done}")
+        if self._agreed:  # every rank begins with the first one, so that needs no word
+            context.transport.say(_TOPIC, f"{self._agreed + 1} {context.progress.done}")
         plan = self._buckets.plan
         frozen = "\n".join(sorted(plan.names()[index] for index in self._buckets.frozen))
         values = [context.progress.step, signed(int(plan.fingerprint(), 16)), self._compared[0]]
@@ -125,7 +125,7 @@ class Start:
         found, _ = everywhere.all_gather(exchange, mine.view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent
         self._compare(list(zip(*(data.view(torch.int64).tolist() for data in found), strict=True)))
-        self._held += 1
+        self._agreed += 1
         self.due = False
 
     def _compare(self, found: Sequence[Sequence[int]]) -> None:

@@ -187,7 +187,7 @@ class Exchanging:
         self._context, self._buckets, self._turns, self._failure = context, buckets, turns, failure
         self._start, self._uneven, self._verification = agreed
         self._norms = norms
-        self._held: list[tuple[Turn, float]] = []  # whose results wait for the end of their step
+        self._complete_later: list[tuple[Turn, float]] = []  # whose results wait for the end of their step
         self._told_of_dropped = False
         self.decoding = failure.worker("hvc-decode", "decoding", lambda: context.devices.on("decoding"))
         self.thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
@@ -328,13 +328,13 @@ class Exchanging:
         """Hand results to the training thread; where norms are known at the end of the step only, all of them then."""
         if not self._buckets.is_last(turn.state):
             if self._norms.holds_results:
-                self._held.append((turn, began))
+                self._complete_later.append((turn, began))
             else:
                 self._hand_over(turn, began, last=False)
             return
         self._norms.settle()
-        held, self._held = self._held, []
-        for earlier, since in held:
+        later, self._complete_later = self._complete_later, []
+        for earlier, since in later:
             self._hand_over(earlier, since, last=False)
         self._hand_over(turn, began, last=True)
 

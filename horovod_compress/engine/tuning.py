@@ -227,7 +227,13 @@ class Tuner:
             return False
         steps, costs = ([one[part] for one in shown] for part in (0, 1))
         decision = asdict(self._next(watch, steps, list(map(costs_of, costs)))) if self._reducer.rank == 0 else None
-        told = _Decision(**(self._share(decision) or [])[0])
+        decisions = self._share(decision)
+        if decisions is None:
+            raise ConfigError(
+                f"rank {self._reducer.rank}: ranks met for another compression while they chose the buckets of this "
+                "one; begin the steps of all compressions in the same thread"
+            )
+        told = _Decision(**decisions[0])
         if told.problem and self._schedule == OPTIONAL:
             if self._reducer.rank == 0:
                 _log.warning("schedule auto returns to its initial buckets: %s", told.problem)
@@ -297,7 +303,7 @@ class Tuner:
         return next(self._tuning)
 
     def _as_buckets(self, choice: Choice) -> Grouped:
-        """Return the buckets of a choice, with those of small tensors behind them as they are."""
+        """Return the buckets of a choice, with those of small tensors after them as they are."""
         buckets = self._reducer.plan.buckets
         methods = {tensor.name: bucket.method for bucket in buckets for tensor in bucket.tensors}
         small = [bucket.tensors for bucket in buckets if not bucket.compressed]

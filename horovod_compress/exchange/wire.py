@@ -1,4 +1,4 @@
-"""Frames: a payload behind a small header that is checked field by field.
+"""Frames: a payload after a small header that is checked field by field.
 
 A frame is 64 bytes of header and the payload. All integers are little-endian:
 
@@ -104,7 +104,7 @@ class FrameBuffer:
         return self.memory[: HEADER_BYTES + length]
 
     def pack(self, address: Address, bad: NonFiniteCount, pieces: list[Tensor]) -> Tensor:
-        """Copy the pieces behind a header, in one pass with the checksum; return the frame."""
+        """Copy the pieces after a header, in one pass with the checksum; return the frame."""
         length = sum(piece.numel() for piece in pieces)
         _FIELDS.pack_into(
             self._bytes, 0, _MAGIC, WIRE_VERSION, address.codec, address.phase, address.sender,

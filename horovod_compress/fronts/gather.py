@@ -1,7 +1,7 @@
 """Gathers of small plain data of all ranks, before and between steps: as bytes, and in words where ranks stay away.
 
 A gather takes place among ranks that wait for it at the same time; what one has given up is no answer to another. What
-ranks show each other is JSON behind a header with its length and checksum. Nothing that arrives is ever executed.
+ranks show each other is JSON after a header with its length and checksum. Nothing that arrives is ever executed.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(joined: bytes, ranks: int) -> list[Any]:
-    """Return the values of all parts, one behind the other.
+    """Return the values of all parts, one after the other.
 
     Raises:
         CorruptFrameError: these are not so many parts.

@@ -15,7 +15,7 @@ from torch import nn
 from ..errors import ConfigError, some_of
 from ..observe import verdict
 from ..observe.metrics import AtAnyTime, Stats
-from ..observe.reports import PrometheusFile, Reports, TensorBoard
+from ..observe.reports import PrometheusFile, Reports, TensorBoard, check_every
 from .session import Session, before_each_step, outside, weakly
 
 
@@ -89,6 +89,7 @@ class Counters:
         self, tensorboard: Any, prometheus: str | os.PathLike[str] | None, every: int, labels: Mapping[str, str] | None
     ) -> None:
         """Report at regular intervals, see :meth:`~.compression.BaseCompression.publish`."""
+        check_every(every)  # also where nothing is written: else the ranks that write would fail alone
         number = self._session.job.number
         file = None if prometheus is None else PrometheusFile(prometheus, number, self._method, labels)
         board = None if tensorboard is None else TensorBoard(tensorboard)

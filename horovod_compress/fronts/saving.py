@@ -266,9 +266,13 @@ class Saved:
         checkpoint.between_steps(self._session.reducer, "saved")
 
     def copied(self, copy: Callable[[Tensor], Tensor] = torch.clone) -> dict[str, Any]:
-        """Return this rank's state, where :meth:`settle` has found nothing under way since the last step."""
+        """Return this rank's state, where :meth:`settle` has found nothing under way since the last step.
+
+        Args:
+            copy: of what is kept, which the next step changes.
+        """
         session = self._session
-        more = session.steps.state() | {"exchanged": session.exchanges} | self._shown()
+        more = session.steps.state(copy) | {"exchanged": session.exchanges} | self._shown()
         return checkpoint.copied(session.reducer, session.methods, more, copy)
 
     def _shown(self) -> dict[str, Any]:
@@ -304,7 +308,8 @@ class Saved:
                     f"{path} holds the checkpoint of another compression of this process, which saving here would "
                     "remove; use a separate folder for each, or close() the other one first"
                 )
-            return self.state()
+            self.settle()
+            return self.copied(lambda kept: kept)  # it is written before anything changes it
 
         stages = iter(("hvc.save.files", "hvc.save.manifest"))
         save(folder, state, self._saver(), lambda value: session.gather_all(value, next(stages), by_name=True), _known)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..engine.agreement import differences
@@ -285,12 +286,12 @@ class Steps:
 
     # ---- state ----
 
-    def state(self) -> dict[str, Any]:
+    def state(self, copy: Callable[[Tensor], Tensor] = torch.clone) -> dict[str, Any]:
         """Return what is saved beside that of the reducer."""
         tuned = {"tuned": self.tuner.chosen} if self.tuner else {}
         # What was loaded and nobody holds yet is given back at the first gradient; until then, all of it stands.
         loaded, takers, stands = self._loaded, self._takers, self._stands()
-        moments = {**takers.unheld(loaded.moments), **takers.moments()}
+        moments = {**takers.unheld(loaded.moments), **takers.moments(copy)}
         moment = {"second_moment": moments} if moments else {}
         held = bool(self.held) and not stands
         due = {"due": True} if (any(one.due for one in takers.held) if held else loaded.due) else {}

@@ -360,7 +360,7 @@ class UpdateMode:
 def _called_by_torch() -> bool:
     """Return whether a part of torch calls that saves what torch's own optimizers have, and drops the rest.
 
-    It also makes a step, for an optimizer without state, with rates of 0 that it restores behind it.
+    It also makes a step, for an optimizer without state, with rates of 0 that it restores afterwards.
     """
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_FRAMES):

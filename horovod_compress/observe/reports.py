@@ -42,6 +42,16 @@ class Destination(Protocol):
         """
 
 
+def check_every(every: object) -> None:
+    """Refuse what is no number of steps.
+
+    Raises:
+        ConfigError: says what it should be.
+    """
+    if type(every) is not int or every < 1:
+        raise ConfigError(f"every should be a whole number of steps, at least 1, got {every!r}")
+
+
 class Reports:
     """The reports of one compression.
 
@@ -87,10 +97,9 @@ class Reports:
         """Report there after each ``every`` steps from now on.
 
         Raises:
-            ConfigError: ``every`` is no such number.
+            ConfigError: see :func:`check_every`.
         """
-        if type(every) is not int or every < 1:
-            raise ConfigError(f"every should be a whole number of steps, at least 1, got {every!r}")
+        check_every(every)
         self._series.append(_Series(destination, every, self._metrics.steps))
         self._plan()
 

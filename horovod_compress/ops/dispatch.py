@@ -233,7 +233,7 @@ def _differs(member: Array | Number) -> str:
 
 
 def _in_order(arrays: Sequence[Array]) -> list[Array]:
-    """Return arrays, with those behind others whose dtype depends on theirs."""
+    """Return arrays, with those after others whose dtype depends on theirs."""
     return sorted(arrays, key=lambda array: array.kind in (Dtype.WORK, Dtype.KEPT) or isinstance(array.kind, str))
 
 

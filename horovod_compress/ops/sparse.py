@@ -55,7 +55,7 @@ def top_select_all(
     Among equals the lower position is taken; zeros and NaN never are.
 
     Args:
-        positions: int32, ``k`` of them; entries behind those found are left alone.
+        positions: int32, ``k`` of them; entries after those found are left alone.
         values: ``x`` there, in the dtype of the arithmetic.
         numbers: int64, three. How many were found, fewer than ``k`` if fewer are not 0; how many elements of ``x``
             are not finite; and 1 if a sample has misled, on CUDA: then nothing else that was written counts.
@@ -80,7 +80,7 @@ def binary_select_all(
     complete sides the one with the larger mean. Ties, zeros, NaN and samples as in :func:`top_select_all`.
 
     Args:
-        positions: int32, ``k`` of them; entries behind those found are left alone.
+        positions: int32, ``k`` of them; entries after those found are left alone.
         means: one element in the dtype of the arithmetic, with its sign; 0 if nothing was found. That of
             float64 elements that are finite may still be infinite.
         numbers: as in :func:`top_select_all`.
@@ -106,7 +106,7 @@ def chunk_select_all(
 
     Args:
         lasts: how many are chosen of a last chunk that is shorter, if there is one.
-        positions: int32, as many as are chosen; entries behind those found hold anything.
+        positions: int32, as many as are chosen; entries after those found hold anything.
         values: likewise, ``x`` there, in the dtype of the arithmetic.
         numbers: as in :func:`top_select_all`; no sample is taken.
         chunk: how many consecutive elements are one, at most 4096.
@@ -151,7 +151,7 @@ def binary_encode_all(
     ends: Tensor,
     out: Tensor,
 ) -> None:
-    """Write the sections of the first ``kept`` positions of tensors, which must ascend, one behind the other.
+    """Write the sections of the first ``kept`` positions of tensors, which must ascend, one after the other.
 
     Args:
         means: one element of each, float32 or float64, as :func:`binary_select_all` writes it.
@@ -180,7 +180,7 @@ def binary_decode_all(
     residual becomes ``x`` minus what section ``own`` says. Both in one pass.
 
     Args:
-        sections: of each tensor those of all ranks, uint8; bytes behind the streams of a section are ignored.
+        sections: of each tensor those of all ranks, uint8; bytes after the streams of a section are ignored.
 
     Returns:
         The number of malformed ranges of all sections of each tensor. If one is not 0, its gradient and residual hold
@@ -294,7 +294,7 @@ def values_decode_all(
     was sent: momentum 0 with masking, and the residual ``factor * u``. All in one pass.
 
     Args:
-        sections: of each tensor those of all ranks, uint8; bytes behind the ranges of a section are ignored.
+        sections: of each tensor those of all ranks, uint8; bytes after the ranges of a section are ignored.
         forms: None for "full". With momentum, nothing of ``x`` is left where it was sent, however its value was
             rounded.
         momentums: like the residuals.

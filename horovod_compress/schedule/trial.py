@@ -27,7 +27,7 @@ class SearchSpace:
 
     Attributes:
         count: tensors, in the order in which their gradients arrive.
-        argument: what stands behind the schedule's name, as 4 in ``"mergecomp:4"``.
+        argument: what stands after the schedule's name, as 4 in ``"mergecomp:4"``.
         may_be_plain: whether buckets may be left uncompressed.
     """
 
@@ -106,7 +106,7 @@ class Grouped:
     """A choice as buckets.
 
     Attributes:
-        plan: its buckets in order, and behind them some that the choice is not about.
+        plan: its buckets in order, and after them some that the choice is not about.
         groups: the numbers of the buckets of each group.
         plain: the places of groups that are left uncompressed.
     """

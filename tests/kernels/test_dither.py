@@ -88,7 +88,7 @@ def test_uniform_add(bits: int) -> None:
 def test_uniform_fold(bits: int, sum_bits: int) -> None:
     for count in LENGTHS:
         parts = [codes_for(bits, count, seed) for seed in range(1 + count % 4)]
-        for part in parts:  # bits behind the last code are 0
+        for part in parts:  # bits after the last code are 0
             if count * bits % 8:
                 part[-1] &= (1 << count * bits % 8) - 1
         compare("uniform_fold", parts, empty(sum_bits, count), count, bits=bits, sum_bits=sum_bits, shift=count)

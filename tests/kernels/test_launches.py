@@ -171,7 +171,7 @@ def test_a_step_of_marsit(step_size: str | float, zeros: str) -> None:
 
 
 def cleared(bucket: Bucket) -> list[str]:
-    """Return what clears the words behind the last tensor, which fill up a group."""
+    """Return what clears the words after the last tensor, which fill up a group."""
     return ["zero_"] if bucket.padded // 64 % 5 else []
 
 

@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         "feedback must be",
         lambda: ops.sign_decode_all([_w(1)], [_f(1)], [9], [_f(9)], [_f(9)], feedback="none"),
     ),
-    "rows behind the end": (
+    "rows past the end": (
         "rows must lie within the 1 of the bucket",
         lambda: ops.two_value_decode_all(
             [_w(1)], [_f(1)], None, [8], 0, [_f(9)], [_f(9)], first_words=[0], first_rows=[0]

@@ -137,7 +137,7 @@ def test_standard_output_is_json_alone_and_the_end_says_what_next(
     demo("--json")
     out, err = capsys.readouterr()
     summary = json.loads(out)
-    assert summary["problems"] == [] and "sooner" in summary["finding"]
+    assert summary["problems"] == [] and "faster" in summary["finding"]
     assert [run["method"] for run in summary["runs"]] == list(SENT)
     assert all(run["place"]["rate_bits"] == 1e8 for run in summary["records"])
     last = err.strip().splitlines()[-1]

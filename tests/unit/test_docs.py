@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import json
 import re
 import sys
+from collections.abc import Iterable
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
@@ -292,6 +294,56 @@ def test_the_page_on_the_wire_format_is_that_of_the_code() -> None:
     fields = [(int(row[0]), int(row[1])) for row in table_after(DOCS / "wire-format.md", "## Frame")]
     ends = [offset + size for offset, size in fields]
     assert [offset for offset, _ in fields] == [0, *ends[:-1]] and ends[-1] == wire.HEADER_BYTES
+
+
+# ---- messages ---------------------------------------------------------------------------------
+
+#: What stands for anything in a message of the page: names of files, "...", numbers, and N and the like.
+ANYTHING = r"\S+\.json|\.\.\.|[\d.:]*\d|\b(?:[A-Z]|NAME|METHOD)\b"
+WORDS = re.compile(r"[\w']+")
+#: What Python, the system, Gloo and Horovod say.
+OTHERS = {
+    "'str' object has no attribute 'compress'",
+    "terminate called after throwing an instance of 'gloo::IoException'",
+    "Too many open files",
+    "Tensor type torch.BFloat16Tensor is not supported",
+    "Tensor is required to be contiguous",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS",
+}
+
+
+@pytest.fixture(scope="module")
+def said() -> str:
+    """Return the words of every string literal but docstrings, each between bars, cut where a text is filled in."""
+    texts = (ROOT / "Makefile").read_text().splitlines()
+    for path in (*(ROOT / "horovod_compress").rglob("*.py"), *(ROOT / "tools").glob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        texts += [n.value for n in nodes if isinstance(n, ast.Constant) and type(n.value) is str and id(n) not in alone]
+    return "".join(f"| {' '.join(WORDS.findall(part))} |" for text in texts for part in re.split(r"%[.\d]*\w", text))
+
+
+def is_said(words: list[str], said: str, start: str = " ") -> bool:
+    """Tell whether literals have these words: all in one, or the end of one, then another from its start."""
+    if not words or f"{start}{' '.join(words)} " in said:
+        return True
+    ends = (n for n in range(len(words) - 1, 0, -1) if f"{start}{' '.join(words[:n])} |" in said)
+    return any(is_said(words[n:], said, "| ") for n in ends)
+
+
+def unknown(messages: Iterable[str], said: str) -> set[str]:
+    """Return the messages that have a part that is not said."""
+    return {m for m in messages if not all(is_said(WORDS.findall(part), said) for part in re.split(ANYTHING, m))}
+
+
+def test_the_messages_in_the_page_on_troubleshooting_are_those_of_the_code(said: str) -> None:
+    messages = re.findall(r"\*\*`([^`]+)`", (DOCS / "troubleshooting.md").read_text())
+    assert len(messages) > 100 and unknown((" ".join(message.split()) for message in messages), said) == OTHERS
+
+
+def test_a_message_that_the_code_does_not_have_is_found(said: str) -> None:
+    made_up = {"this torch was made without Gloo", "rank 1 has gone during hop 2 of bucket 5"}
+    assert unknown({*made_up, "this torch was built without Gloo"}, said) == made_up
 
 
 # ---- citation ---------------------------------------------------------------------------------

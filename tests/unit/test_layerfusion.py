@@ -50,7 +50,7 @@ def test_known_ends() -> None:
     free = Costs(Affine(0, 1e-6), Affine(0, 0))
     costly = Costs(Affine(10, 1e-6), Affine(0, 0))
     assert best(Arrivals(counts, seconds), costly) == [8]  # waiting costs less than another bucket
-    assert best(Arrivals(counts, seconds), free)[-1] == 1  # nothing is left to do behind the last gradient
+    assert best(Arrivals(counts, seconds), free)[-1] == 1  # nothing is left to do after the last gradient
 
 
 def test_five_hundred_tensors_take_less_than_a_second() -> None:

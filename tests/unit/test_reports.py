@@ -435,6 +435,14 @@ def test_publishing_is_all_or_nothing(wrong: dict[str, Any], tmp_path: Path) -> 
     compression.close()
 
 
+@pytest.mark.usefixtures("group")
+def test_a_rank_that_writes_nothing_refuses_what_others_do() -> None:
+    compression = made()
+    with pytest.raises(ConfigError, match="every should be"):
+        compression.publish(every=0)
+    compression.close()
+
+
 def test_a_compression_reports_between_its_steps(tmp_path: Path) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

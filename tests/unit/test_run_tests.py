@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import run_tests
+
+TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(
@@ -81,3 +85,10 @@ def test_threads_that_wait_leave_the_core_to_other_workers(monkeypatch, given, e
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert run_tests.surroundings()["OMP_WAIT_POLICY"] == expected
+
+
+def test_no_test_gives_back_what_is_kept_from_the_garbage_collector() -> None:
+    """Every collection of the tests that follow would look through all that pytest has collected, for a second."""
+    texts = {str(path.relative_to(TESTS)): path.read_text() for path in TESTS.rglob("*.py") if path != Path(__file__)}
+    assert "gc.freeze()" in texts["conftest.py"]  # the control
+    assert not [name for name, text in texts.items() if "gc.unfreeze()" in text]

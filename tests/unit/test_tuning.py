@@ -112,6 +112,19 @@ def test_ranks_that_come_for_other_compressions_meet_seldom() -> None:
         assert 5 * WORLD <= len(asked) <= 10 * WORLD and not any(tuner.done for tuner in job.tuners)
 
 
+def test_ranks_that_come_for_another_compression_amid_a_choice_are_told_why() -> None:
+    """One thread of each rank cannot come to that, two can."""
+    with Fleet(WORLD, TENSORS, "marsit", schedule="mergecomp:2") as fleet:
+        job = Job(fleet, "mergecomp:2")
+        for tuner in job.tuners:
+            shows = tuner._share
+            tuner._share = lambda value, shows=shows: shows(value) if isinstance(value, list) else None
+        for number in range(TRIAL_STEPS):
+            job.step(number)
+        with pytest.raises(ConfigError, match="met for another compression while they chose the buckets"):
+            job.step(TRIAL_STEPS)
+
+
 @each_value
 @pytest.mark.parametrize("schedule", ["auto", "layerfusion", "mergecomp", "mergecomp:2"])
 @pytest.mark.parametrize("method", ["marsit", "topk", "none", "signsgd", "powersgd", IN_SKETCH])

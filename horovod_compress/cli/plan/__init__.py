@@ -175,7 +175,7 @@ def _measure(arguments: argparse.Namespace, table: Table, codec: Codec) -> int:
 
 
 def _with_plain(codecs: Sequence[Codec]) -> list[Codec]:
-    """Return methods, and behind them the one that does not compress."""
+    """Return methods, and after them the one that does not compress."""
     from ...codecs import registry
     from .prediction import PLAIN
 

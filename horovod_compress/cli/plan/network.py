@@ -130,7 +130,7 @@ def ring(payload: PayloadCost, ranks: int, link: Link) -> Cost:
     def hop(processor: float) -> float:
         return max(number * busy, number * processor, busy + link.latency + processor)
 
-    through = link.latency + handled if number > 1 else 0.0  # of the last segment, behind the others
+    through = link.latency + handled if number > 1 else 0.0  # of the last segment, after the others
     seconds = hops * (hop(merged) + hop(handled)) + through
     return Cost(seconds, 2 * hops * chunk, 2 * hops * number)
 

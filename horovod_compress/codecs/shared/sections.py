@@ -173,7 +173,7 @@ class Sections(Codec):
         """Learn how much was chosen of tensors, and let a sum over ranks of it not overflow."""
         self.learn(work, positions)
         work.memo["rest"].update(dict.fromkeys(positions))
-        # Most often nothing is to be clamped: one look at all of them. Behind the values is what other rounds have left
+        # Most often nothing is to be clamped: one look at all of them. After the values is what other rounds have left
         # in this scratch; where that is large or NaN, each tensor is looked at, which costs time and changes nothing.
         if len(positions) > 1 and largest_of(work.local["values"]) <= work.limit():
             return
@@ -207,7 +207,7 @@ class Sections(Codec):
         return [self._head(work, position) for position in positions]
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
-        """Write one section per tensor behind a table of the sections' lengths."""
+        """Write one section per tensor after a table of the sections' lengths."""
         self.settle(work, [part.position for part in parts if part.position in work.memo["given"]])
         write_sections(work, [part.position for part in parts], self.write)
 
@@ -336,7 +336,7 @@ def nonfinite_of(numbers: Sequence[Tensor]) -> Counts:
 
 
 def write_sections(work: Work, positions: Sequence[int], write: Callable[[Work, Sequence[int], Tensor], None]) -> None:
-    """Write sections one behind the other, and before them a table of their lengths. Waits once on CUDA."""
+    """Write sections one after the other, and before them a table of their lengths. Waits once on CUDA."""
     number, ends = len(work.bucket.tensors), work.local["ends"][: len(positions) + 1]
     ends[0] = begin = LENGTH_BYTES * number
     write(work, positions, ends)

@@ -160,7 +160,7 @@ def with_words(notes: Notes, left: Mapping[int, str]) -> dict[int, Mapping[str, 
 
 #: How a compression may have come to be closed, and what to do, for whoever goes on with it.
 CLOSED = (
-    "by close(), or at the end of the program; call close() behind the last step, and create model, compression and "
+    "by close(), or at the end of the program; call close() after the last step, and create model, compression and "
     "optimizer again to go on"
 )
 DROPPED = (

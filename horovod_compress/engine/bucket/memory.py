@@ -130,7 +130,7 @@ class Payload(NamedTuple):
 
 
 def carve(memory: Tensor, regions: Regions) -> dict[str, Tensor]:
-    """Return typed arrays one behind the other in ``memory``."""
+    """Return typed arrays one after the other in ``memory``."""
     arrays, at = {}, 0
     for name, (dtype, count) in regions.items():
         nbytes = dtype.itemsize * count

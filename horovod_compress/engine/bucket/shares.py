@@ -60,7 +60,7 @@ class OwnedPart(NamedTuple):
 
 
 def cut(tensor: TensorSpec, ranks: int) -> list[OwnedPart]:
-    """Return the shares of the ranks of a host, one behind the other; small tensors may leave some empty."""
+    """Return the shares of the ranks of a host, one after the other; small tensors may leave some empty."""
     rows = tensor.shape[0] if tensor.shape else 1
     row = tensor.count // rows if rows else 0
     if len(tensor.shape) < 2 or not tensor.count:

@@ -127,7 +127,7 @@ def before_step(prepare: Callable[[], None]) -> Hook:
 
 
 def prepare_last(optimizer: Any, prepare: Callable[[], None]) -> None:
-    """Let a hook prepare the steps of an optimizer, behind all others that it has: they may change gradients.
+    """Let a hook prepare the steps of an optimizer, after all others that it has: they may change gradients.
 
     A second call moves the hook to the end again.
     """

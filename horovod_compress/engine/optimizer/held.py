@@ -249,7 +249,7 @@ class HeldSecondMoment:
     def rests(self, step: int) -> bool:
         """Return whether the optimizer has left more exchanges unused than lie between two exact rounds.
 
-        One that has never made a step is not waited for behind the warm-up: there is nothing to hold of it.
+        One that has never made a step is not waited for after the warm-up: there is nothing to hold of it.
         """
         unused = step - 1 - self._prepared
         return unused > self.rounds.every or (not self.beginnings.begun and unused >= self.rounds.warmup)

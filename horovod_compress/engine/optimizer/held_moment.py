@@ -57,10 +57,10 @@ class HeldMoment(Moment):
         self.unmoved = None if self.is_coded else moments.unmoved(self.moment, zero_group, self.unmoved)
 
     def state(self) -> dict[str, Any]:
-        """Return what has to be saved: the arguments of another one."""
+        """Return what has to be saved: the arguments of another one. Its tensor is the one in use."""
         usual = {"usual": self.usual} if self.usual else {}
         numbers = {name: getattr(self, name) for name in ("steps", "since", "eps", "divides")}
-        return numbers | usual | {"moment": self.moment.clone()}
+        return numbers | usual | {"moment": self.moment}
 
     def like(self, result: Tensor) -> Tensor:
         """Return a gradient as large as a coded result in each row, and else as the second moment has them.

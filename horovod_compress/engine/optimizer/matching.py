@@ -98,7 +98,7 @@ class Matching:
     def note_step_of(self, other: str) -> None:
         """Note an optimizer that nobody has told of, before its step, if it is to use what was handed back.
 
-        A step of its own, as behind ``no_sync()``, says nothing of results.
+        A step of its own, as after ``no_sync()``, says nothing of results.
         """
         if self._is_unused():
             self.other = other

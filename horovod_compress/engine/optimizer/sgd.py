@@ -86,7 +86,7 @@ class SgdStepping(Stepping):
 
 
 def stepping_of(optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], step: str) -> SgdStepping | None:
-    """Return what moves the weights of an optimizer: SGD itself, behind a method that a second moment is held for.
+    """Return what moves the weights of an optimizer: SGD itself, after a method that a second moment is held for.
 
     With others, such as ``none``, a training has the bits that it has without this package.
 

@@ -2,7 +2,7 @@
 
 The hook before an optimizer's step moves the weights of the parameters that it can, with their moments, and hides their
 gradients from the step that follows, which then moves the others: so its own hooks, schedulers and profiler see what
-they always see. A hook behind the step shows the gradients again. Adam's part is in :mod:`.adam`, SGD's in :mod:`.sgd`.
+they always see. A hook after the step shows the gradients again. Adam's part is in :mod:`.adam`, SGD's in :mod:`.sgd`.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Stepping:
             self.show()
             raise
 
-    # ---- behind a step, and where it is torch's turn ----
+    # ---- after a step, and where it is torch's turn ----
 
     def show(self) -> None:
         """Show the gradients again that were hidden."""
@@ -250,7 +250,7 @@ def _version_of(grad: Tensor) -> _Version:
 
 
 def _span(weights: Tensor) -> tuple[int, int]:
-    """Return where a tensor lies, and how many bytes from its first element to behind its last one."""
+    """Return where a tensor lies, and how many bytes from its first element to the end of its last one."""
     if weights.is_contiguous() or not weights.numel():
         return weights.data_ptr(), weights.nbytes
     last = sum((size - 1) * stride for size, stride in zip(weights.shape, weights.stride(), strict=True))

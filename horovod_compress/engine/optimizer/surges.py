@@ -1,6 +1,6 @@
 """Surges: coded results that are far larger than usual, which a second moment that is held takes in.
 
-Adam's own second moment takes in every gradient. Behind one that is ten times as large as others, as they come early in
+Adam's own second moment takes in every gradient. After one that is ten times as large as others, as they come early in
 a training, its steps stay shorter for as long as that mean of squares remembers. What is held between exact rounds
 would never hear of it: the surge, and the residual that it leaves, would move weights several times as far as Adam
 does. So what is held takes in such a result, for the one step. Other coded results stay out of it: with their errors,

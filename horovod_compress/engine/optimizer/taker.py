@@ -83,7 +83,7 @@ class Taker:
 
     def prepare(self) -> None:
         """Before the optimizer's own step, let gradients and state be what its formula is to have, or move weights."""
-        if self.held and self.held.unused(self.held.reducer.next_step()):  # of the others, a step changes nothing here
+        if self.held and self.held.unused(self.held.reducer.next_step()):  # else what was loaded stands
             self.stepped = True
         here = self.held.moved_here() if self.held else self.sgd.chosen_now() if self.sgd else frozenset()
         ratios = self.matching.take_out(here) if self.matching else {}
@@ -283,9 +283,10 @@ class Takers:
         held = {name for mine in self.held for name in mine.names()}
         return {name: moment for name, moment in moments.items() if name not in held}
 
-    def moments(self) -> dict[str, dict[str, Any]]:
+    def moments(self, copy: Callable[[Tensor], Tensor]) -> dict[str, dict[str, Any]]:
         """Return the second moments that are held, by parameter."""
-        return {name: moment for mine in self.held for name, moment in mine.state_dict().items()}
+        found = {name: state for mine in self.held for name, state in mine.state_dict().items()}
+        return {name: state | {"moment": copy(state["moment"])} for name, state in found.items()}
 
     def may_hold(self, named: Named) -> list[str]:
         """Return the parameters whose second moment may be held, as far as optimizers go; the same on all ranks."""

@@ -13,7 +13,7 @@ offset  bytes  content, integers little-endian
 12      4      CRC-32C of the header
 16      8      bytes of the header
 24             header: JSON, {"state": with numbers for tensors, "tensors": [dtype, shape, CRC-32C] of each}
-               the tensors' bytes, one behind the other, in that order
+               the tensors' bytes, one after the other, in that order
 ======  =====  ==================================================
 """
 

@@ -198,7 +198,7 @@ def _zeros(count: int) -> Tensor:
 
 
 def _totals(tensors: Sequence[Tensor], add_up: Callable[[Tensor], object]) -> list[Tensor]:
-    """Return the sums over ranks of tensors, which lie one behind the other: so few sums take all of them."""
+    """Return the sums over ranks of tensors, which lie one after the other: so few sums take all of them."""
     found: dict[int, Tensor] = {}
     for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype is dtype]

@@ -340,7 +340,8 @@ def _write(path: Path, pieces: Iterable[memoryview]) -> tuple[int, int]:
                 file.write(piece)
                 size += piece.nbytes
                 if piece.nbytes:
-                    crc = ops.crc32c(torch.frombuffer(bytearray(piece), dtype=torch.uint8), crc)
+                    own = bytearray(piece) if piece.readonly else piece  # torch warns of memory that is read only
+                    crc = ops.crc32c(torch.frombuffer(own, dtype=torch.uint8), crc)
             file.flush()
             os.fsync(file.fileno())
             temporary.rename(path)

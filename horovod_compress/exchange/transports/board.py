@@ -111,7 +111,7 @@ class Board:
         return self._values[key].encode()
 
     def hears(self, rank: int) -> bool:
-        """Return whether more may come from a rank: its end breaks the connection, behind all that it has sent."""
+        """Return whether more may come from a rank: its end breaks the connection, after all that it has sent."""
         return rank == self._rank or self._readers[rank].is_alive()
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class Socket:
         _system().shutdown(self._number, socket.SHUT_RDWR)
 
     def finish(self) -> None:
-        """Let the other end know, behind all that was sent, that nothing more comes.
+        """Let the other end know, after all that was sent, that nothing more comes.
 
         What it sends is still taken in: to refuse that would reset the connection, and drop what it has not read yet.
         """

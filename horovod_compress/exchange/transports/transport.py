@@ -70,7 +70,7 @@ class Transfer:
         receives: data, and the rank that it comes from. Between two ranks, the number and the sizes of one's sends are
             those of the other's receives.
         after: events that they follow on.
-        done: the event behind them, once they are queued.
+        done: the event after them, once they are queued.
     """
 
     sends: list[tuple[Tensor, int]] = field(default_factory=list)

@@ -100,7 +100,7 @@ class Handed:
             self._known[id(parameter)] = weakref.ref(parameter.grad)
 
     def repeat(self, parameters: Collection[nn.Parameter]) -> bool:
-        """Return whether gradients that are handed over behind ``synchronize()`` are its results, and say so once."""
+        """Return whether gradients that are handed over after ``synchronize()`` are its results, and say so once."""
         if self._still_in(parameters):
             self._tell(_RESULTS)
             return True

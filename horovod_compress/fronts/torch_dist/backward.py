@@ -7,7 +7,7 @@ DistributedDataParallel may wait for them inside a lock, as it does in the first
 An error set on such a future would reach the training thread as a RuntimeError about types. So futures are completed
 whatever happened, with an error only where nothing else is left, and the error is raised by a callback at the end of
 the backward pass, before DistributedDataParallel looks at what came. Where training may go on, it is raised by another
-one behind that, when all is as after any step.
+one after that, when all is as after any step.
 
 With ``find_unused_parameters=True``, a hook gets zeros for a parameter that this rank has not used, and whether some
 other rank has used it is known at the end of the backward pass only, from an all-reduce of DistributedDataParallel's.

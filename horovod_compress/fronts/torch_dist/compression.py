@@ -166,7 +166,7 @@ class Compression(TorchCompression, Factories):
 
     @of_an_object
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Within this, backward passes only add up gradients; the first one behind it exchanges the sum.
+        """Within this, backward passes only add up gradients; the first one after it exchanges the sum.
 
             for number, batch in enumerate(batches):
                 with compression.no_sync() if number + 1 < len(batches) else contextlib.nullcontext():

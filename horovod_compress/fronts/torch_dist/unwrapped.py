@@ -235,7 +235,7 @@ class Unwrapped:
     # ---- at its end ----
 
     def _end(self, under_way: Pass, task: int) -> None:
-        """Complete a pass behind what others end it with, which was asked for since this one was.
+        """Complete a pass after what others end it with, which was asked for since this one was.
 
         There, fully_shard() reduces gradients of modules whose inputs need none, and DistributedDataParallel hands its
         means back.

@@ -1,4 +1,4 @@
-"""Parameters of divided models that are frozen behind passes that were not reduced, or unfrozen; options by shard."""
+"""Parameters of divided models that are frozen after passes that were not reduced, or unfrozen; options by shard."""
 
 from __future__ import annotations
 
