@@ -35,7 +35,7 @@ from ..exchange.wire import NonFiniteCount
 from ..ops.keys import NORM
 from .buckets import Buckets, BucketState
 from .context import Context
-from .ratio import Ratio, counted
+from .ratio import BEYOND, Ratio
 from .turn import Turn
 
 #: Counters, and those of a job with more ranks than :data:`SMALL_JOB`: every rank sends them to every other.
@@ -292,10 +292,11 @@ class Norms:
             self.ratio.age_by_a_step()
         self.ratio.off = self.ratio.off or now.refused
         known = now.measures and not now.spoilt and 0 < now.made < math.inf and 0 < now.norm < math.inf
+        known = known and 1 / BEYOND < now.norm / now.made < BEYOND
         if known:
             self.ratio.take(now.norm, now.made, empties=now.empties)
         if now.factor is None:
-            now.factor = counted(now.norm / now.made) if known and not now.refused else 1.0
+            now.factor = self.ratio.counted(now.norm / now.made) if known and not now.refused else 1.0
             for turn in now.turns:  # whose results were held
                 for grad in turn.state.grads if now.factor != 1.0 else ():
                     if grad is not None:

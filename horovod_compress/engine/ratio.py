@@ -25,6 +25,15 @@ JUMP = math.log(1.5)
 NEAR = math.log(1.125)
 #: A norm or a ratio that has changed by this much makes what exact rounds have found out of date.
 FAR = 3.0
+#: After a gradient a thousand times as large as others, residuals are as large, and results beside which the next mean
+#: gradient is next to nothing: with their ratio, clipping would see only that one. So the ratio that results are handed
+#: back times is at least the usual one divided by this.
+BELOW = 2.0
+#: The usual ratio moves towards what is measured: in coded step t by a factor of 1 + 1/t, as residuals grow when they
+#: first fill, and later as in this step.
+SETTLED = 20
+#: A ratio beyond this, or below its reciprocal, is none: float32 has no room for results times it.
+BEYOND = 2.0**60
 
 
 class Ratio:
@@ -32,6 +41,7 @@ class Ratio:
 
     Attributes:
         recent: as measured last, at most :data:`RECENT` times; the last one comes last.
+        usual: follows these slowly; 0 before the first.
         norm: of the mean gradient, as measured last.
         stale: what exact rounds have found is out of date: norms or ratios have run away since.
         off: the ranks have agreed to hand back results as they are.
@@ -42,6 +52,7 @@ class Ratio:
     """
 
     recent: list[float]
+    usual: float
     norm: float
     stale: bool
     off: bool
@@ -97,6 +108,8 @@ class Ratio:
             self.filling = 0
             return
         now, before = norm / made, self.value
+        most = (1 + 1 / max(1, min(self.steps, SETTLED))) ** self.age
+        self.usual = min(max(now, self.usual / most), self.usual * most) if self.usual else now
         if before is not None and abs(math.log(now / before)) > JUMP:
             self.recent, self.filling = [], 0
         self.recent, self.age = [*self.recent, now][-RECENT:], 0
@@ -119,7 +132,11 @@ class Ratio:
     def used(self) -> float:
         """Return what results are handed back times."""
         value = self.value
-        return 1.0 if self.off or value is None else counted(value)
+        return 1.0 if self.off or value is None else self.counted(value)
+
+    def counted(self, ratio: float) -> float:
+        """Return what a ratio counts as."""
+        return counted(max(ratio, self.usual / BELOW))
 
     def state(self) -> dict[str, Any]:
         """Return what has to be saved; empty where nothing was measured."""
@@ -127,6 +144,8 @@ class Ratio:
         if not (self.recent or self.steps or self.off):
             return {}
         numbers = {"ratio": last, "norm": self.norm, "age": self.age, "since": list(self._since or ())}
+        if self.usual:
+            numbers["usual"] = self.usual
         # What goes on from a state of before is saved like that, to the byte, until it has measured.
         others = {"earlier": earlier, "steps": self.steps, "filling": self.filling} if self.steps else {}
         return numbers | others | {"stale": self.stale, "off": self.off}
@@ -134,19 +153,20 @@ class Ratio:
     def load(self, state: Mapping[str, Any]) -> None:
         """Take what :meth:`state` returned; of nothing, begin anew.
 
-        States of before have one ratio, and no numbers of steps, which begin anew.
+        States of before have one ratio, and neither a usual one nor numbers of steps, which begin anew.
         """
         self.keeps = True
         ratios = [*state.get("earlier", ()), state.get("ratio", 0.0)]
         self.recent = [float(ratio) for ratio in ratios if ratio]
         self.steps, self.filling = int(state.get("steps", 0)), int(state.get("filling", 0))
+        self.usual = float(state.get("usual", 0.0))
         self.norm, self.age = float(state.get("norm", 0.0)), int(state.get("age", 0))
         since = state.get("since")
         self._since = (float(since[0]), float(since[1])) if since else None
         self.stale, self.off = bool(state.get("stale")), bool(state.get("off"))
 
 
-_NUMBERS = {"ratio", "norm", "age", "steps", "filling"}
+_NUMBERS = {"ratio", "usual", "norm", "age", "steps", "filling"}
 _LISTS = {"earlier": range(RECENT), "since": (0, 2)}  # of numbers, and how long they may be
 _FLAGS = {"stale", "off"}
 
@@ -170,5 +190,5 @@ def _is_ratio(value: object) -> bool:
 
 
 def counted(ratio: float) -> float:
-    """Return what a ratio counts as."""
+    """Return what a ratio counts as: near 1, as 1."""
     return 1.0 if abs(math.log(ratio)) < NEAR else ratio

@@ -15,7 +15,7 @@ from horovod_compress import ops
 from horovod_compress.engine.bucket.withheld import LIVE, MASKED
 from horovod_compress.engine.norms import own_share
 from horovod_compress.engine.optimizer.matching import Matching
-from horovod_compress.engine.ratio import EVERY, FILLING, NEAR, SPREAD, check_state
+from horovod_compress.engine.ratio import BELOW, EVERY, FILLING, NEAR, SPREAD, check_state
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
@@ -115,6 +115,37 @@ def test_what_is_exact_is_untouched(method: str) -> None:
             assert all(same_bits(results[0][name], made[0][name]) for name in made[0])
         sent = [ranks.reducers[0].metrics.bytes_sent for ranks in (matched, plain)]
         assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["usual", "first"])
+@pytest.mark.parametrize("scale", [1e-18, 1e-25, 1e-39, 1e-40, 1e-41])
+def test_a_step_of_next_to_nothing_loses_no_result_of_residuals(scale: float, knows: bool) -> None:
+    """What waits comes out beside it, and the ratio is divided out again in float32."""
+    with fleet("topk", {"density": 0.05}) as matched, fleet("topk", {"density": 0.05}, follow=()) as plain:
+        run(matched, range(5))
+        run(plain, range(5))
+        for reducer in [] if knows else matched.reducers:
+            reducer.norms.ratio.load({})
+        ((_, results, factor),), ((_, made, _),) = (run(ranks, range(5, 6), scale) for ranks in (matched, plain))
+        assert norm(made[0]) > 1.0
+        for name, tensor in results[0].items():
+            torch.testing.assert_close(tensor * torch.tensor(1 / factor), made[0][name], rtol=3e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["marsit", "topk", "ef_signsgd", "onebit_adam"])
+def test_clipping_limits_what_a_spike_has_left_in_residuals(method: str) -> None:
+    """Results are as large as it was, and mean gradients are not: with their ratio, nothing would be clipped."""
+    options = {"density": 0.05} if method == "topk" else {"full_precision_every": 0} if method == "marsit" else {}
+    with fleet(method, options) as ranks:
+        found = run(ranks, range(25))
+        most = norm(mean(found[0][0]))  # what a program clips at
+        usual = max(norm(results[0]) / factor for _, results, factor in found[5:])
+        run(ranks, range(25, 26), 1000.0)
+        after = run(ranks, range(26, 36))
+        clipped = [norm(results[0]) / factor * min(1.0, most / norm(results[0])) for _, results, factor in after]
+        assert max(clipped) < 2 * BELOW * usual
+        _, results, factor = after[0]
+        assert norm(results[0]) / factor > 20 * usual, "the control: it is there"
 
 
 def let_be_late(ranks: Fleet) -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from horovod_compress.engine.ratio import EVERY, FILLING, RECENT, SPREAD, Ratio, check_state
+from horovod_compress.engine.ratio import BELOW, EVERY, FILLING, RECENT, SETTLED, SPREAD, Ratio, check_state
 
 
 def late() -> Ratio:
@@ -52,6 +52,37 @@ def test_a_ratio_that_jumps_is_measured_anew(made: float, jumps: bool) -> None:
     ratio.take(1.0, made, empties=False)
     assert (ratio.distance == 1) is jumps
     assert ratio.value == pytest.approx(1 / made if jumps else (2 + 1 / made) / RECENT)
+
+
+def measured(ratio: Ratio, made: float) -> float:
+    """Return what a ratio counts as that every step measures."""
+    ratio.age_by_a_step()
+    ratio.take(1.0, made, empties=False)
+    return ratio.counted(1 / made)
+
+
+def test_residuals_that_fill_at_first_make_a_ratio_as_small_as_it_is() -> None:
+    ratio = Ratio()
+    assert [measured(ratio, float(step)) for step in range(2, 60)] == [1 / step for step in range(2, 60)]
+
+
+def test_beside_residuals_of_a_spike_a_ratio_is_near_the_usual_one_for_some_time() -> None:
+    ratio = Ratio()
+    for _ in range(SETTLED):
+        assert measured(ratio, 4.0) == 1 / 4
+    assert measured(ratio, 1 / 8) == 8, "of the spike itself, as it is: clipping sees the exact norm"
+    usual = ratio.usual
+    assert usual == pytest.approx(1 / 4 * (1 + 1 / SETTLED))
+    for steps in range(1, 30):
+        assert measured(ratio, 4000.0) == pytest.approx(usual / BELOW / (1 + 1 / SETTLED) ** steps)
+        assert ratio.used() == ratio.counted(1 / 4000.0)
+    goes_on = Ratio()
+    goes_on.load(ratio.state())
+    assert goes_on.used() == ratio.used() and check_state(ratio.state())
+    for _ in range(200):  # if that is how it stays
+        ratio.age_by_a_step()
+        ratio.take(1.0, 4000.0, empties=False)
+    assert ratio.used() == pytest.approx(1 / 4000)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
