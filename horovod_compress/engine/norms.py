@@ -21,6 +21,7 @@ A gradient's way meets this in ``begin`` and then ``factor``, which a turn takes
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,8 +142,12 @@ class Norms:
             self.ratio.refresh()
             self._now = _Step(step, coded, self.ratio.used())
             return
-        empties = all(state.round(step).exact for state in matches)
-        self.ratio.keeps = any(state.round(step).work.state for state in matches)
+        rounds = [(state.bucket.index, state.round(step)) for state in matches]
+        empties = all(round_.exact for _, round_ in rounds)
+        if not empties:
+            code = repr([(bucket, round_.label) for bucket, round_ in rounds if not round_.exact])
+            self.ratio.meet(zlib.crc32(code.encode()))
+        self.ratio.keeps = any(round_.work.state for _, round_ in rounds)
         itself = not self.ratio.recent or empties or self.ratio.distance == 1
         self._now = _Step(step, coded, None if itself else self.ratio.used(), itself or self.ratio.due, empties)
 
@@ -296,7 +301,8 @@ class Norms:
         if known:
             self.ratio.take(now.norm, now.made, empties=now.empties)
         if now.factor is None:
-            now.factor = self.ratio.counted(now.norm / now.made) if known and not now.refused else 1.0
+            counts = known and not now.refused
+            now.factor = self.ratio.counted(now.norm, now.made, empties=now.empties) if counts else 1.0
             for turn in now.turns:  # whose results were held
                 for grad in turn.state.grads if now.factor != 1.0 else ():
                     if grad is not None:

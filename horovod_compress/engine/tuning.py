@@ -229,6 +229,7 @@ class Tuner:
         decision = asdict(self._next(watch, steps, list(map(costs_of, costs)))) if self._reducer.rank == 0 else None
         decisions = self._share(decision)
         if decisions is None:
+            self._tuning, self._step, self._reducer.watch = None, -1, None
             raise ConfigError(
                 f"rank {self._reducer.rank}: ranks met for another compression while they chose the buckets of this "
                 "one; begin the steps of all compressions in the same thread"

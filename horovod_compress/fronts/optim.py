@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.optimizer.second_moment import mean_power
 from ..errors import ConfigError
 
 
@@ -23,6 +22,7 @@ class LANS(torch.optim.Optimizer):
         x = x - lr |x| (beta1 r / |r| + (1 - beta1) c / |c|)
 
     A norm of 0 counts as 1. Gradients and weights are dense, of a floating-point type; their state is of the same type.
+    Norms are torch's, which depend on the number of threads: give all ranks as many.
 
     Source: S. Zheng, H. Lin, S. Zha, M. Li, *Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes*,
     arXiv:2006.13484, algorithm 2; Y. Zhong et al., *Compressed Communication for Distributed Training: Adaptive Methods
@@ -78,7 +78,7 @@ class LANS(torch.optim.Optimizer):
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weights), torch.zeros_like(weights)
         state["step"] += 1
         first, second = state["exp_avg"], state["exp_avg_sq"]
-        unit = grad / _norm(grad)
+        unit = (grad / _norm(grad)).to(grad.dtype)  # a single number would take the type of its norm
         first.lerp_(unit, 1 - beta1)
         second.mul_(beta2).addcmul_(unit, unit, value=1 - beta2)
         divisor = (second / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
@@ -92,6 +92,5 @@ class LANS(torch.optim.Optimizer):
 def _norm(tensor: Tensor) -> Tensor:
     """Return the Euclidean norm of a tensor, 1 for one of zeros; on its device, which nobody waits for."""
     # In float32 at least: float16 ends at 65504, which norms pass though no element does.
-    dtype = torch.promote_types(tensor.dtype, torch.float32)
-    norm = mean_power(tensor.contiguous(), 2).mul_(tensor.numel()).sqrt_().to(dtype).view(())
+    norm = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
     return torch.where(norm > 0, norm, torch.ones_like(norm))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tests.golden.trained import Checkpoint, Ranks
 from tests.support.local import all_same, random_grads, spec
+from tests.support.marks import each_value
 
 TENSORS = [spec("body", 12, 40), spec("late", 20, 10)]
 WORLD, FIRST, BEGINS, STEPS = 2, 4, 10, 20
@@ -212,6 +213,7 @@ def test_one_that_is_seldom_used_moves_each_time_and_has_exact_rounds_once(metho
 ADAGRAD = partial(torch.optim.Adagrad, lr=RATE)
 
 
+@each_value
 @pytest.mark.parametrize("make", [adam, ADAGRAD])
 @pytest.mark.parametrize("given", ["without", "zeros"])
 @pytest.mark.parametrize("method", ["marsit", "terngrad", "topk", "powersgd"])
@@ -274,6 +276,7 @@ def test_what_waited_before_the_optimizer_had_a_parameter_is_dropped() -> None:
     assert bool(before["body"].any()) and bool(after["body"].any())
 
 
+@each_value
 @pytest.mark.parametrize("make", [adam, ADAGRAD])
 @pytest.mark.parametrize("given", ["without", "zeros"])
 @pytest.mark.parametrize("saved", range(BEGINS, BEGINS + FIRST + 3))

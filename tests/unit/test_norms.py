@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from horovod_compress import ops
+from horovod_compress.codecs.by_step import by_step, method
 from horovod_compress.engine.bucket.withheld import LIVE, MASKED
 from horovod_compress.engine.norms import own_share
 from horovod_compress.engine.optimizer.matching import Matching
@@ -43,7 +44,7 @@ def mean(grads: Grads) -> dict[str, Tensor]:
     return {name: sum(mine[name] for mine in grads) / len(grads) for name in grads[0]}  # type: ignore[misc]
 
 
-def fleet(method: str, options: Mapping[str, Any], follow: Sequence[str] = ("a", "b", "c"), world: int = 3) -> Fleet:
+def fleet(method: Any, options: Mapping[str, Any], follow: Sequence[str] = ("a", "b", "c"), world: int = 3) -> Fleet:
     made = Fleet(world, SHAPES, method, schedule="layerwise", **options)
     for reducer in made.reducers:
         reducer.norms.follow(follow)
@@ -146,6 +147,29 @@ def test_clipping_limits_what_a_spike_has_left_in_residuals(method: str) -> None
         assert max(clipped) < 2 * BELOW * usual
         _, results, factor = after[0]
         assert norm(results[0]) / factor > 20 * usual, "the control: it is there"
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("topk", {"density": 0.05}), ("marsit", {"full_precision_every": 0, "step_size": 0.01}), ("signsgd", {})],
+    ids=str,
+)
+def test_gradients_that_become_small_are_seen_as_they_are(method: str, options: dict[str, Any]) -> None:
+    """Though results may stay as large as they were."""
+    with fleet(method, options) as ranks:
+        run(ranks, range(25))
+        for grads, results, _ in run(ranks, range(25, 32), 0.1):
+            assert abs(math.log(norm(results[0]) / norm(mean(grads)))) < CLOSE + NEAR
+
+
+def test_another_method_begins_with_a_ratio_of_its_own() -> None:
+    """One whose results are a hundred times as large is no spike."""
+    small = method("marsit", full_precision_every=0, step_size=0.001)
+    with fleet(by_step({0: small, 25: "onebit"}), {}) as ranks:
+        run(ranks, range(26))  # the last of them sends what the first method has left
+        for grads, results, _ in run(ranks, range(26, 32)):
+            assert abs(math.log(norm(results[0]) / norm(mean(grads)))) < CLOSE + NEAR
+        assert ranks.reducers[0].norms.ratio.usual < 1.0
 
 
 def let_be_late(ranks: Fleet) -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from horovod_compress.engine.ratio import BELOW, EVERY, FILLING, RECENT, SETTLED, SPREAD, Ratio, check_state
+from horovod_compress.engine.ratio import ABOVE, BELOW, EVERY, FILLING, RECENT, SETTLED, SPREAD, Ratio, check_state
 
 
 def late() -> Ratio:
@@ -54,35 +54,72 @@ def test_a_ratio_that_jumps_is_measured_anew(made: float, jumps: bool) -> None:
     assert ratio.value == pytest.approx(1 / made if jumps else (2 + 1 / made) / RECENT)
 
 
-def measured(ratio: Ratio, made: float) -> float:
+def measured(ratio: Ratio, norm: float, made: float) -> float:
     """Return what a ratio counts as that every step measures."""
     ratio.age_by_a_step()
-    ratio.take(1.0, made, empties=False)
-    return ratio.counted(1 / made)
+    ratio.take(norm, made, empties=False)
+    return ratio.counted(norm, made, empties=False)
+
+
+def usual() -> Ratio:
+    """Return one whose results are four times as large as the mean."""
+    ratio = Ratio()
+    ratio.meet(1)
+    for _ in range(SETTLED):
+        assert measured(ratio, 1.0, 4.0) == 1 / 4
+    return ratio
 
 
 def test_residuals_that_fill_at_first_make_a_ratio_as_small_as_it_is() -> None:
     ratio = Ratio()
-    assert [measured(ratio, float(step)) for step in range(2, 60)] == [1 / step for step in range(2, 60)]
+    assert [measured(ratio, 1.0, float(step)) for step in range(2, 60)] == [1 / step for step in range(2, 60)]
 
 
 def test_beside_residuals_of_a_spike_a_ratio_is_near_the_usual_one_for_some_time() -> None:
-    ratio = Ratio()
-    for _ in range(SETTLED):
-        assert measured(ratio, 4.0) == 1 / 4
-    assert measured(ratio, 1 / 8) == 8, "of the spike itself, as it is: clipping sees the exact norm"
-    usual = ratio.usual
-    assert usual == pytest.approx(1 / 4 * (1 + 1 / SETTLED))
+    ratio, pace = usual(), 1 + 1 / SETTLED
+    assert measured(ratio, 1000.0, 2000.0) == 1 / 2, "of the spike itself, as it is: clipping sees the exact norm"
+    assert ratio.usual == pytest.approx(pace / 4)
     for steps in range(1, 30):
-        assert measured(ratio, 4000.0) == pytest.approx(usual / BELOW / (1 + 1 / SETTLED) ** steps)
-        assert ratio.used() == ratio.counted(1 / 4000.0)
+        assert measured(ratio, 1.0, 2000.0) == pytest.approx(1 / 4 / BELOW * pace ** (1 - steps))
+        assert ratio.used() == ratio.counted(1.0, 2000.0, empties=False) == ratio.counted(1.0, 2000.0, empties=True)
     goes_on = Ratio()
     goes_on.load(ratio.state())
     assert goes_on.used() == ratio.used() and check_state(ratio.state())
+    goes_on.meet(1)
+    assert measured(goes_on, 1.0, 2000.0) == measured(ratio, 1.0, 2000.0)
     for _ in range(200):  # if that is how it stays
+        measured(ratio, 1.0, 2000.0)
+    assert ratio.used() == pytest.approx(1 / 2000)
+
+
+def test_a_ratio_is_as_small_as_it_is_where_results_are_no_larger_than_usual() -> None:
+    """Mean gradients may be small for other reasons, and then clipping sees that."""
+    ratio = usual()
+    assert [measured(ratio, 0.001, 4.0) for _ in range(5)] == [0.001 / 4] * 5
+    ratio = usual()
+    assert ratio.counted(1.0, 8 * ABOVE, empties=True) == 1 / (8 * ABOVE), "a round that empties residuals"
+    assert ratio.counted(1.0, 8 * ABOVE**2, empties=True) == 1 / 4 / BELOW
+
+
+def test_what_is_usual_of_one_code_says_nothing_of_another() -> None:
+    ratio = usual()
+    ratio.meet(1)
+    ratio.meet(2)
+    assert measured(ratio, 1.0, 4000.0) == 1 / 4000
+
+
+def test_gradients_may_be_of_another_scale() -> None:
+    ratio = usual()
+    ratio.rescale(1024.0)
+    assert measured(ratio, 512.0, 4096.0) == 1 / 8 and not ratio.large
+
+
+def test_no_time_without_a_measurement_is_too_long() -> None:
+    ratio = usual()
+    for _ in range(20_000):
         ratio.age_by_a_step()
-        ratio.take(1.0, 4000.0, empties=False)
-    assert ratio.used() == pytest.approx(1 / 4000)
+    ratio.take(1.0, 2.0, empties=False)
+    assert ratio.usual == 1 / 2
 
 
 @pytest.mark.parametrize("keeps", [False, True])
