@@ -146,7 +146,7 @@ class Norms:
         empties = all(round_.exact for _, round_ in rounds)
         if not empties:
             code = repr([(bucket, round_.label) for bucket, round_ in rounds if not round_.exact])
-            self.ratio.meet(zlib.crc32(code.encode()))
+            self.ratio.begin(zlib.crc32(code.encode()))
         self.ratio.keeps = any(round_.work.state for _, round_ in rounds)
         itself = not self.ratio.recent or empties or self.ratio.distance == 1
         self._now = _Step(step, coded, None if itself else self.ratio.used(), itself or self.ratio.due, empties)

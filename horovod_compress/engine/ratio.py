@@ -157,7 +157,7 @@ class Ratio:
         step = 1 + 1 / max(1, min(self.steps, SETTLED))
         return math.prod([step] * min(self.age, AWAY))
 
-    def meet(self, code: int) -> None:
+    def begin(self, code: int) -> None:
         """Begin a step whose results are of this code; what is usual of another one says nothing."""
         if self.code != code:
             self.usual, self.made, self.large = 0.0, 0.0, False

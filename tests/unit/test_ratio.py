@@ -64,7 +64,7 @@ def measured(ratio: Ratio, norm: float, made: float) -> float:
 def usual() -> Ratio:
     """Return one whose results are four times as large as the mean."""
     ratio = Ratio()
-    ratio.meet(1)
+    ratio.begin(1)
     for _ in range(SETTLED):
         assert measured(ratio, 1.0, 4.0) == 1 / 4
     return ratio
@@ -85,7 +85,7 @@ def test_beside_residuals_of_a_spike_a_ratio_is_near_the_usual_one_for_some_time
     goes_on = Ratio()
     goes_on.load(ratio.state())
     assert goes_on.used() == ratio.used() and check_state(ratio.state())
-    goes_on.meet(1)
+    goes_on.begin(1)
     assert measured(goes_on, 1.0, 2000.0) == measured(ratio, 1.0, 2000.0)
     for _ in range(200):  # if that is how it stays
         measured(ratio, 1.0, 2000.0)
@@ -103,8 +103,8 @@ def test_a_ratio_is_as_small_as_it_is_where_results_are_no_larger_than_usual() -
 
 def test_what_is_usual_of_one_code_says_nothing_of_another() -> None:
     ratio = usual()
-    ratio.meet(1)
-    ratio.meet(2)
+    ratio.begin(1)
+    ratio.begin(2)
     assert measured(ratio, 1.0, 4000.0) == 1 / 4000
 
 
