@@ -91,13 +91,27 @@ class Given:
     coded: frozenset[str]
 
 
+@dataclass(frozen=True)
+class Excess:
+    """Results that are far larger than usual, as after a gradient of a thousand times the usual size.
+
+    Attributes:
+        norm: of what was handed back, as a mean over ranks.
+        times: as large as usual so many times.
+    """
+
+    norm: float
+    times: float
+
+
 class Norms:
     """Measures the ratio of norms, and hands it to those who decode.
 
     Attributes:
         ratio: what is kept of it from step to step.
         given: what the last finished step has handed back.
-        samples: a few elements of that, by parameter, in steps in which they are looked at.
+        excess: what was far too large in that, until it is :meth:`taken <take_excess>`.
+        samples: a few elements of what was handed back, by parameter, in steps in which they are looked at.
     """
 
     def __init__(self, context: Context, buckets: Buckets) -> None:
@@ -112,6 +126,7 @@ class Norms:
         self._matched, self._looks = 0, False  # steps with coded results so far; whether this one's are looked at
         self.ratio = Ratio()
         self.given: Given | None = None
+        self.excess: Excess | None = None
         self.samples: dict[str, Tensor] = {}
 
     def follow(self, names: Iterable[str], by: int = 0) -> None:
@@ -135,7 +150,7 @@ class Norms:
         frozen = {names[index] for index in self._buckets.frozen}
         matches = [] if self.ratio.off else [state for state in self._buckets if self._matches(state, step, frozen)]
         coded = frozenset(state.bucket.index for state in matches)
-        self._counters, self._squares, self.samples = {}, {}, {}
+        self._counters, self._squares, self.samples, self.excess = {}, {}, {}, None
         self._matched += bool(coded)
         self._looks = self._matched & (self._matched - 1) == 0 or self._matched % SELDOM == 0
         if exact or not coded:
@@ -168,7 +183,12 @@ class Norms:
         """Go on with what was saved, or anew with nothing."""
         self.ratio.load(state)
         self._wait, self._against = frozenset(state.get("wait", ())), False
-        self.given = None
+        self.given = self.excess = None
+
+    def take_excess(self) -> Excess | None:
+        """Return :attr:`excess`, once: of several optimizers, the first one's step deals with it."""
+        found, self.excess = self.excess, None
+        return found
 
     def state(self) -> dict[str, Any]:
         """Return what has to be saved; empty where nothing was coded."""
@@ -312,6 +332,8 @@ class Norms:
                     self._sample(turn.state)
         if self._followed:
             self._wait = (self._wait - now.emptied) | now.filled
+        if known and self.ratio.large and not now.empties:
+            self.excess = Excess(now.made * now.factor, now.made / self.ratio.made)
         self.given = Given(now.number, now.factor, frozenset(now.names), now.sound, frozenset(now.filled))
 
 

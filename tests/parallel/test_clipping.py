@@ -61,6 +61,13 @@ def test_without_clipping_nothing_changes(front: str, name: str) -> None:
         assert apart < 0.02 * moved, "rounding, which signs make larger"
 
 
+@each("spike topk AdamW", "spike marsit SGD")
+def test_what_a_spike_leaves_is_clipped_with_it(front: str, name: str) -> None:
+    for clipped, whole in VALUES[front](name):
+        assert clipped < 3.0
+        assert whole > 30.0, "the control: nothing clips it"
+
+
 @each("resumed")
 def test_resume_is_exact(front: str, name: str) -> None:
     assert all(found == [True, False] for found in VALUES[front](name))

@@ -29,6 +29,7 @@ from ..reducer import Reducer
 from ..shards import is_divided, local
 from . import second_moment as moments
 from .family import ready
+from .spikes import Spikes
 
 _log = logging.getLogger("horovod_compress")
 
@@ -55,7 +56,7 @@ class Matching:
     """Takes the ratio of norms out of what one optimizer is given.
 
     Args:
-        named: its parameters by name, as the reducer has them.
+        named: the parameters that are exchanged, of any optimizer, by name as the reducer has them.
         scale: returns the scale of the gradient scaler that is followed, 1 for none.
 
     Attributes:
@@ -69,6 +70,7 @@ class Matching:
     ) -> None:
         self._optimizer, self._reducer, self._scale = optimizer, reducer, scale
         self._norms, self._start, self._failure = reducer.norms, reducer.start, reducer.failure
+        self._spikes = Spikes(reducer, named, scale)
         self._places = partial(moments.places, optimizer, moments.names_of(named.items()))
         self._taken = reducer.step - 1
         self._told = self._told_off = self._told_dropped = False
@@ -185,7 +187,10 @@ class Matching:
         if not ready(self._optimizer, step, self._taken, self._reducer.settled) or given is None:
             return {}
         self._taken = step
-        if given.step != step or given.factor == 1.0:
+        if given.step != step:
+            return {}
+        self._spikes.clip(given.names)
+        if given.factor == 1.0:
             return {}
         if self._norms.samples:
             found = self._grads(given.names)

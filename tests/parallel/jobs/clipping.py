@@ -19,6 +19,7 @@ from tests.support.placing import count_ranks
 from tests.support.rank import check, rank
 
 METHODS = ("marsit", "signsgd", "topk")
+SPIKES = (("topk", "AdamW"), ("marsit", "SGD"))
 #: Few exact rounds, so that most are coded.
 FEW = {"warmup_steps": 4, "rebuild_every": 40}
 STEPS = 24
@@ -66,16 +67,16 @@ class Run:
         self.between = between
         self.results: list[float] = []  # norms of what was handed back
 
-    def train(self, steps: Iterable[int] = range(STEPS)) -> Run:
+    def train(self, steps: Iterable[int] = range(STEPS), times: float = 1.0) -> Run:
         for step in steps:
             self.optimizer.zero_grad()
-            self.exchange(step)
+            self.exchange(step, times)
             self.between(self.model)
             self.step()
         return self
 
-    def exchange(self, step: int) -> None:
-        self.called(batch(step, rank())).square().mean().backward()
+    def exchange(self, step: int, times: float = 1.0) -> None:
+        (self.called(batch(step, rank())).square().mean() * times).backward()
         if not DDP:
             self.optimizer.synchronize()
         self.results.append(norm(parameter.grad for parameter in self.model.parameters()))
@@ -138,6 +139,19 @@ def without_clipping(optimizer: str) -> list[float]:
         ends.append([parameter.detach().clone() for parameter in run.model.parameters()])
         run.end()
     return [norm(a - b for a, b in zip(ends[0], other, strict=True)) for other in (ends[1], first)]
+
+
+def spike(method: str, optimizer: str) -> list[float]:
+    """Return what waits after a gradient a thousand times as large, clipped and not, as a multiple of before."""
+    found = []
+    for between in (clip, lambda model: None):
+        run, waiting = Run(method, optimizer, between), []
+        for step in range(STEPS):
+            run.train([step], times=1000.0 if step == STEPS - 4 else 1.0)
+            waiting.append(run.compression.stats()["residual_norm"])
+        found.append(waiting[-1] / waiting[STEPS - 5])
+        run.end()
+    return found
 
 
 def resumed() -> list[bool]:
@@ -251,6 +265,8 @@ if __name__ == "__main__":
         check(f"norms {method}", lambda method=method: norms(method))
     for optimizer in ("AdamW", "SGD"):
         check(f"without clipping {optimizer}", lambda optimizer=optimizer: without_clipping(optimizer))
+    for method, optimizer in SPIKES:
+        check(f"spike {method} {optimizer}", lambda method=method, optimizer=optimizer: spike(method, optimizer))
     check("resumed", resumed)
     check("warned", warned)
     check("on top", on_top) if DDP else None
