@@ -232,8 +232,8 @@ FAULTS = (
     ),
     Fault(
         "norms: clipping does not see what a spike has left in residuals",
-        "horovod_compress/engine/ratio.py",
-        "max(ratio, self.usual / BELOW) if large else ratio",
+        "horovod_compress/engine/usual.py",
+        "max(ratio, self.ratio / BELOW) if large else ratio",
         "ratio",
         "tests/unit/test_ratio.py",
     ),

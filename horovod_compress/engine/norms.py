@@ -159,9 +159,9 @@ class Norms:
             return
         rounds = [(state.bucket.index, state.round(step)) for state in matches]
         empties = all(round_.exact for _, round_ in rounds)
-        if not empties:
-            code = repr([(bucket, round_.label) for bucket, round_ in rounds if not round_.exact])
-            self.ratio.begin(zlib.crc32(code.encode()))
+        if not any(round_.exact for _, round_ in rounds):  # one that empties some buckets is no other code
+            code = repr([(bucket, round_.label) for bucket, round_ in rounds])
+            self.ratio.usual.begin(zlib.crc32(code.encode()))
         self.ratio.keeps = any(round_.work.state for _, round_ in rounds)
         itself = not self.ratio.recent or empties or self.ratio.distance == 1
         self._now = _Step(step, coded, None if itself else self.ratio.used(), itself or self.ratio.due, empties)
@@ -332,8 +332,8 @@ class Norms:
                     self._sample(turn.state)
         if self._followed:
             self._wait = (self._wait - now.emptied) | now.filled
-        if known and self.ratio.large and not now.empties:
-            self.excess = Excess(now.made * now.factor, now.made / self.ratio.made)
+        if known and self.ratio.usual.large and not now.empties:
+            self.excess = Excess(now.made * now.factor, now.made / self.ratio.usual.made)
         self.given = Given(now.number, now.factor, frozenset(now.names), now.sound, frozenset(now.filled))
 
 

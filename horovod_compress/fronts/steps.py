@@ -250,9 +250,8 @@ class Steps:
         reducer.freeze(index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad)
         if self._masks:
             self._masks.begin()
+        self._norms.ratio.expect(max([1.0, *(rates.begin() for taker in self._takers for rates in taker.rates)]))
         for taker in self._takers:
-            for rates in taker.rates:
-                rates.begin()
             prepare_last(taker.optimizer, taker.prepare)
         if several := self._takers.held:
             held.begin(several, reducer.next_step())

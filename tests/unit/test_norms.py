@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from horovod_compress import ops
 from horovod_compress.codecs.by_step import by_step, method
 from horovod_compress.engine.bucket.withheld import LIVE, MASKED
+from horovod_compress.engine.methods import per_layer
 from horovod_compress.engine.norms import own_share
 from horovod_compress.engine.optimizer.matching import Matching
-from horovod_compress.engine.ratio import BELOW, EVERY, FILLING, NEAR, SPREAD, check_state
+from horovod_compress.engine.ratio import EVERY, FAR, FILLING, NEAR, SPREAD, check_state
+from horovod_compress.engine.usual import BELOW, EMPTIED
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
@@ -169,7 +171,34 @@ def test_another_method_begins_with_a_ratio_of_its_own() -> None:
         run(ranks, range(26))  # the last of them sends what the first method has left
         for grads, results, _ in run(ranks, range(26, 32)):
             assert abs(math.log(norm(results[0]) / norm(mean(grads)))) < CLOSE + NEAR
-        assert ranks.reducers[0].norms.ratio.usual < 1.0
+        assert ranks.reducers[0].norms.ratio.usual.ratio < 1.0
+
+
+def test_a_spike_is_remembered_over_a_round_that_empties_one_of_several_buckets() -> None:
+    methods = per_layer({"a": method("marsit", full_precision_every=10), "*": method("topk", density=0.05)})
+    with fleet(methods, {}) as ranks:
+        found = run(ranks, range(25))
+        most = norm(mean(found[0][0]))  # what a program clips at
+        run(ranks, range(25, 26), 1000.0)
+        for _, results, factor in run(ranks, range(26, 36)):  # 30 is such a round
+            assert norm(results[0]) / factor * min(1.0, most / norm(results[0])) < 2 * BELOW * FAR * most
+
+
+@pytest.mark.parametrize("times", [1.0, 1000.0])
+def test_a_round_that_sends_all_that_a_spike_has_left_is_seen_as_large(times: float) -> None:
+    """Not so what it sends of usual gradients."""
+    with fleet(by_step({0: method("topk", density=0.05), 30: "none"}), {}) as ranks:
+        run(ranks, range(25))
+        let_be_late(ranks)
+        run(ranks, range(25, 29))
+        run(ranks, range(29, 30), times)
+        ((grads, results, factor),) = run(ranks, range(30, 31))
+        assert not ranks.reducers[0].norms.ratio.usual.large, "measured before the spike"
+        if times == 1.0:
+            assert abs(math.log(norm(results[0]) / norm(mean(grads)))) < CLOSE + NEAR
+        else:
+            assert norm(results[0]) / factor > EMPTIED * ranks.reducers[0].norms.ratio.usual.made
+            assert factor == ranks.reducers[0].norms.ratio.usual.ratio / BELOW
 
 
 def let_be_late(ranks: Fleet) -> None:
@@ -357,7 +386,7 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
         stepped(ranks, grads)
         given, after = ranks.reducers[0].norms.given, ranks.reducers[0].norms.ratio.state()
         assert given is not None and not given.sound
-        counters = dict.fromkeys(("age", "steps", "filling"), 0)
+        counters = dict.fromkeys(("age", "steps", "filling", "known"), 0)
         assert after | counters == before | counters
         assert run(ranks, range(10, 11))[0][2] == given.factor
 

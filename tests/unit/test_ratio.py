@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from horovod_compress.engine.ratio import ABOVE, BELOW, EVERY, FILLING, RECENT, SETTLED, SPREAD, Ratio, check_state
+from horovod_compress.engine.ratio import EVERY, FILLING, RECENT, SPREAD, Ratio, check_state
+from horovod_compress.engine.usual import ABOVE, BELOW, EMPTIED, SETTLED
 
 
 def late() -> Ratio:
@@ -64,7 +65,7 @@ def measured(ratio: Ratio, norm: float, made: float) -> float:
 def usual() -> Ratio:
     """Return one whose results are four times as large as the mean."""
     ratio = Ratio()
-    ratio.begin(1)
+    ratio.usual.begin(1)
     for _ in range(SETTLED):
         assert measured(ratio, 1.0, 4.0) == 1 / 4
     return ratio
@@ -78,14 +79,14 @@ def test_residuals_that_fill_at_first_make_a_ratio_as_small_as_it_is() -> None:
 def test_beside_residuals_of_a_spike_a_ratio_is_near_the_usual_one_for_some_time() -> None:
     ratio, pace = usual(), 1 + 1 / SETTLED
     assert measured(ratio, 1000.0, 2000.0) == 1 / 2, "of the spike itself, as it is: clipping sees the exact norm"
-    assert ratio.usual == pytest.approx(pace / 4)
+    assert ratio.usual.ratio == pytest.approx(pace / 4)
     for steps in range(1, 30):
         assert measured(ratio, 1.0, 2000.0) == pytest.approx(1 / 4 / BELOW * pace ** (1 - steps))
         assert ratio.used() == ratio.counted(1.0, 2000.0, empties=False) == ratio.counted(1.0, 2000.0, empties=True)
     goes_on = Ratio()
     goes_on.load(ratio.state())
     assert goes_on.used() == ratio.used() and check_state(ratio.state())
-    goes_on.begin(1)
+    goes_on.usual.begin(1)
     assert measured(goes_on, 1.0, 2000.0) == measured(ratio, 1.0, 2000.0)
     for _ in range(200):  # if that is how it stays
         measured(ratio, 1.0, 2000.0)
@@ -98,20 +99,39 @@ def test_a_ratio_is_as_small_as_it_is_where_results_are_no_larger_than_usual() -
     assert [measured(ratio, 0.001, 4.0) for _ in range(5)] == [0.001 / 4] * 5
     ratio = usual()
     assert ratio.counted(1.0, 8 * ABOVE, empties=True) == 1 / (8 * ABOVE), "a round that empties residuals"
-    assert ratio.counted(1.0, 8 * ABOVE**2, empties=True) == 1 / 4 / BELOW
+    assert ratio.counted(1.0, 3 * EMPTIED, empties=True) == 1 / (3 * EMPTIED)
+    assert ratio.counted(1.0, 8 * EMPTIED, empties=True) == 1 / 4 / BELOW
+    measured(ratio, 1.0, 8 * ABOVE)
+    assert ratio.counted(1.0, 8 * ABOVE, empties=True) == ratio.usual.ratio / BELOW, "there was a spike before it"
 
 
 def test_what_is_usual_of_one_code_says_nothing_of_another() -> None:
+    """Whose residuals may have to fill."""
     ratio = usual()
-    ratio.begin(1)
-    ratio.begin(2)
-    assert measured(ratio, 1.0, 4000.0) == 1 / 4000
+    measured(ratio, 1.0, 400.0)
+    ratio.usual.begin(1)
+    assert ratio.used() == ratio.usual.ratio / BELOW
+    ratio.usual.begin(2)
+    assert ratio.used() == 1 / 400
+    sizes = [4000.0 * step for step in range(1, 60)]
+    assert [measured(ratio, 1.0, size) for size in sizes] == [1 / size for size in sizes]
 
 
 def test_gradients_may_be_of_another_scale() -> None:
     ratio = usual()
     ratio.rescale(1024.0)
-    assert measured(ratio, 512.0, 4096.0) == 1 / 8 and not ratio.large
+    assert measured(ratio, 512.0, 4096.0) == 1 / 8 and not ratio.usual.large
+
+
+def test_residuals_that_follow_a_lower_learning_rate_are_no_spike() -> None:
+    ratio = usual()
+    ratio.expect(10.0)
+    assert ratio.due and measured(ratio, 1.0, 40.0) == 1 / 40 and not ratio.usual.large
+    ratio = late()
+    for _ in range(RECENT):
+        measured(ratio, 1.0, 4.0)
+    ratio.expect(1.05)
+    assert not ratio.due and ratio.used() == 1 / 4
 
 
 def test_no_time_without_a_measurement_is_too_long() -> None:
@@ -119,7 +139,7 @@ def test_no_time_without_a_measurement_is_too_long() -> None:
     for _ in range(20_000):
         ratio.age_by_a_step()
     ratio.take(1.0, 2.0, empties=False)
-    assert ratio.usual == 1 / 2
+    assert ratio.usual.ratio == 1 / 2
 
 
 @pytest.mark.parametrize("keeps", [False, True])

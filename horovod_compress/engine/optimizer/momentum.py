@@ -180,8 +180,12 @@ class Rates:
         self._followed: list[float] = []  # the rate, by group, that residuals stand for; 0 until there is one
         self._seen: list[float] = []  # that of the last step; it is less where a fall was not followed all the way
 
-    def begin(self) -> None:
-        """Let residuals stand for the rate of the coming step; between two steps."""
+    def begin(self) -> float:
+        """Let residuals stand for the rate of the coming step; between two steps.
+
+        Returns:
+            The factor of those that grow most; 1 where none grows.
+        """
         groups = self._optimizer.param_groups
         self._followed += [0.0] * (len(groups) - len(self._followed))
         self._seen += self._followed[len(self._seen) :]
@@ -198,6 +202,7 @@ class Rates:
             self._followed[index] = now if factor == wanted or not before else before / factor
             factors |= found if before else {}
         self._kept.scale_errors(factors)
+        return max([1.0, *factors.values()])
 
     def state(self) -> dict[str, list[float]]:
         """Return rates by group, under the names in :attr:`saved`."""
@@ -257,7 +262,7 @@ class LastRates(Rates):
 
     saved: ClassVar[Sequence[str]] = ("last_rates",)
 
-    def begin(self) -> None:
+    def begin(self) -> float:
         groups = self._optimizer.param_groups
         self._followed += [float(group["lr"]) for group in groups[len(self._followed) :]]
         factors: dict[str, float] = {}
@@ -267,6 +272,7 @@ class LastRates(Rates):
             if now != before and now > 0:  # with a rate of 0 nothing moves, and nothing goes on from there
                 factors |= self._of_group(group, min(before / now, MOST))
         self._kept.scale_errors(factors, last=True)
+        return max([1.0, *factors.values()])
 
     def _unknown(self, group: Mapping[str, Any]) -> float:
         return float(group["lr"])
