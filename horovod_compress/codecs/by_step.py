@@ -19,6 +19,7 @@ import torch
 
 from ..errors import ConfigError
 from ..known import MethodName
+from ..options import plain
 from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Law, Properties, variants_of, zero_groups_of
 from .dense import Dense, FullPrecision, Uncompressed
@@ -177,6 +178,7 @@ def by_step(
             'by_step takes methods by their first step, {0: "none", 500: "topk"}, or a function of the step and '
             f"methods by label, got {when!r:.200}"
         )
+    when = {plain(first): codec for first, codec in when.items()}
     if any(type(first) is not int or first < 0 for first in when):
         raise ConfigError(f"by_step takes methods by their first step, a whole number of 0 or more, got {list(when)}")
     if 0 not in when:

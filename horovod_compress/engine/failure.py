@@ -382,7 +382,7 @@ class Patience:
         step, bucket, _ = context.progress.place()
         began = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since)))
         text = f"rank {context.rank} has been waiting since {began} ({now - since:.0f} s) for rank(s) {listed(missing)}"
-        state = "no sign of life" if silent else "alive, and busy with something else, such as evaluation"
+        state = "no sign of life" if silent else "alive, but out of batches, or busy with evaluation or the like"
         left = context.options.busy_seconds - (now - since)
         text += f", before bucket {bucket} of step {step}: {state}; this becomes an error in {left:.0f} s; "
         text += "to wait longer, raise timeout="

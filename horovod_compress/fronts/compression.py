@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..observe import trace as recording
 from ..observe.metrics import Stats
 from ..observe.trace import Trace
-from ..options import FOR_UPDATES
+from ..options import FOR_UPDATES, plain
 from ..schedule.plan import Plan
 from .copies import copied
 from .ending import Closing, keep_open, left_open
@@ -383,7 +383,7 @@ class BaseCompression(metaclass=_Listed):
 
 def begin_trace(path: str | os.PathLike[str], rank: int, steps: int | range | None, events: int) -> Trace:
     """Record a timeline of all compressions of this process, also of those created later."""
-    found = recording.begin(path, rank, steps, events)
+    found = recording.begin(path, rank, plain(steps), events)
     for compression in list(left_open):
         found.follow(compression._here().reducer, compression.method)
     return found

@@ -16,6 +16,7 @@ from ..errors import ConfigError, some_of
 from ..observe import verdict
 from ..observe.metrics import AtAnyTime, Stats
 from ..observe.reports import PrometheusFile, Reports, TensorBoard, check_every
+from ..options import plain
 from .session import Session, before_each_step, outside, weakly
 
 
@@ -89,6 +90,7 @@ class Counters:
         self, tensorboard: Any, prometheus: str | os.PathLike[str] | None, every: int, labels: Mapping[str, str] | None
     ) -> None:
         """Report at regular intervals, see :meth:`~.compression.BaseCompression.publish`."""
+        every = plain(every)
         check_every(every)  # also where nothing is written: else the ranks that write would fail alone
         number = self._session.job.number
         file = None if prometheus is None else PrometheusFile(prometheus, number, self._method, labels)

@@ -128,6 +128,7 @@ class Steps:
         tells = not self.met and reducer.rank == 0 and not reducer.step
         if tells and (text := next(filter(None, texts), None)):
             _log.warning("%s", text)
+        match_norm = plain(match_norm)
         if not isinstance(match_norm, bool):
             raise ConfigError(f"match_norm should be True or False, got {match_norm!r}")
         full = 0  # where the methods differ in that, too

@@ -57,6 +57,38 @@ def test_what_was_divided_anew_is_known_to_wait(mesh: DeviceMesh) -> None:
         compression.close()
 
 
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.last(self.block(self.block(given).tanh()))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_of_a_module_that_runs_twice_gradients_are_accumulated_within_no_sync(mesh: DeviceMesh, local: bool) -> None:
+    """Torch reduces in two parts what it has kept whole, one for each run of the module in the last pass."""
+    net: Any = _Twice()
+    fully_shard(net.block, mesh=mesh["shard"])
+    fully_shard(net, mesh=mesh["shard"])
+    compression = hvc.Compression.none(net.named_parameters(), replicate=mesh["replicate"])
+    compression.register(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    try:
+        if local:
+            with compression.no_sync():
+                net(torch.ones(2, 4)).sum().backward()
+            net(torch.ones(2, 4)).sum().backward()
+            return
+        net.set_requires_gradient_sync(False)
+        net(torch.ones(2, 4)).sum().backward()
+        net.set_requires_gradient_sync(True)
+        with pytest.raises(ConfigError, match=r"come twice .*after set_requires_gradient_sync.*no_sync\(\) instead"):
+            net(torch.ones(2, 4)).sum().backward()
+    finally:
+        compression.close()
+
+
 @pytest.mark.parametrize("by_torch", [False, True])
 def test_a_compression_that_failed_to_register_is_not_open(
     by_torch: bool, mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -266,6 +267,15 @@ def test_a_step_that_is_not_finite_is_refused_and_the_next_one_is_not(net: Net) 
         (loss(net) * float("inf") + loss(other)).backward()
     assert passed(other) is None and second.stats()["steps"] == 2
     second.close()
+    compression.close()
+
+
+def test_numbers_of_numpy_are_those_of_python_in_calls_too(net: Net, tmp_path: Path) -> None:
+    compression = hvc.Compression.topk(net.named_parameters())
+    compression.register(net, torch.optim.SGD(net.parameters(), lr=0.1), match_norm=np.bool_(False))
+    compression.publish(prometheus=tmp_path / "train.prom", every=np.int64(1))
+    with hvc.trace(tmp_path / "trace.json", steps=np.int64(1)):
+        net(torch.ones(2, 4)).sum().backward()
     compression.close()
 
 

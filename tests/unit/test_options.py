@@ -15,6 +15,7 @@ pytest.importorskip("horovod.torch")
 
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.by_step import by_step
 from horovod_compress.engine.agreement import handshake
 from horovod_compress.engine.methods import parse
 from horovod_compress.errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError
@@ -128,6 +129,8 @@ def test_numbers_of_numpy_are_those_of_python() -> None:
     assert found == [0.25, 3, 2.5] and [type(value) for value in found] == [float, int, float]
     with pytest.raises(ConfigError, match=r"density should be a number above 0, at most 1, got 1\.5$"):
         parse("topk", {"density": np.float64(1.5)})
+    steps = by_step({np.int64(0): "none", np.int64(4): "topk"})
+    assert steps == by_step({0: "none", 4: "topk"}) and {type(first) for first, _ in steps.stages} == {int}
 
 
 @pytest.mark.parametrize("schedule", [25, Path("single"), "Single", "size:25", "size:0MB", "mergecomp:none", "auto:3"])

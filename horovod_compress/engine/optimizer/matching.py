@@ -146,6 +146,8 @@ class Matching:
         self._added_to.append(kept)
         # What was not coded, such as sparse gradients, leaves nothing to be lost, and no step has to wait for it.
         self._dropped.append(unused and not kept and not self._followed.isdisjoint(last.coded))
+        if self._dropped[-1]:
+            self._spikes.drop(last.names)
         if sum(self._added_to) >= OFTEN:
             norms.vote_against()
         if sum(self._dropped) >= OFTEN and not self._told_dropped:

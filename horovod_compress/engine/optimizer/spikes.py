@@ -39,13 +39,19 @@ class Spikes:
         Args:
             names: whose results were handed back.
         """
-        if not (excess := self._norms.take_excess()):
-            return
-        names = [*names]
-        grads = [local(grad) for name in names if (grad := self._named[name].grad) is not None]
-        values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
-        norm = norm_of(values) * (self._scale() or 1.0) / self._reducer.result_scale
-        left = max(norm / excess.norm, 1 / excess.times)
+        if excess := self._norms.take_excess():
+            names = [*names]
+            grads = [local(grad) for name in names if (grad := self._named[name].grad) is not None]
+            values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+            norm = norm_of(values) * (self._scale() or 1.0) / self._reducer.result_scale
+            self._scale_kept(names, max(norm / excess.norm, 1 / excess.times))
+
+    def drop(self, names: Iterable[str]) -> None:
+        """After a step that a program has skipped, and whose results it has dropped, likewise: nothing was left."""
+        if excess := self._norms.take_excess():
+            self._scale_kept(names, 1 / excess.times)
+
+    def _scale_kept(self, names: Iterable[str], left: float) -> None:
         # A power of two loses no bit, and is the same where the sums of ranks differ in their last one.
         if (factor := 2.0 ** round(math.log2(left))) < 1.0:
             self._kept.scale_errors(dict.fromkeys(names, factor), but=())

@@ -165,8 +165,10 @@ class Unwrapped:
             if index in under_way.steps:
                 raise ConfigError(
                     f"{self._called(index)} has come twice in one backward pass: a module that runs in several "
-                    "reentrant checkpoints brings it once for each: write checkpoint(..., use_reentrant=False); so may "
-                    "one that runs twice after set_reduce_scatter_unused_params(True): leave that out"
+                    "reentrant checkpoints brings it once for each: write checkpoint(..., use_reentrant=False); under "
+                    "fully_shard(), so does one that runs twice after set_requires_gradient_sync(False): accumulate "
+                    "within compression.no_sync() instead; or after set_reduce_scatter_unused_params(True): leave that "
+                    "out"
                 )
             under_way.steps[index] = session.offer(index, grad)
 
