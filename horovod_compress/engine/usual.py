@@ -81,9 +81,9 @@ class Usual:
     # ---- state ----
 
     def state(self) -> dict[str, Any]:
-        """Return what has to be saved; empty where nothing was measured."""
+        """Return what has to be saved; empty before the first coded step."""
         names = {"usual": self.ratio, "made": self.made, "large": self.large, "known": self.steps, "code": self.code}
-        return names if self.ratio else {}
+        return names if self.steps or self.ratio else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take what :meth:`state` returned; of nothing, begin anew."""

@@ -117,6 +117,18 @@ def test_what_is_usual_of_one_code_says_nothing_of_another() -> None:
     assert [measured(ratio, 1.0, size) for size in sizes] == [1 / size for size in sizes]
 
 
+def test_steps_of_a_code_that_was_not_measured_yet_are_saved() -> None:
+    ratio = usual()
+    ratio.usual.begin(2)
+    ratio.age_by_a_step()
+    goes_on = Ratio()
+    goes_on.load(ratio.state())
+    for one in (ratio, goes_on):
+        one.usual.begin(2)
+        one.age_by_a_step()
+    assert goes_on.state() == ratio.state() and ratio.usual.steps == 2 and check_state(ratio.state())
+
+
 def test_gradients_may_be_of_another_scale() -> None:
     ratio = usual()
     ratio.rescale(1024.0)
