@@ -8,7 +8,7 @@ and on every rank alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -305,11 +305,11 @@ class Kept:
                 kept[name].mul_(factors[name].to(kept[name].device))
         self._context.devices.synchronize()
 
-    def scale_errors(self, factors: Mapping[str, float], *, last: bool = False, but: Collection[str] = MOMENTA) -> None:
-        """Multiply all that is kept but some kinds, by tensor, between two steps; or only what goes on from results."""
+    def scale_errors(self, factors: Mapping[str, float], *, last: bool = False) -> None:
+        """Multiply what waits to be sent, by tensor, between two steps; or only what goes on from the last result."""
         if not factors:
             return
-        for kept in (of for kind, of in self.states().items() if (kind == LAST if last else kind not in but)):
+        for kept in (of for kind, of in self.states().items() if (kind == LAST if last else kind not in MOMENTA)):
             for name in kept.keys() & factors.keys():
                 kept[name].mul_(factors[name])
         self.withholding.scale(1.0, {} if last else factors)

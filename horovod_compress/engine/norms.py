@@ -91,17 +91,21 @@ class Given:
     coded: frozenset[str]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Excess:
     """Results that are far larger than usual, as after a gradient of a thousand times the usual size.
 
     Attributes:
         norm: of what was handed back, as a mean over ranks.
         times: as large as usual so many times.
+        unused: the parameters of these results with which no optimizer has made a step.
+        used: the norm of what others had left of them.
     """
 
     norm: float
     times: float
+    unused: frozenset[str]
+    used: float = 0.0
 
 
 class Norms:
@@ -110,7 +114,7 @@ class Norms:
     Attributes:
         ratio: what is kept of it from step to step.
         given: what the last finished step has handed back.
-        excess: what was far too large in that, until it is :meth:`taken <take_excess>`.
+        excess: what was far too large in that, until the next step begins.
         samples: a few elements of what was handed back, by parameter, in steps in which they are looked at.
     """
 
@@ -184,11 +188,6 @@ class Norms:
         self.ratio.load(state)
         self._wait, self._against = frozenset(state.get("wait", ())), False
         self.given = self.excess = None
-
-    def take_excess(self) -> Excess | None:
-        """Return :attr:`excess`, once: of several optimizers, the first one's step deals with it."""
-        found, self.excess = self.excess, None
-        return found
 
     def state(self) -> dict[str, Any]:
         """Return what has to be saved; empty where nothing was coded."""
@@ -333,7 +332,7 @@ class Norms:
         if self._followed:
             self._wait = (self._wait - now.emptied) | now.filled
         if known and self.ratio.usual.large and not now.empties:
-            self.excess = Excess(now.made * now.factor, now.made / self.ratio.usual.made)
+            self.excess = Excess(now.made * now.factor, now.made / self.ratio.usual.made, frozenset(now.names))
         self.given = Given(now.number, now.factor, frozenset(now.names), now.sound, frozenset(now.filled))
 
 

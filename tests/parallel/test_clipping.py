@@ -22,6 +22,7 @@ LATER = {
         "norms topk",
         "without clipping AdamW",
         "without clipping SGD",
+        "lower rate",
         "resumed",
         "warned",
     ),
@@ -64,9 +65,16 @@ def test_without_clipping_nothing_changes(front: str, name: str) -> None:
 @each("spike topk AdamW", "spike marsit SGD")
 def test_what_a_spike_leaves_is_clipped_with_it(front: str, name: str) -> None:
     for clipped, whole, skipped in VALUES[front](name):
-        assert clipped < 3.0
-        assert skipped < 3.0, "and dropped"
+        assert 0.3 < clipped < 3.0
+        assert 0.3 < skipped < 3.0, "and dropped"
         assert whole > 30.0, "the control: nothing clips it"
+
+
+@each("lower rate")
+def test_residuals_that_follow_a_lower_rate_are_no_spike(front: str, name: str) -> None:
+    for expected, unexpected in VALUES[front](name):
+        assert not expected
+        assert unexpected, "the control"
 
 
 @each("resumed")

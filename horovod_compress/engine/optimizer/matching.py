@@ -146,8 +146,8 @@ class Matching:
         self._added_to.append(kept)
         # What was not coded, such as sparse gradients, leaves nothing to be lost, and no step has to wait for it.
         self._dropped.append(unused and not kept and not self._followed.isdisjoint(last.coded))
-        if self._dropped[-1]:
-            self._spikes.drop(last.names)
+        if unused and not kept:
+            self._spikes.clip()
         if sum(self._added_to) >= OFTEN:
             norms.vote_against()
         if sum(self._dropped) >= OFTEN and not self._told_dropped:
@@ -191,7 +191,7 @@ class Matching:
         self._taken = step
         if given.step != step:
             return {}
-        self._spikes.clip(given.names)
+        self._spikes.look(self._followed)
         if given.factor == 1.0:
             return {}
         if self._norms.samples:

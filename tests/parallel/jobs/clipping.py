@@ -53,6 +53,8 @@ class Run:
         method: str = "marsit",
         optimizer: str = "AdamW",
         between: Callable[[nn.Module], object] = lambda model: None,
+        *,
+        follow_lr: bool = False,
         **attach: Any,
     ) -> None:
         self.model = net(seed=1)
@@ -60,7 +62,7 @@ class Run:
         named = list(self.model.named_parameters())
         own = {"AdamW": {"lr": 2e-3}, "SGD": {"lr": 0.02, "momentum": 0.9}}[optimizer]
         plain = getattr(torch.optim, optimizer)(self.model.parameters(), **own)
-        options = {} if optimizer == "AdamW" else {"warmup_steps": 4}
+        options = {"follow_lr": follow_lr} | ({} if optimizer == "AdamW" else {"warmup_steps": 4})
         self.compression = hvc.Compression.create(method, named, verify_every=1, timeout=30.0, **options)
         held = FEW if optimizer == "AdamW" else {}
         self.called, self.optimizer = trained(self.model, plain, self.compression, held | attach)
@@ -156,6 +158,19 @@ def spike(method: str, optimizer: str) -> list[float]:
             waiting.append(run.compression.stats()["residual_norm"])
         found.append(waiting[-1] / waiting[STEPS - 5])
         run.end()
+    return found
+
+
+def lower_rate() -> list[bool]:
+    """Return whether results at a tenth of the learning rate are taken for those of a spike, and without `expect`."""
+    found = []
+    for expect in (ratio.Ratio.expect, lambda ratio, growth: None):
+        with mock.patch.object(ratio.Ratio, "expect", expect):
+            run = Run("topk", "SGD", clip, follow_lr=True).train(range(STEPS - 4))
+            run.optimizer.param_groups[0]["lr"] /= 10
+            norms = run.compression._here().reducer.norms
+            found.append(any(run.train([step]) and norms.ratio.usual.large for step in range(STEPS - 4, STEPS)))
+            run.end()
     return found
 
 
@@ -272,6 +287,7 @@ if __name__ == "__main__":
         check(f"without clipping {optimizer}", lambda optimizer=optimizer: without_clipping(optimizer))
     for method, optimizer in SPIKES:
         check(f"spike {method} {optimizer}", lambda method=method, optimizer=optimizer: spike(method, optimizer))
+    check("lower rate", lower_rate)
     check("resumed", resumed)
     check("warned", warned)
     check("on top", on_top) if DDP else None

@@ -1,0 +1,102 @@
+"""What a spike leaves in residuals is clipped as a program clips its result, of several optimizers too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from horovod_compress.engine.kept import norm_of
+from horovod_compress.engine.optimizer.matching import Matching
+from tests.support.local import Fleet, random_grads, spec
+
+SHAPES = [spec("a", 40, 100), spec("b", 333), spec("c", 64, 64)]
+SPIKE = 30
+METHODS: list[Any] = [("topk", {"density": 0.05}), ("sketch_fusion", {"error_feedback": "sketch", "momentum": 0.5})]
+
+
+class Job:
+    """Ranks whose parameters two optimizers share."""
+
+    def __init__(self, method: str, options: dict[str, Any]) -> None:
+        self.ranks = Fleet(2, SHAPES, method, schedule="layerwise", **options)
+        self.models = [{tensor.name: nn.Parameter(torch.zeros(tensor.shape)) for tensor in SHAPES} for _ in range(2)]
+        self.made = []
+        for reducer, model in zip(self.ranks.reducers, self.models, strict=True):
+            optimizers = [torch.optim.SGD([model["a"], model["b"]], lr=0.1), torch.optim.SGD([model["c"]], lr=0.1)]
+            self.made.append([Matching(one, reducer, model, lambda: 1.0) for one in optimizers])
+
+    def waiting(self) -> float:
+        """Return the norm of all that the first rank keeps."""
+        kept = self.ranks.reducers[0].kept
+        states = (tensor for each in kept.states().values() for tensor in each.values())
+        return norm_of([*states, *kept.tables().values()])
+
+    def step(self, number: int, uses: Sequence[Callable[[list[nn.Parameter]], bool]], times: float = 1.0) -> None:
+        """Train for a step; what each optimizer's program does with its gradients says whether it makes one."""
+        for mine in self.made:
+            for one in mine:
+                one.begin()
+        for reducer in self.ranks.reducers:
+            reducer.norms.begin(reducer.next_step())
+        results = self.ranks.step(random_grads(2, SHAPES, seed=number, scale=times))
+        for model, result, mine in zip(self.models, results, self.made, strict=True):
+            for name, parameter in model.items():
+                parameter.grad = result[name]
+            for one, names, use in zip(mine, ("ab", "c"), uses, strict=True):
+                if use([model[name] for name in names]):
+                    one.take_out()
+                    for name in names:
+                        model[name].grad = None
+            for parameter in model.values():
+                parameter.grad = None
+
+
+def clips(parameters: list[nn.Parameter]) -> bool:
+    nn.utils.clip_grad_norm_(parameters, 50.0)
+    return True
+
+
+def takes(parameters: list[nn.Parameter]) -> bool:
+    return True
+
+
+def skips(parameters: list[nn.Parameter]) -> bool:
+    return False
+
+
+def spoils(parameters: list[nn.Parameter]) -> bool:
+    assert parameters[0].grad is not None
+    parameters[0].grad.view(-1)[0] = float("nan")
+    return True
+
+
+@pytest.mark.parametrize(
+    ("uses", "clipped"),
+    [
+        ((clips, clips), True),
+        ((skips, skips), True),
+        ((clips, skips), True),
+        ((takes, takes), False),
+        ((takes, clips), False),
+        ((spoils, clips), False),
+    ],
+)
+@pytest.mark.parametrize(("method", "options"), METHODS, ids=["topk", "sketch_fusion"])
+def test_what_waits_is_clipped_with_results(
+    method: str, options: dict[str, Any], uses: Sequence[Callable[[list[nn.Parameter]], bool]], clipped: bool
+) -> None:
+    job = Job(method, options)
+    with job.ranks:
+        for number in range(SPIKE):
+            job.step(number, (clips, clips))
+        before = job.waiting()
+        job.step(SPIKE, uses, 1000.0)
+        job.step(SPIKE + 1, (takes, takes))
+        if clipped:
+            assert before / 3 < job.waiting() < 3 * before
+        else:
+            assert job.waiting() > 30 * before
