@@ -22,8 +22,11 @@ class Seen:
     def __init__(self) -> None:
         self.kept, self.factors = self, list[dict[str, float]]()
 
-    def scale_errors(self, factors: dict[str, float]) -> None:
+    def scale_errors(self, factors: dict[str, float], *, last: bool) -> None:
         self.factors.append(factors)
+
+    def states(self) -> dict[str, dict[str, Tensor]]:
+        return {"residual": {"a": torch.zeros(3)}}
 
 
 def optimizer(*groups: float) -> tuple[torch.optim.SGD, list[tuple[str, torch.nn.Parameter]]]:
@@ -172,3 +175,15 @@ def test_momentum_stays_as_it_is() -> None:
         assert torch.equal(after["momentum"]["a"], before["momentum"]["a"])
         assert torch.equal(after["residual"]["a"], before["residual"]["a"] * 3) and bool(before["residual"]["a"].any())
         assert torch.equal(after["residual"]["b"], before["residual"]["b"])
+
+
+def test_growth_is_that_of_what_is_there() -> None:
+    sgd, named = optimizer(1.0, 1.0)
+    seen: Any = Seen()
+    follower = Rates(sgd, seen.kept, named)
+    growth = []
+    for rates in ((1.0, 1.0), (1.0, 0.1), (0.25, 0.1), (0.5, 0.1)):  # b has no residual
+        for group, rate in zip(sgd.param_groups, rates, strict=True):
+            group["lr"] = rate
+        growth.append(follower.begin())
+    assert growth == [1.0, 1.0, 4.0, 1.0]
