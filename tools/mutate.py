@@ -238,18 +238,11 @@ FAULTS = (
         "tests/unit/test_ratio.py",
     ),
     Fault(
-        "held: V takes in nothing of a row that begins in a coded round",
-        "horovod_compress/engine/optimizer/held.py",
-        "held.late_rows(parameter.grad)",
-        "None",
-        "tests/unit/test_one_rank_plain.py",
-    ),
-    Fault(
         "spikes: what a spike has left in residuals is not clipped with it",
         "horovod_compress/engine/optimizer/spikes.py",
         "* (self._scale() or 1.0) / self._reducer.result_scale",
         "* math.inf",
-        "tests/unit/test_spikes.py",
+        "tests/parallel/test_clipping.py",
     ),
     Fault(
         "failure: notes of ranks that have ended are waited for",

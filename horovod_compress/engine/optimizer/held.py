@@ -310,7 +310,9 @@ class HeldSecondMoment:
 
     def _take_in(self, step: int, used: Sequence[Slot], ratios: Mapping[str, float]) -> Collection[str]:
         """Let what is held take in exact gradients, first ones and surges; return whose gradient is exact."""
-        exact, factors, first, surging = set[str](), dict[str, Tensor](), list[str](), frozenset[str]()
+        exact, factors = set[str](), dict[str, Tensor]()
+        first: Collection[str] = ()
+        surging: Collection[str] = ()
         if not self._all_exact:
             first = self.beginnings.look_at_zeros(step + 1, [(n, p.grad, self._held[n]) for _, p, n in used])
             surging = self._surges(used, ratios)
@@ -318,8 +320,7 @@ class HeldSecondMoment:
             held, now = self._held[name], self._form.steps(group, self._optimizer.state[parameter]) + 1
             coded = held.is_coded or name in first
             steps = 1.0 if coded else now - held.since if self._all_exact else float(name in surging)
-            late = None if coded or steps > 0 or self._all_exact else held.late_rows(parameter.grad)
-            if (steps <= 0 and late is None) or (coded and name not in first and not _has_any(parameter)):
+            if steps <= 0 or (coded and name not in first and not _has_any(parameter)):
                 continue  # of coded gradients alone, it waits for an exact one that says something
             grad = self._form.gradient(self._optimizer, group, parameter, ratios.get(name, 1.0))
             if bool(grad.isfinite().all()):
@@ -330,9 +331,8 @@ class HeldSecondMoment:
                     self._form.move(held, group, grad, steps)
                 elif coded:
                     self._form.take_coded(held, group, grad)
-                elif steps > 0:
+                else:
                     self._form.move(held, group, held.once(grad, steps) if self._all_exact else held.like(grad), steps)
-                self._form.begin_rows(held, group, grad, late)
                 held.since, self._shown = now if coded else held.since + steps, ""
                 note_units(factors, name, before, held.divisor)
                 if self._all_exact:
@@ -346,7 +346,7 @@ class HeldSecondMoment:
         grad = parameter.grad if name in self._held and self._optimizer.state.get(parameter) else None
         return grad is not None and not grad.is_sparse
 
-    def _surges(self, used: Iterable[Slot], ratios: Mapping[str, float]) -> frozenset[str]:
+    def _surges(self, used: Iterable[Slot], ratios: Mapping[str, float]) -> Collection[str]:
         """Return whose coded results are far larger than usual, see :mod:`.surges`."""
         scale = float(getattr(self._optimizer, "grad_scale", None) or 1.0)  # of a fused step, see Form.gradient()
         results = []

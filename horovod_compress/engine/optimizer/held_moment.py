@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ... import ops
 from ..kept import Kept
-from ..shards import local
 from . import second_moment as moments
 from .second_moment import Moment
 
@@ -35,7 +34,6 @@ class HeldMoment(Moment):
         divisor: what gradients are divided by, in units of its root mean square, flat.
         size: the mean of the second moment where results are looked at; None until it is needed.
         is_zero: it has taken in zeros only; None until it is needed.
-        has_zero_rows: some of its rows have; likewise.
     """
 
     since: float
@@ -47,7 +45,6 @@ class HeldMoment(Moment):
     divisor: Tensor | None = field(init=False)
     size: float | None = field(init=False, default=None)
     is_zero: bool | None = field(init=False, default=None)
-    has_zero_rows: bool | None = field(init=False, default=None)
 
     @property
     def is_coded(self) -> bool:
@@ -85,20 +82,10 @@ class HeldMoment(Moment):
         found.view(-1)[self.unmoved] *= steps**-0.5
         return found
 
-    def late_rows(self, result: Tensor | None) -> Tensor | None:
-        """Return the rows that have taken in zeros only and have a coded result now, None if there are none."""
-        if self.has_zero_rows is None:
-            self.has_zero_rows = self.moment.dim() > 1 and self.moment.numel() > 0 and not bool(self.floor.all())
-        if not self.has_zero_rows or result is None:
-            return None
-        sizes = moments.mean_power(local(result).contiguous(), 1, self.floor.numel())
-        rows = (sizes > 0).view(self.floor.shape) & (self.floor == 0)
-        return rows if bool(rows.any()) else None
-
     def derive(self) -> None:
         super().derive()
         self.regroup(self.zero_group)
-        self.divisor = self.size = self.is_zero = self.has_zero_rows = None
+        self.divisor = self.size = self.is_zero = None
         if not self.divides:
             return
         divisor = ops.take_roots(self.squares()).add_(self.eps).view(-1)

@@ -255,17 +255,6 @@ class Form:
         held.steps = min(held.steps, MOST_BRIEF - BRIEF) if held.steps < 1 else 0.0
         self.move(held, group, grad, BRIEF)
 
-    def begin_rows(self, held: Moment, group: Group, grad: Tensor, rows: Tensor | None) -> None:
-        """Let rows of V that have had no gradient take in a coded one, as the optimizer would; others stay.
-
-        Else what their first moment has of it would move them by :data:`BOUND` learning rates for as long as it lasts.
-        """
-        if rows is not None:
-            moment, steps = held.moment.clone(), held.steps
-            self.move(held, group, grad, 1.0)
-            held.moment, held.steps = torch.where(rows, held.moment, moment), steps
-            held.derive()
-
     def forget(self, held: Moment, group: Group) -> None:
         """Let V be what it begins with."""
         held.steps = 0.0
