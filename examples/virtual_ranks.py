@@ -92,7 +92,7 @@ class EveryReducer(Every):
     def __init__(self, reducers: Sequence[Reducer]) -> None:
         super().__init__(reducers, ())
         self.buckets = Every([reducer.buckets for reducer in reducers], ("choose", "divide_by", "set_linear"))
-        kept: Any = Every([reducer.kept for reducer in reducers], ("convert", "scale"))
+        kept: Any = Every([reducer.kept for reducer in reducers], ("convert", "scale", "scale_errors"))
         kept.withholding = Every([reducer.kept.withholding for reducer in reducers], ("withhold",))
         self.kept = kept
         self.start = Every([reducer.start for reducer in reducers], ("again",))

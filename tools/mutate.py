@@ -242,7 +242,7 @@ FAULTS = (
         "horovod_compress/engine/optimizer/spikes.py",
         "* (self._scale() or 1.0) / self._reducer.result_scale",
         "* math.inf",
-        "tests/parallel/test_clipping.py",
+        "tests/unit/test_spikes.py",
     ),
     Fault(
         "failure: notes of ranks that have ended are waited for",

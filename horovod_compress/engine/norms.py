@@ -189,6 +189,11 @@ class Norms:
         self._wait, self._against = frozenset(state.get("wait", ())), False
         self.given = self.excess = None
 
+    def take_excess(self) -> Excess | None:
+        """Return :attr:`excess`, which is dealt with now."""
+        found, self.excess = self.excess, None
+        return found
+
     def state(self) -> dict[str, Any]:
         """Return what has to be saved; empty where nothing was coded."""
         found = self.ratio.state()

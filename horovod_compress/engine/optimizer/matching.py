@@ -146,7 +146,7 @@ class Matching:
         self._added_to.append(kept)
         # What was not coded, such as sparse gradients, leaves nothing to be lost, and no step has to wait for it.
         self._dropped.append(unused and not kept and not self._followed.isdisjoint(last.coded))
-        if unused and not kept:
+        if self._dropped[-1]:
             self._spikes.clip()
         if sum(self._added_to) >= OFTEN:
             norms.vote_against()

@@ -9,7 +9,7 @@ program skips that step, all that waits is clipped as much, and the momentum of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
@@ -30,7 +30,7 @@ class Spikes:
         self._reducer, self._kept, self._norms = reducer, reducer.kept, reducer.norms
         self._named, self._scale = named, scale
 
-    def look(self, mine: Collection[str]) -> None:
+    def look(self, mine: frozenset[str]) -> None:
         """Before a step of an optimizer with the last results, see what is left of them.
 
         Of several optimizers, each may have its gradients clipped right before its own step; the last one clips.
@@ -40,11 +40,11 @@ class Spikes:
         """
         if not (excess := self._norms.excess):
             return
-        parameters = [self._named[name] for name in sorted(excess.unused & {*mine})]
+        parameters = [self._named[name] for name in sorted(excess.unused & mine)]
         grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         norm = norm_of(grad.coalesce().values() if grad.is_sparse else grad for grad in grads)
         excess.used = math.hypot(excess.used, norm * (self._scale() or 1.0) / self._reducer.result_scale)
-        excess.unused -= {*mine}
+        excess.unused -= mine
         if not excess.unused:
             self.clip()
 
@@ -54,9 +54,8 @@ class Spikes:
         What waited before the spike becomes smaller, too. So it is made so much smaller only that results are as large
         as usual; then a program that clips every step loses no more.
         """
-        if not (excess := self._norms.excess):
+        if not (excess := self._norms.take_excess()):
             return
-        self._norms.excess = None
         left = max(excess.used / excess.norm, 1 / excess.times)
         # A power of two loses no bit, and hardly depends on the last one of norms, in which unlike processors may
         # differ. What is not finite is not clipped.
