@@ -27,7 +27,7 @@ def test_busy(nursery: Nursery, path: str) -> None:
         assert (rank.report["first"]["error"], rank.report["steps"]) == (None, 4), rank
     said = [rank.number for rank in ranks if "has been waiting since" in rank.output]
     assert said == [1], "the first of those that wait"
-    assert "for rank(s) 0, before bucket " in ranks[1].output and "alive, and busy" in ranks[1].output
+    assert "for rank(s) 0, before bucket " in ranks[1].output and "alive, but out of batches, or" in ranks[1].output
 
 
 @pytest.mark.slow

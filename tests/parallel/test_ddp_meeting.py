@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.jobs import ROOT
+from tests.support.launch import free_port
 from tests.support.marks import slow
 
 WORLD = 2
@@ -31,12 +31,6 @@ print(compression.stats()["steps"], flush=True)
 os._exit(0)  # rank 0 may host the store
 """
 TOLD_BY_LAUNCHERS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.mark.slow

@@ -5,17 +5,26 @@ python -m tests.support.launch WORLD COMMAND...
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import socket
 import subprocess
 import sys
 
+#: Below those that a system gives to whoever asks for any, as other jobs do meanwhile.
+_FIRST, _LAST = 10_000, 30_000
+_used = itertools.count()
+
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens at, and that nobody gets by chance before it is used."""
+    for number in _used:  # each process begins elsewhere
+        port = _FIRST + (os.getpid() * 101 + number) % (_LAST - _FIRST)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("numbers do not end")
 
 
 def of_all(world: int, port: int) -> dict[str, str]:
