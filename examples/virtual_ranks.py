@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from horovod_compress.engine.methods import parse
 from horovod_compress.engine.optimizer import held, holding
-from horovod_compress.engine.optimizer.family import before_step
 from horovod_compress.engine.optimizer.matching import Matching
 from horovod_compress.engine.optimizer.momentum import exact_first
+from horovod_compress.engine.optimizer.step_hooks import before_step
 from horovod_compress.engine.reducer import Next, Reducer
 from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.transports.local import Hub

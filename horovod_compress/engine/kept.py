@@ -1,6 +1,6 @@
 """What a reducer keeps from step to step, and what changes it between two steps.
 
-:class:`Kept` shows all of it: by tensor, by bucket, and by place of a payload. :class:`Withholding` has what waits for
+:class:`Kept` shows all of it: by tensor, by bucket, and by place of a payload. :mod:`.withholding` has what waits for
 elements that rounds leave out, and :func:`replan` goes on with other buckets. All of this is done between two steps,
 and on every rank alike.
 """
@@ -8,8 +8,7 @@ and on every rank alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,109 +20,11 @@ from ..ops.checksums import hash_of
 from ..schedule.by_name import check_number
 from ..schedule.plan import Plan
 from .agreement.differences import TABLES
-from .bucket.pruned import PrunedBucket, Rest
-from .bucket.shares import HostBucket, owned, share_of
-from .bucket.withheld import Withheld
+from .bucket.pruned import Rest
+from .bucket.shares import owned, share_of
 from .buckets import Buckets
 from .context import Context
-
-# ---- elements that rounds leave out, over all buckets --------------------------------------------
-
-
-class _Place(NamedTuple):
-    """One tensor: its name, what is withheld in its bucket, its position in there, and the part that rounds see."""
-
-    name: str
-    withheld: Withheld
-    position: int
-    part: HostBucket | PrunedBucket | None
-
-    def owned(self, named: Mapping[str, Tensor]) -> Tensor | None:
-        """Return the indices of the tensor that rounds of this rank see, of those by name."""
-        index = named.get(self.name)
-        return self.part.own_indices(self.position, index) if self.part else index
-
-    def mask(self, kinds: Mapping[str, Tensor]) -> bool:
-        """Choose what is masked."""
-        own = self.part.own(self.position) if self.part else slice(None)
-        return self.withheld.mask(self.position, kinds.get(self.name), own)
-
-    def waiting(self) -> Tensor:
-        """Return a copy of what waits."""
-        values = self.withheld.dense(self.position)
-        return self.part.spread(self.position, values) if isinstance(self.part, PrunedBucket) else values
-
-    def put(self, saved: Mapping[str, Tensor]) -> None:
-        """Let this wait, of what does by name."""
-        values, pruned = saved.get(self.name), self.part if isinstance(self.part, PrunedBucket) else None
-        self.withheld.put(self.position, None if values is None else owned(pruned, self.position, values))
-
-
-class Withholding:
-    """Chooses what rounds leave out, by tensor, and keeps it through changes of the buckets.
-
-    :mod:`.bucket.withheld` has the rule.
-    """
-
-    def __init__(self, context: Context, buckets: Buckets) -> None:
-        self._context, self._buckets = context, buckets
-        self._unmoved: Mapping[str, Tensor] = {}
-        self._kinds: Mapping[str, Tensor] = {}
-
-    def zero_groups(self) -> dict[str, int]:
-        """Return, by tensor, which zeros stay zeros in coded rounds; see ``Layout.zero_groups``.
-
-        Groups of what is left of pruned tensors are not theirs.
-        """
-        found = {name: group for state in self._buckets for name, group in state.rounds.zero_groups().items()}
-        return {name: 0 if group > 1 and name in self._buckets.rest else group for name, group in found.items()}
-
-    def withhold(self, unmoved: Mapping[str, Tensor]) -> None:
-        """Let coded rounds leave out the elements of some tensors for which no rank has had a gradient yet.
-
-        Args:
-            unmoved: their indices, rising, by name; equal on every rank. The same object stands for the same elements.
-        """
-        if not (unmoved or self._unmoved):
-            return  # most often, and in every step
-        self._unmoved = unmoved
-        self._settle([place.withheld.choose(place.position, place.owned(unmoved)) for place in self._places()])
-
-    def mask(self, kinds: Mapping[str, Tensor]) -> None:
-        """Let all rounds leave out masked elements; see :meth:`withhold`.
-
-        Args:
-            kinds: by name, what each element is, see :data:`.bucket.withheld.MASKED`.
-        """
-        self._kinds = kinds
-        self._settle([place.mask(kinds) for place in self._places()])
-
-    def waiting(self) -> dict[str, Tensor]:
-        """Return copies of what waits, by tensor, flat, for those that have elements left out."""
-        return {place.name: place.waiting() for place in self._places() if place.position in place.withheld.positions()}
-
-    def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Let this wait, and nothing else; also after a change of the buckets."""
-        self.mask(self._kinds)
-        for place in self._places():
-            place.put(saved)
-        self._context.devices.synchronize()
-
-    def scale(self, factor: float, factors: Mapping[str, float] | None = None) -> None:
-        """Multiply what waits: by one factor, and by one for each tensor."""
-        for name, withheld, position, _ in self._places():
-            withheld.scale(position, factor * (factors or {}).get(name, 1.0))
-
-    def _places(self) -> Iterator[_Place]:
-        for state in self._buckets:
-            state.device.wait_events(state.decoded)  # the last round may still be queued
-            withheld = state.memory.withheld
-            yield from (_Place(tensor.name, withheld, p, state.part) for p, tensor in enumerate(state.bucket.tensors))
-
-    def _settle(self, changes: list[bool]) -> None:
-        if any(changes):  # before a thread of another stream looks at it
-            self._context.devices.synchronize()
-
+from .withholding import Withholding
 
 # ---- all that is kept ----------------------------------------------------------------------------
 

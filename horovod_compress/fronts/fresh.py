@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
-from ..engine.optimizer.family import uncompiled
+from ..engine.optimizer.step_hooks import uncompiled
 from ..engine.shards import is_divided
 
 

@@ -22,7 +22,7 @@ from ..engine.agreement import differences
 from ..engine.agreement.differences import Way
 from ..engine.job import Gathering, Job
 from ..engine.methods import Methods
-from ..engine.optimizer.family import uncompiled
+from ..engine.optimizer.step_hooks import uncompiled
 from ..engine.reducer import Reducer
 from ..engine.shards import is_divided, local
 from ..errors import ConfigError, ExchangeError, HorovodCompressError, in_job

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..engine.optimizer.family import options_of, uncompiled
+from ..engine.optimizer.family import options_of
 from ..engine.optimizer.local_steps import Schedule, Settings
 from ..engine.optimizer.outer import Factory, Outer
+from ..engine.optimizer.step_hooks import uncompiled
 from ..engine.optimizer.update_moment import SharedSecondMoment
 from ..engine.optimizer.updates import UpdateExchange
 from ..errors import ConfigError, NonFiniteError

@@ -18,9 +18,9 @@ from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.by_step import by_step
 from horovod_compress.codecs.dense import FullPrecision
 from horovod_compress.engine.optimizer import held, holding, second_moment
-from horovod_compress.engine.optimizer.family import before_step
 from horovod_compress.engine.optimizer.held_moment import HeldMoment
 from horovod_compress.engine.optimizer.second_moment import BOUND
+from horovod_compress.engine.optimizer.step_hooks import before_step
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError, NonFiniteError
 from horovod_compress.schedule.plan import Plan, TensorSpec

@@ -393,6 +393,47 @@ def test_a_row_without_a_gradient_is_not_withheld_where_it_has_a_step_of_its_own
         assert int(team.step(grads(kept, 8))[0]["words"][PADDING].count_nonzero()) > 10
 
 
+def late_half(step: int) -> Grads:
+    """Return gradients of which the first eight words have none, but one in a few coded steps, in half of its row."""
+    given = random_grads(WORLD, TENSORS, seed=step)
+    for rank, mine in enumerate(given):
+        row = mine["words"][2].clone()
+        mine["words"][:8] = 0
+        mine["words"][2, :32] = row[:32] * float(8 <= step < 11 or (step == 24 and rank == 1))
+    return given
+
+
+@pytest.mark.parametrize("method", ["onebit_adam", "marsit", "powersgd", *slow("ef_signsgd", "onebit")])
+def test_what_is_withheld_only_after_it_was_coded_goes_out_with_the_next_exact_round(method: str) -> None:
+    """A group that was wholly 0 has something in some places: others of it were given what their code rounds off."""
+    with Team(method, WORLD, 4, 20, tensors=TENSORS) as team:
+        wanted = got = torch.zeros(8, 64, dtype=torch.float64)
+        fleet, index = team.fleet, team.fleet.plan.names().index("words")
+        size = max(float(mine["words"][2].abs().max()) for step in range(8, 11) for mine in late_half(step))
+        for step in range(46):
+            given = late_half(step)
+            wanted = wanted + sum(mine["words"][:8].double() for mine in given) / WORLD
+            result = team.step(given)[0]["words"][:8].double()
+            got = got + result
+            assert float(result.abs().max()) <= 4 * size, step
+            if step == 25:
+                left_out = fleet.reducers[0].kept.withholding._unmoved["words"]
+                assert len(left_out) == 8 * 64 - 32  # wholly zero groups may have both, too
+                assert not bool(fleet.residuals()[0]["words"][left_out].any())
+        waits = [reducer.kept.withholding.waiting().get("words") for reducer in fleet.reducers]
+        left = sum(kept.view(-1, 64)[:8].double() for kept in waits if kept is not None)
+        for reducer, kept in zip(fleet.reducers, fleet.residuals(), strict=True):
+            state, position = reducer.buckets.where(index)
+            divisor = state.memory.divisors.get(position, 1.0)
+            left = left + (kept["words"].double() * divisor).view(-1, 64)[:8]
+            if "server" in state.memory.state:
+                kept_here = state.memory.state["server"][state.memory.span(position)]
+                left = left + WORLD * (kept_here.double() * divisor).view(-1, 64)[:8]
+        most = {"marsit": 0.5}.get(method, 2.0**-8)  # what merging keeps is less than a step; exact rounds round
+        assert float((got + left / WORLD - wanted).abs().max()) < most * size
+        assert float((got - wanted)[[0, 1, 3, 4, 5, 6, 7]].abs().max()) < 0.01 * size  # words that nobody has used
+
+
 @pytest.mark.parametrize("late", [True, False])
 def test_a_row_of_a_pruned_layer_that_comes_to_life_keeps_its_zeros(late: bool) -> None:
     kept = live(0.5)
@@ -436,6 +477,25 @@ def test_masks_follow_the_weights() -> None:
         again.load(saved)
         masks = again
         assert sent() == [13, 3] and all(map(same_bits, saved["masks"].values(), again.state()["masks"].values()))
+
+
+@pytest.mark.parametrize("method", ["ef_signsgd", "dgc"])
+def test_nothing_is_kept_for_what_is_masked_from_now_on(method: str) -> None:
+    """A method that has something to send of it would let it count in the scale of others."""
+    tensors = [spec("w", 8, 16)]
+    with Fleet(2, tensors, method) as fleet:
+        models = [{"w": torch.nn.Parameter(torch.ones(8, 16))} for _ in range(2)]
+        masks = [Masks(r.kept, r.start.mask, m) for r, m in zip(fleet.reducers, models, strict=True)]
+        for step in range(4):
+            if step == 3:
+                for model in models:
+                    model["w"].data[0, :5] = 0
+            for mine in masks:
+                mine.begin()
+            kept = [kept["w"].view(8, 16)[0] for r in fleet.reducers for kept in r.kept.states().values()]
+            assert all(bool(row[:5].any()) is (0 < step < 3) and bool(row[5:].any()) is (step > 0) for row in kept)
+            fleet.step(random_grads(2, tensors, seed=step))
+            assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
 
 
 def test_masks_that_differ_are_refused() -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from horovod_compress.engine.optimizer import family
+from horovod_compress.engine.optimizer import family, step_hooks
 from horovod_compress.engine.optimizer.second_moment import BOUND, FLOOR, Moment
 from horovod_compress.engine.optimizer.taker import Taker, Takers
 from horovod_compress.errors import ConfigError
@@ -373,7 +373,7 @@ def test_a_step_that_only_builds_state_uses_no_exchange(builder: str | None) -> 
     parameter = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([parameter], lr=0.1)
     seen: list[str] = []
-    family.prepare_last(optimizer, lambda: seen.append("prepared"))
+    step_hooks.prepare_last(optimizer, lambda: seen.append("prepared"))
     takers = Takers()
     takers.know([Taker(optimizer)], lambda: seen.append("noted"))
 

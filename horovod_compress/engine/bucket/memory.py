@@ -55,8 +55,8 @@ class Memory:
         #: This step's gradients, contiguous, one per tensor.
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)
         #: What is kept from step to step, for every element and for the bucket as a whole.
-        folded = {name for variant in variants for name in variant.folded}  # which payloads are merged with
-        self.state = self.allocate({n: (d, bucket.padded) for n, d in own.state.items()}, folded)
+        self.folded = {name for variant in variants for name in variant.folded}  # which payloads are merged with
+        self.state = self.allocate({n: (d, bucket.padded) for n, d in own.state.items()}, self.folded)
         self.tables = self.allocate(own.tables)
         #: By position, the optimizer's momentum buffers; see Work.momenta.
         self.momenta: dict[int, list[Tensor]] = {}

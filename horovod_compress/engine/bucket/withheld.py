@@ -187,6 +187,13 @@ class Withheld:
             self._waiting[position] = withheld
         self._note()
 
+    def add(self, position: int, index: Tensor, values: Tensor) -> None:
+        """Let more wait for elements for which gradients do, those of an index."""
+        if bool(values.any()):
+            waits = self.dense(position)
+            waits[index] += values.to(waits.device)
+            self.put(position, waits)
+
     def scale(self, position: int, factor: float) -> None:
         """Multiply what waits for a tensor."""
         for some in self._waiting.get(position, ()):

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ... import ops
 from ...ops.threads import on_one_thread
 from ..shards import local
-from .family import uncompiled
 from .second_moment import ADAM, BOUND, Group, Moment, Slot, wide
+from .step_hooks import uncompiled
 from .stepping import Batch, Stepping, plain
 
 
@@ -46,7 +46,7 @@ class _Owed:
         if ADAM.steps(self.group, self.state) != now:
             return
         least = (wide(self.state[ADAM.first]) / ((1 - beta1**now) * BOUND)).square_()
-        wanted = self.held.moment if self.exact else self.held.squares()
+        wanted = self.held.squares(exact=self.exact)
         second = local(self.state[ADAM.second])
         with torch.inference_mode(second.is_inference()):  # of a program that makes its steps so
             second.copy_(torch.maximum(wanted, least).mul_(1 - beta2**now))
@@ -58,15 +58,15 @@ class _AdamBatch(Batch):
 
     Attributes:
         now: that number, from 1 on.
-        exact: divide by V as it is.
         decoupled: how the class has its weight decay.
+        floors: what V counts for at least, by row; none where the step divides by V as it is.
         owed: by name, what the optimizer lacks once they are moved, and where that is noted then.
     """
 
     now: float
-    exact: bool
     decoupled: bool
     held: list[Moment] = field(default_factory=list)
+    floors: list[Tensor] = field(default_factory=list)
     counts: list[Tensor] = field(default_factory=list)
     owed: dict[str, _Owed] = field(default_factory=dict)
     ledger: dict[str, _Owed]
@@ -79,7 +79,7 @@ class _AdamBatch(Batch):
             kept,
             grads,
             [held.moment for held in self.held],
-            None if self.exact else [held.floor for held in self.held],
+            self.floors or None,
             betas=ADAM.betas(group),
             step=self.now,
             bound=BOUND,
@@ -118,14 +118,16 @@ class AdamStepping(Stepping):
         """Let :meth:`step` move a parameter, one of those that were chosen; see :class:`_AdamBatch`."""
         group, parameter, name = slot
         state, decoupled = self._optimizer.state[parameter], isinstance(self._optimizer, torch.optim.AdamW)
+        least = held.least(exact=exact)
         batch = self._put(
             parameter,
-            (id(group), now, exact, by),
-            lambda: _AdamBatch(group=group, by=by, now=now, exact=exact, decoupled=decoupled, ledger=self._owed),
+            (id(group), now, least is None, by),
+            lambda: _AdamBatch(group=group, by=by, now=now, decoupled=decoupled, ledger=self._owed),
         )
         assert isinstance(batch, _AdamBatch)
         batch.kept.append(state[ADAM.first])
         batch.held.append(held)
+        batch.floors += [] if least is None else [least]
         batch.counts.append(state["step"])
         batch.owed[name] = _Owed(group, parameter, state, held, now, exact)
 

@@ -1,4 +1,4 @@
-"""Optimizers that are known: their options, in words, hooks around their steps, and where they keep a second moment.
+"""Optimizers that are known: their options, in words, and where they keep a second moment.
 
 One table has the optimizers whose second moment can be held; there is a warning for others that keep one. Each entry
 says where an optimizer keeps what it divides by, and what it makes of it. For the rule that most share, a running mean
@@ -11,13 +11,11 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +24,7 @@ from ... import ops
 from ...errors import ConfigError
 from ..shards import local
 from .second_moment import ADAM, BOUND, BRIEF, MOST_BRIEF, Form, Group, Moment, State, wide
+from .step_hooks import uncompiled
 
 # ---- options, in words: ranks whose optimizers differ would train different models ---------------
 
@@ -66,109 +65,6 @@ def _known() -> frozenset[str]:
     return frozenset(names - {"params", "defaults", "args", "kwargs"} - _HOW)
 
 
-# ---- hooks around a step -------------------------------------------------------------------------
-
-Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
-
-
-def uncompiled(hook: Wrapped) -> Wrapped:
-    """Return a hook that a compiled step calls as it is.
-
-    What hooks look at changes in every step: they would be compiled again and again, up to torch's limit.
-    """
-    import torch._dynamo  # not with the package: it takes a second, and any optimizer has brought it
-
-    found: Wrapped = torch._dynamo.disable(hook)
-    return found
-
-
-#: Functions that make a step without gradients, by package, and how far outside of its hooks they are at most.
-_BUILDERS, _FRAMES = {"broadcast_optimizer_state": "horovod", "_init_optim_state": "torch"}, 12
-
-
-def builds_state() -> bool:
-    """Return whether an optimizer steps only to build its state, which uses no exchange."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_FRAMES):
-        if frame is None:
-            break
-        package = _BUILDERS.get(frame.f_code.co_name)
-        if package and str(frame.f_globals.get("__name__")).startswith(f"{package}."):
-            return True
-        frame = frame.f_back
-    return False
-
-
-#: A hook before an optimizer's step, as torch calls it.
-Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
-
-
-def before_step(prepare: Callable[[], None]) -> Hook:
-    """Return a hook that prepares a step, once its gradients are there: a closure makes them inside of the step."""
-
-    def hook(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any] | None:
-        closure = options.get("closure", given[1] if len(given) > 1 else None)
-        if builds_state():
-            return None
-        if closure is None:
-            prepare()
-            return None
-
-        def then_prepare() -> Any:
-            loss = closure()
-            prepare()
-            return loss
-
-        if "closure" in options:
-            return given, {**options, "closure": then_prepare}
-        return (given[0], then_prepare, *given[2:]), options
-
-    return uncompiled(hook)
-
-
-def prepare_last(optimizer: Any, prepare: Callable[[], None]) -> None:
-    """Let a hook prepare the steps of an optimizer, after all others that it has: they may change gradients.
-
-    A second call moves the hook to the end again.
-    """
-    hooks = optimizer._optimizer_step_pre_hooks
-    for number, hook in hooks.items():
-        if getattr(hook, "prepares", None) == prepare:
-            hooks.move_to_end(number)
-            return
-    made: Any = before_step(prepare)
-    made.prepares = prepare
-    optimizer.register_step_pre_hook(made)
-
-
-def unprepared(optimizer: Any, prepare: Callable[[], None]) -> None:
-    """Remove the hook that :func:`prepare_last` has given to an optimizer."""
-    hooks = optimizer._optimizer_step_pre_hooks
-    for number in [number for number, hook in hooks.items() if getattr(hook, "prepares", None) == prepare]:
-        del hooks[number]
-
-
-def ready(optimizer: Any, step: int, done: int, settled: Callable[[], bool]) -> bool:
-    """Return whether an optimizer is about to use the results of a step for the first time.
-
-    A hook comes twice in a step, as Horovod's optimizer calls torch's; once the results are there. It is the second
-    time where Horovod has yet to fetch results, or will give the same ones once more: ``step()`` after
-    ``synchronize()`` does so.
-
-    Args:
-        done: the last step whose results it has used.
-        settled: waits for the end of the step: nobody else waits for a bucket of sparse gradients only, which ends at
-            another time on each rank.
-    """
-    return step > done and not synchronizes(optimizer) and settled()
-
-
-def synchronizes(optimizer: Any) -> bool:
-    """Return whether Horovod will fetch results in this step, before it calls torch's."""
-    again = getattr(optimizer, "_synchronized", False) and getattr(optimizer, "_should_synchronize", False)
-    return bool(getattr(optimizer, "_handles", None) or again)
-
-
 # ---- the second moment ---------------------------------------------------------------------------
 
 _log = logging.getLogger("horovod_compress")
@@ -178,17 +74,19 @@ _log = logging.getLogger("horovod_compress")
 class Largest(Form):
     """As in Adamax: no mean of squares but the largest |gradient|, which fades. What is held is its square.
 
-    The step divides by this gradient's own size where that is larger, as it always does.
+    The step divides by this gradient's own size where that is larger, as it always does. Eps is part of both, but held
+    where there has been a gradient only: elsewhere V is 0, as that of others.
     """
 
     second: str = "exp_inf"
 
     def corrected(self, group: Group, state: State, steps: float) -> Tensor:
-        return wide(state[self.second]).square().contiguous()
+        largest = wide(state[self.second])  # eps where all gradients have been 0
+        return (largest.square() * (largest > 1.01 * float(group["eps"]))).contiguous()
 
     def move(self, held: Moment, group: Group, grad: Tensor, steps: float) -> None:
         faded = held.moment.mul_(self.betas(group)[1] ** (2 * steps))
-        torch.maximum(faded, grad.abs().add_(float(group["eps"])).square_(), out=held.moment)
+        torch.maximum(faded, grad.abs().add_(float(group["eps"])).mul_(grad != 0).square_(), out=held.moment)
         held.steps += steps
         held.derive()
 
@@ -196,8 +94,8 @@ class Largest(Form):
         beta1, beta2 = self.betas(group)
         first = wide(state[self.first]).lerp(grad, 1 - beta1)
         least = first.div_((1 - beta1**now) * BOUND).abs_()
-        wanted = held.moment.clone() if exact else held.squares()
-        local(state[self.second]).copy_(torch.maximum(ops.take_roots(wanted), least).div_(beta2))
+        roots = ops.take_roots(held.squares(exact=exact))
+        local(state[self.second]).copy_(torch.maximum(roots, least).div_(beta2))
 
 
 @dataclass(frozen=True)
@@ -229,8 +127,7 @@ class Total(Form):
 
     def write(self, group: Group, state: State, grad: Tensor, held: Moment, now: float, *, exact: bool = False) -> None:
         coming = grad.square()
-        wanted = held.moment if exact else held.squares()
-        local(state[self.second]).copy_(torch.maximum(wanted, coming).sub_(coming))
+        local(state[self.second]).copy_(torch.maximum(held.squares(exact=exact), coming).sub_(coming))
 
 
 def _is_mean(group: Group) -> bool:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ...ops.checksums import hash_of
 from ..reducer import Next, Reducer
 from ..shards import local
-from . import family, second_moment as moments
+from . import family, second_moment as moments, step_hooks
 from .adam import AdamStepping
 from .beginnings import Beginnings
 from .exact_rounds import ExactRounds
@@ -113,14 +113,15 @@ class HeldSecondMoment:
 
     def shown(self) -> str:
         """Return what is held, for a comparison with other ranks; the work is done after it has changed only."""
+        each = [held for _, held in sorted(self._held.items())]
         if not self._shown:
-            each = [held for _, held in sorted(self._held.items())]
             numbers = [[held.steps, held.since, held.eps, held.divides] for held in each]
             value = hash_of([*(held.moment for held in each), torch.tensor(numbers, dtype=torch.float64, device="cpu")])
             eps, since = sorted({held.eps for held in each}), sorted({held.since for held in each})
             self._shown = f"of {len(each)} parameters, after steps {since}, with eps {eps}, by its hash {value:016x}"
-        usual = array("d", [held.usual for _, held in sorted(self._held.items())])
-        return f"{self._shown}, beside results by theirs {zlib.crc32(usual):08x}"
+        late = [held.late for held in each if held.late is not None]
+        usual = zlib.crc32(array("d", [held.usual for held in each]), hash_of(late) % (1 << 32) if late else 0)
+        return f"{self._shown}, beside results by theirs {usual:08x}"
 
     @cached_property
     def _sparse(self) -> frozenset[str]:
@@ -170,10 +171,10 @@ class HeldSecondMoment:
         where = {name: parameter.device for _, parameter, name in self._parameters()}
         mine = {name: saved for name, saved in state.items() if name in where}
         self.beginnings.load(unused.get("exact_until", 0), self.reducer.step, held=bool(mine))
-        own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
         groups = self._kept.withholding.zero_groups()
         self._held = {
-            name: HeldMoment(**{**saved, "moment": own[name]}, zero_group=groups[name]) for name, saved in mine.items()
+            name: HeldMoment(**{**saved, **moments.tensors_of(saved, where[name])}, zero_group=groups[name])
+            for name, saved in mine.items()
         }
         self._shown = ""
 
@@ -288,7 +289,7 @@ class HeldSecondMoment:
             ratios: what their gradients count times, unless that is 1.
         """
         step = self.reducer.next_step() - 1
-        if not family.ready(self._optimizer, step, self._prepared, self.reducer.settled):
+        if not step_hooks.ready(self._optimizer, step, self._prepared, self.reducer.settled):
             return
         self._prepared = step
         overflow = getattr(self._optimizer, "found_inf", None)  # a gradient scaler leaves it to a fused step to skip
@@ -310,20 +311,19 @@ class HeldSecondMoment:
 
     def _take_in(self, step: int, used: Sequence[Slot], ratios: Mapping[str, float]) -> Collection[str]:
         """Let what is held take in exact gradients, first ones and surges; return whose gradient is exact."""
-        exact, factors = set[str](), dict[str, Tensor]()
-        first: Collection[str] = ()
-        surging: Collection[str] = ()
+        exact, factors, first, surging = set[str](), dict[str, Tensor](), list[str](), frozenset[str]()
+        scale = float(getattr(self._optimizer, "grad_scale", None) or 1.0)  # of a fused step, see Form.gradient()
         if not self._all_exact:
             first = self.beginnings.look_at_zeros(step + 1, [(n, p.grad, self._held[n]) for _, p, n in used])
-            surging = self._surges(used, ratios)
+            surging = self._surges(used, ratios, scale)
         for group, parameter, name in used:
             held, now = self._held[name], self._form.steps(group, self._optimizer.state[parameter]) + 1
-            coded = held.is_coded or name in first
+            coded, by = held.is_coded or name in first, ratios.get(name, 1.0)
             steps = 1.0 if coded else now - held.since if self._all_exact else float(name in surging)
-            if steps <= 0 or (coded and name not in first and not _has_any(parameter)):
+            if coded and name not in first and not bool(local(parameter.grad).any()):  # type: ignore[arg-type]
                 continue  # of coded gradients alone, it waits for an exact one that says something
-            grad = self._form.gradient(self._optimizer, group, parameter, ratios.get(name, 1.0))
-            if bool(grad.isfinite().all()):
+            grad = self._form.gradient(self._optimizer, group, parameter, by) if steps > 0 else None
+            if grad is not None and bool(grad.isfinite().all()):
                 before = held.divisor
                 if coded and self._all_exact:
                     self._form.forget(held, group)
@@ -337,6 +337,8 @@ class HeldSecondMoment:
                 note_units(factors, name, before, held.divisor)
                 if self._all_exact:
                     exact.add(name)
+            if not held.is_coded:
+                self._form.begin_rows(held, group, parameter, now, by / scale)
         self._kept.convert(factors)
         return exact
 
@@ -346,9 +348,8 @@ class HeldSecondMoment:
         grad = parameter.grad if name in self._held and self._optimizer.state.get(parameter) else None
         return grad is not None and not grad.is_sparse
 
-    def _surges(self, used: Iterable[Slot], ratios: Mapping[str, float]) -> Collection[str]:
+    def _surges(self, used: Iterable[Slot], ratios: Mapping[str, float], scale: float) -> frozenset[str]:
         """Return whose coded results are far larger than usual, see :mod:`.surges`."""
-        scale = float(getattr(self._optimizer, "grad_scale", None) or 1.0)  # of a fused step, see Form.gradient()
         results = []
         for _, parameter, name in used:
             grad, held = parameter.grad, self._held[name]
@@ -393,8 +394,3 @@ def begin(several: Sequence[HeldSecondMoment], step: int) -> None:
     kept.convert(factors)
     buckets.divide_by({name: divisor for held in several for name, divisor in held.divisors().items()})
     kept.withholding.withhold({name: index for held in several for name, index in held.unmoved().items()})
-
-
-def _has_any(parameter: nn.Parameter) -> bool:
-    """Return whether a gradient has anything but zeros."""
-    return parameter.grad is not None and bool(local(parameter.grad).any())

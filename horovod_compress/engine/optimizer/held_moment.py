@@ -57,10 +57,8 @@ class HeldMoment(Moment):
         self.unmoved = None if self.is_coded else moments.unmoved(self.moment, zero_group, self.unmoved)
 
     def state(self) -> dict[str, Any]:
-        """Return what has to be saved: the arguments of another one. Its tensor is the one in use."""
         usual = {"usual": self.usual} if self.usual else {}
-        numbers = {name: getattr(self, name) for name in ("steps", "since", "eps", "divides")}
-        return numbers | usual | {"moment": self.moment}
+        return super().state() | {"since": self.since, "eps": self.eps, "divides": self.divides} | usual
 
     def like(self, result: Tensor) -> Tensor:
         """Return a gradient as large as a coded result in each row, and else as the second moment has them.
@@ -88,7 +86,8 @@ class HeldMoment(Moment):
         self.divisor = self.size = self.is_zero = None
         if not self.divides:
             return
-        divisor = ops.take_roots(self.squares()).add_(self.eps).view(-1)
+        # Not by what stands in for it in late rows: that changes in every step, and what waits would have to, too.
+        divisor = ops.take_roots(torch.maximum(self.moment, self.floor)).add_(self.eps).view(-1)
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
         size = ops.take_roots(moments.mean_power(divisor, 2)).to(divisor.dtype)
         # None is larger than the root of their number, but where the second moment has overflowed.

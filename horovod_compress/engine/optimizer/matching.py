@@ -28,8 +28,8 @@ from ..norms import some
 from ..reducer import Reducer
 from ..shards import is_divided, local
 from . import second_moment as moments
-from .family import ready
 from .spikes import Spikes
+from .step_hooks import ready
 
 _log = logging.getLogger("horovod_compress")
 

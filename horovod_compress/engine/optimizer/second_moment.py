@@ -83,10 +83,11 @@ def _moment_of(name: object, saved: object, needs: Collection[str]) -> Tensor:
     """
     parts = dict(saved) if isinstance(saved, Mapping) else {}
     has_all = parts.keys() >= {*needs}
-    moment, divides = parts.pop("moment", None), parts.pop("divides", False)
+    moment, late, divides = parts.pop("moment", None), parts.pop("late", None), parts.pop("divides", False)
     fits = isinstance(moment, Tensor) and moment.dtype in (torch.float32, torch.float64)
     numbers = {*parts} <= {"steps", "since", "eps", "usual"}
     fits = fits and has_all and numbers and type(divides) is bool and all(map(is_number, parts.values()))
+    fits = fits and (late is None or _fits_rows(late, moment))
     if not fits or not parts["steps"]:
         raise StateError(
             f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits with its "
@@ -94,6 +95,20 @@ def _moment_of(name: object, saved: object, needs: Collection[str]) -> Tensor:
         )
     assert isinstance(moment, Tensor)
     return moment
+
+
+def _fits_rows(late: object, moment: Tensor) -> bool:
+    """Return whether a tensor may be what late rows of a second moment count for."""
+    shape = [*moment.shape[:1], *[1] * (moment.dim() - 1)]
+    if not isinstance(late, Tensor) or late.dtype is not moment.dtype or [*late.shape] != shape:
+        return False
+    return bool((late >= 0).all())
+
+
+def tensors_of(saved: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """Return copies of the tensors of a saved second moment, on a device."""
+    found = {name: part for name, part in saved.items() if isinstance(part, Tensor)}
+    return {name: part.to(device, copy=True).contiguous() for name, part in found.items()}
 
 
 def _in_words(saved: object) -> str:
@@ -111,12 +126,16 @@ class Moment:
     Attributes:
         moment: V / (1 - b2^s), of at least 32 bits, contiguous.
         steps: s, the steps that it stands for.
-        floor: what V counts for at least in compressed rounds, for each row.
+        late: what V counts for at least in every round, for each row, see :meth:`Form.begin_rows`; None for nothing.
+        floor: the same in compressed rounds, because of others in the row.
+        zero_rows: the rows that have had no gradient when V moved, None until they are needed.
     """
 
     moment: Tensor
     steps: float
+    late: Tensor | None = field(default=None, kw_only=True)
     floor: Tensor = field(init=False)
+    zero_rows: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.derive()
@@ -127,10 +146,27 @@ class Moment:
         rows = self.moment.shape[0] if several else 1
         shape = (rows, *[1] * (self.moment.dim() - 1)) if several else ()
         self.floor = (mean_power(self.moment, 1, rows) * FLOOR**2).to(self.moment.dtype).view(shape)
+        self.zero_rows = None
 
-    def squares(self) -> Tensor:
-        """Return the squares of what to divide by, but for eps, which the optimizer adds itself."""
-        return torch.maximum(self.moment, self.floor)
+    def least(self, *, exact: bool) -> Tensor | None:
+        """Return what V counts for at least in a step, for each row; None for nothing.
+
+        Args:
+            exact: divide by V as it is, without :data:`FLOOR`.
+        """
+        if self.late is None:
+            return None if exact else self.floor
+        return self.late if exact else torch.maximum(self.floor, self.late)
+
+    def squares(self, *, exact: bool = False) -> Tensor:
+        """Return the squares of what a step divides by, but for eps, which the optimizer adds itself."""
+        least = self.least(exact=exact)
+        return self.moment.clone() if least is None else torch.maximum(self.moment, least)
+
+    def state(self) -> dict[str, Any]:
+        """Return what has to be saved: the arguments of another one. The tensor ``moment`` is the one in use."""
+        late = {} if self.late is None or not bool(self.late.any()) else {"late": self.late.clone()}
+        return late | {"moment": self.moment, "steps": self.steps}
 
     def move(self, grad: Tensor, beta2: float, steps: float) -> None:
         """Take in an exact mean gradient, for all steps since the last one."""
@@ -255,6 +291,33 @@ class Form:
         held.steps = min(held.steps, MOST_BRIEF - BRIEF) if held.steps < 1 else 0.0
         self.move(held, group, grad, BRIEF)
 
+    def begin_rows(self, held: Moment, group: Group, parameter: nn.Parameter, now: float, by: float) -> None:
+        """Let rows that have had no gradient when V moved count for what the optimizer's own V would be there.
+
+        Else a gradient that comes before V moves again would move its row by :data:`BOUND` learning rates, for as long
+        as the first moment has anything of it. V itself stays 0: so it shows which elements have had no exact gradient.
+
+        Args:
+            parameter: with the gradient of this step, which counts so many times; each row for its largest element,
+                as a code may send few.
+            now: the number of this step.
+        """
+        if held.moment.dim() < 2 or not held.moment.numel():
+            return
+        if held.zero_rows is None:
+            held.zero_rows = (held.floor.view(-1) == 0).nonzero().view(-1)
+        if held.late is None and not held.zero_rows.numel():
+            return
+        largest = torch.zeros_like(held.floor)
+        if held.zero_rows.numel():
+            assert parameter.grad is not None
+            rows = local(parameter.grad).index_select(0, held.zero_rows).flatten(1)
+            peaks = torch.maximum(rows.amax(1), rows.amin(1).neg_()).to(largest.dtype).mul_(by)
+            largest.view(-1).index_copy_(0, held.zero_rows, peaks.nan_to_num_(0.0, 0.0, 0.0))
+        late = Moment(torch.zeros_like(held.floor) if held.late is None else held.late, now - 1)
+        self.move(late, group, largest, 1.0)
+        held.late = late.moment
+
     def forget(self, held: Moment, group: Group) -> None:
         """Let V be what it begins with."""
         held.steps = 0.0
@@ -280,14 +343,14 @@ class Form:
         """
         second, first = local(state[self.second]), (wide(state[self.first]) if self.first else grad).contiguous()
         out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)
-        beta1, beta2 = self.betas(group)
+        (beta1, beta2), least = self.betas(group), held.least(exact=exact)
         with on_its_device(out):
             ops.adam_hold_all(
                 [out.view(-1)],
                 [first.view(-1)],
                 [grad.contiguous().view(-1)],
                 [held.moment.view(-1)],
-                None if exact else [held.floor.view(-1)],
+                None if least is None else [least.view(-1)],
                 betas=(beta1, beta2),
                 step=now,
                 bound=BOUND if self.unbiased else BOUND * math.sqrt(1 - beta2**now),

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ... import ops
 from ..reducer import Reducer
-from .family import ready
 from .second_moment import Group, names_of, places
+from .step_hooks import ready
 from .stepping import Batch, Stepping, may_step, plain
 
 _BUFFER = "momentum_buffer"

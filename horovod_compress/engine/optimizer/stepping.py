@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from ...errors import ConfigError
 from ...ops.checksums import on_its_device
 from ..shards import local
-from .family import is_exactly, ready, synchronizes, uncompiled
+from .family import is_exactly
 from .second_moment import Group, Slot
+from .step_hooks import ready, synchronizes, uncompiled
 
 _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -138,7 +139,7 @@ class Stepping:
 
         Args:
             step: the one whose results the optimizer has.
-            done, settled: see :func:`.family.ready`.
+            done, settled: see :func:`.step_hooks.ready`.
             names: those that may be; None for all.
         """
         if self._hidden and self._hidden_in == step:  # it is under way, or has raised

@@ -19,11 +19,12 @@ from ...errors import ConfigError
 from ..methods import Methods
 from ..reducer import Reducer
 from . import held, holding, momentum, sgd
-from .family import builds_state, form_of, is_exactly, may_share, options_of, prepare_last, uncompiled, unprepared
+from .family import form_of, is_exactly, may_share, options_of
 from .held_moment import Left
 from .matching import Matching
 from .momentum import Rates
 from .second_moment import names_of, places
+from .step_hooks import builds_state, prepare_last, uncompiled, unprepared
 
 Named = Sequence[tuple[str, nn.Parameter]]
 #: Learning rates by group, or by parameter.

@@ -74,11 +74,13 @@ class SharedSecondMoment:
         A parameter that no rank had a gradient for when V moved has none: Adam's own serves until V moves again. So it
         does in the first step that this rank does with a parameter, as there is no state to be set yet.
         """
+        scale = float(getattr(self._optimizer, "grad_scale", None) or 1.0)  # of a fused step, see Form.gradient()
         for group, parameter, name in self._places():
             held, state = self._moments.get(name), self._optimizer.state.get(parameter)
             if held and state and parameter.grad is not None:
-                grad = _ADAM.gradient(self._optimizer, group, parameter)
-                _ADAM.write(group, state, grad, held, float(state["step"]) + 1)
+                grad, now = _ADAM.gradient(self._optimizer, group, parameter), float(state["step"]) + 1
+                _ADAM.begin_rows(held, group, parameter, now, 1.0 / scale)
+                _ADAM.write(group, state, grad, held, now)
 
     def rebuild(self, steps: int) -> None:
         """Move V by the gradients, which are means over ranks; a parameter without one keeps its V, as in Adam.
@@ -116,7 +118,7 @@ class SharedSecondMoment:
 
     def state_dict(self) -> dict[str, Any]:
         held = self._moments.items()
-        kept = {name: {"moment": moment.moment.clone(), "steps": moment.steps} for name, moment in held}
+        kept = {name: moment.state() | {"moment": moment.moment.clone()} for name, moment in held}
         return {"moved": self._moved, "moments": kept}
 
     def check(self, state: Mapping[str, Any], warming: bool) -> None:
@@ -140,7 +142,7 @@ class SharedSecondMoment:
         devices = {name: parameter.device for _, parameter, name in self._places()}
         self._moved, self._shown = state["moved"], ""
         self._moments = {
-            name: Moment(saved["moment"].to(devices[name], copy=True).contiguous(), saved["steps"])
+            name: Moment(steps=saved["steps"], **moments.tensors_of(saved, devices[name]))
             for name, saved in state["moments"].items()
         }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from ...engine.optimizer.family import builds_state
+from ...engine.optimizer.step_hooks import builds_state
 from ...errors import ConfigError, in_job, some_of
 from ..fresh import needing_gradient
 from ..session import Session, before_each_step, exchanged, weakly

@@ -11,8 +11,8 @@ import horovod.torch as hvd
 from torch import Tensor
 
 from ...engine.job import Job
-from ...engine.optimizer.family import builds_state
 from ...engine.optimizer.second_moment import names_of
+from ...engine.optimizer.step_hooks import builds_state
 from ...engine.optimizer.taker import refuse_lists
 from ...engine.reducer import Hooks
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError, some_of

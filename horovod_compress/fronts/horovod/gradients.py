@@ -18,7 +18,7 @@ from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
 
 from ...engine.agreement import notes
-from ...engine.optimizer.family import uncompiled
+from ...engine.optimizer.step_hooks import uncompiled
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError, some_of
 from ..reports import Unexchanged

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.context import Worker
 from ...engine.kept import Kept
-from ...engine.optimizer.family import uncompiled
+from ...engine.optimizer.step_hooks import uncompiled
 from ...errors import ExchangeError, HorovodCompressError, NonFiniteError
 from ..session import weakly
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ...engine.optimizer.family import uncompiled
+from ...engine.optimizer.step_hooks import uncompiled
 from ...errors import ConfigError
 from . import checks
 

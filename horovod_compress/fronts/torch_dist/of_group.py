@@ -10,7 +10,7 @@ from torch import nn
 
 from ...engine.agreement.notes import last_error
 from ...engine.job import Job
-from ...engine.optimizer.family import uncompiled
+from ...engine.optimizer.step_hooks import uncompiled
 from ...engine.optimizer.taker import kinds_of, refuse_lists
 from ...engine.reducer import Hooks
 from ...errors import ConfigError

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ...engine.optimizer.family import uncompiled
+from ...engine.optimizer.step_hooks import uncompiled
 from ...errors import ConfigError, HorovodCompressError
 from ..session import Session, drop_zeros
 from . import checks

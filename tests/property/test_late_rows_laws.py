@@ -1,0 +1,189 @@
+"""Rows whose first gradient comes between two exact rounds: they move as Adam moves them, though V is 0 there."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horovod_compress.engine.optimizer import second_moment
+from horovod_compress.engine.optimizer.update_moment import SharedSecondMoment
+from horovod_compress.engine.saved import checkpoint
+from horovod_compress.errors import StateError
+from tests.property.test_held_laws import RATE, Grads, Team, scaled_by
+from tests.support.local import all_same, random_grads, spec
+from tests.support.marks import slow
+
+#: Rows with a step of their own.
+TENSORS = [spec("words", 16, 64), spec("weight", 12, 40)]
+#: Exact rounds are those before step 4, and then one in 30: this is long before the next one.
+LATE, ROW = 8, 2
+
+
+def grads(step: int, world: int = 2, late: int = LATE) -> Grads:
+    """Return gradients of which one row has none but once, on the last rank."""
+    given = random_grads(world, TENSORS, seed=step)
+    for rank, mine in enumerate(given):
+        mine["words"] *= 0.01
+        mine["words"][ROW] *= float(step == late and rank == world - 1)
+    return given
+
+
+def team(method: str = "marsit", **more: Any) -> Team:
+    return Team(method, **{"world": 2, "warmup": 4, "every": 30, "second_moment": "auto", "tensors": TENSORS} | more)
+
+
+def distance(method: str, make: Any) -> float:
+    """Return how far a row has moved long after its only gradient, in learning rates."""
+    with team(method, make=make) as ranks:
+        before = ranks.weights()["words"][ROW]
+        for step in range(70):
+            ranks.step(grads(step))
+            if ranks.held[0] and LATE <= step < 30:
+                assert not bool(ranks.moment("words").moment[ROW].any()), "V takes in exact gradients only"
+        return float((ranks.weights()["words"][ROW] - before).abs().mean()) / RATE
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adamax, *slow(torch.optim.NAdam, torch.optim.RAdam)])
+@pytest.mark.parametrize("method", ["marsit", "topk", "onebit_adam", *slow("ef_signsgd", "powersgd", "qsgd", "onebit")])
+def test_a_row_that_begins_late_moves_hardly_farther_than_adam_moves_it(method: str, make: Any) -> None:
+    moved, adam_s = distance(method, make), distance("none", make)
+    assert 0.0 < moved < 2.5 * adam_s
+
+
+@pytest.mark.parametrize("at", [LATE, LATE + 1, LATE + 4, 34])
+def test_resume_is_exact(at: int) -> None:
+    with team() as ranks:
+        for step in range(at):
+            ranks.step(grads(step))
+        saved = [
+            copy.deepcopy((checkpoint.save(reducer, ranks.fleet.methods), optimizer.state_dict(), mine.state_dict()))
+            for reducer, optimizer, mine in zip(ranks.fleet.reducers, ranks.optimizers, ranks.held, strict=True)
+            if mine
+        ]
+        weights = ranks.weights()
+        for step in range(at, 40):
+            ranks.step(grads(step))
+        whole = ranks.weights()
+    for forget in (False, True):
+        with team() as again:
+            for rank, (kept, state, moments) in enumerate(saved):
+                with torch.no_grad():
+                    for name, parameter in again.models[rank].items():
+                        parameter.copy_(weights[name])
+                checkpoint.load(again.fleet.reducers[rank], again.fleet.methods, kept, "restore")
+                again.optimizers[rank].load_state_dict(copy.deepcopy(state))
+                mine = again.held[rank]
+                assert mine and ("late" in moments["words"]) is (at > LATE)
+                dropped = {"late"} if forget else set()
+                mine.load_state_dict({n: {k: v for k, v in m.items() if k not in dropped} for n, m in moments.items()})
+            for step in range(at, 40):
+                again.step(grads(step))
+            assert all_same([whole, again.weights()]) is (not forget or at == LATE)
+
+
+def test_ranks_compare_what_stands_in() -> None:
+    with team() as ranks:
+        for step in range(LATE + 2):
+            ranks.step(grads(step))
+        mine, other = ranks.held
+        assert mine and other and mine.settings() == other.settings()
+        late = other._held["words"].late
+        assert late is not None
+        late[ROW] *= 1.5  # a state of another time was loaded
+        assert mine.settings() != other.settings()
+
+
+def test_a_gradient_scaler_changes_nothing() -> None:
+    with team(make=torch.optim.Adam, fused=True) as plain:
+        for step in range(20):
+            plain.step(grads(step))
+        with team(make=torch.optim.Adam, fused=True, scaled=scaled_by(1024.0)) as ranks:
+            for step in range(20):
+                ranks.step(grads(step))
+            assert all_same([plain.weights(), ranks.weights()])
+
+
+def test_a_late_gradient_that_is_not_finite_leaves_no_trace() -> None:
+    with team() as ranks:
+        for step in range(LATE):
+            ranks.step(grads(step))
+        held = ranks.moment("words")
+        form, group = second_moment.ADAM, ranks.optimizers[0].param_groups[0]
+        parameter = nn.Parameter(torch.zeros(16, 64))
+        for value in (torch.nan, torch.inf, -torch.inf):
+            parameter.grad = torch.zeros(16, 64)
+            parameter.grad[ROW, 3] = value
+            form.begin_rows(held, group, parameter, float(LATE + 1), 1.0)
+            assert held.late is not None and not bool(held.late.any())
+
+
+def test_what_stands_in_is_adam_s_own_second_moment_of_the_largest_elements() -> None:
+    group = {"betas": (0.9, 0.99), "eps": 1e-8}
+    parameter, held = nn.Parameter(torch.zeros(3, 4, 2)), second_moment.Moment(torch.zeros(3, 4, 2), 6.0)
+    held.moment[1] = 1.0
+    held.derive()
+    own, coming = torch.zeros(3, dtype=torch.float64), torch.Generator().manual_seed(1)
+    for now in range(9, 20):
+        parameter.grad = torch.randn(3, 4, 2, generator=coming) * float(now % 3 == 0)
+        second_moment.ADAM.begin_rows(held, group, parameter, now, 0.5)
+        largest = (0.5 * parameter.grad.double()).abs().amax((1, 2)) * torch.tensor([1.0, 0.0, 1.0])
+        own = 0.99 * own + 0.01 * largest.square()
+        assert held.late is not None and held.late.shape == (3, 1, 1)
+        assert torch.allclose(held.late.view(-1).double(), own / (1 - 0.99**now), rtol=1e-5)
+        assert torch.equal(held.least(exact=False)[1], held.floor[1])  # type: ignore[index]
+    held.move(torch.ones(3, 4, 2), 0.99, 1.0)
+    parameter.grad.fill_(1.0)
+    before = held.late.clone()
+    second_moment.ADAM.begin_rows(held, group, parameter, 20, 1.0)
+    assert bool((held.late[[0, 2]] < before[[0, 2]]).all()), "V has a gradient of all rows now"
+
+
+@pytest.mark.parametrize("late", [torch.ones(2), torch.ones(2, 1).double(), -torch.ones(2, 1), [1.0, 1.0]])
+def test_a_saved_part_that_does_not_fit_is_refused(late: Any) -> None:
+    whole = {"moment": torch.ones(2, 3), "steps": 3.0, "since": 3.0, "eps": 1e-8, "divides": True}
+    shapes, needs = {"w": torch.Size([2, 3])}, ("steps", "since", "eps", "divides")
+    second_moment.check_state({"w": whole | {"late": torch.ones(2, 1)}}, shapes, needs)
+    with pytest.raises(StateError, match="saved second moment of 'w' should be"):
+        second_moment.check_state({"w": whole | {"late": late}}, shapes, needs)
+
+
+# ---- update mode ----
+
+
+def locally(steps: range, p: nn.Parameter, adam: Any, held: SharedSecondMoment) -> list[Tensor]:
+    found = []
+    for step in steps:
+        p.grad = torch.randn(6, 8, generator=torch.Generator().manual_seed(step))
+        p.grad[ROW] *= float(step == LATE)
+        held.prepare()
+        adam.step()
+        found.append(p.detach().clone())
+    return found
+
+
+def test_local_steps_move_such_a_row_as_adam_does_and_go_on_after_a_resume() -> None:
+    """V is that of the ranks' mean gradient; what stands in is this rank's own."""
+    p = nn.Parameter(torch.zeros(6, 8))
+    adam = torch.optim.AdamW([p], lr=RATE, weight_decay=0.0)
+    held = SharedSecondMoment(adam, {"p": p})
+    locally(range(1), p, adam, held)
+    held.begin(1)
+    locally(range(1, 12), p, adam, held)
+    saved, state, weights = held.state_dict(), copy.deepcopy(adam.state_dict()), p.detach().clone()
+    held.check(saved, warming=False)
+    whole = locally(range(12, 80), p, adam, held)
+    assert 0 < float(p.detach()[ROW].abs().max()) < 11 * RATE  # 10 in Adam, of a gradient in step 9
+    for forget in (False, True):
+        q = nn.Parameter(weights.clone())
+        other = torch.optim.AdamW([q], lr=RATE, weight_decay=0.0)
+        other.load_state_dict(copy.deepcopy(state))
+        again = SharedSecondMoment(other, {"p": q})
+        kept = copy.deepcopy(saved)
+        if forget:
+            del kept["moments"]["p"]["late"]
+        again.load_state_dict(kept)
+        assert torch.equal(torch.stack(locally(range(12, 80), q, other, again)), torch.stack(whole)) is not forget
