@@ -35,14 +35,28 @@ class Job:
         states = (tensor for each in kept.states().values() for tensor in each.values())
         return norm_of([*states, *kept.tables().values()])
 
-    def step(self, number: int, uses: Sequence[Callable[[list[nn.Parameter]], bool]], times: float = 1.0) -> None:
-        """Train for a step; what each optimizer's program does with its gradients says whether it makes one."""
+    def step(
+        self,
+        number: int,
+        uses: Sequence[Callable[[list[nn.Parameter]], bool]],
+        times: float = 1.0,
+        *,
+        spoilt: str | None = None,
+    ) -> None:
+        """Train for a step; what each optimizer's program does with its gradients says whether it makes one.
+
+        Args:
+            spoilt: whose gradient is not finite, on the first rank.
+        """
         for mine in self.made:
             for one in mine:
                 one.begin()
         for reducer in self.ranks.reducers:
             reducer.norms.begin(reducer.next_step())
-        results = self.ranks.step(random_grads(2, SHAPES, seed=number, scale=times))
+        grads = random_grads(2, SHAPES, seed=number, scale=times)
+        if spoilt:
+            grads[0][spoilt].view(-1)[0] = float("nan")
+        results = self.ranks.step(grads)
         for model, result, mine in zip(self.models, results, self.made, strict=True):
             for name, parameter in model.items():
                 parameter.grad = result[name]
@@ -100,3 +114,14 @@ def test_what_waits_is_clipped_with_results(
             assert before / 3 < job.waiting() < 3 * before
         else:
             assert job.waiting() > 30 * before
+
+
+def test_a_spike_that_is_skipped_as_a_small_tensor_overflows_does_not_wait() -> None:
+    job = Job("topk", {"density": 0.05, "min_elements": 1000})  # "b" is not compressed
+    with job.ranks:
+        for number in range(SPIKE):
+            job.step(number, (clips, clips))
+        before = job.waiting()
+        job.step(SPIKE, (skips, skips), 1000.0, spoilt="b")
+        job.step(SPIKE + 1, (takes, takes))
+        assert before / 3 < job.waiting() < 3 * before

@@ -139,9 +139,11 @@ class Matching:
         if norms.ratio.off:
             self._tell_off()
             return
+        unused = last is not None and last.step > self._taken
         if last is None or not last.sound:
+            if unused:  # a program that skips such a step drops a spike beside what was not finite
+                self._spikes.clip()
             return
-        unused = last.step > self._taken
         kept = unused and self._cleared.most_kept()
         self._added_to.append(kept)
         # What was not coded, such as sparse gradients, leaves nothing to be lost, and no step has to wait for it.
