@@ -153,9 +153,10 @@ class Kept:
         """Return the residual of every tensor that has one, by name; these are views."""
         return self.states().get("residual", {})
 
-    def residual_norm(self) -> float:
-        """Return the Euclidean norm of all residuals of this rank."""
-        return norm_of(self.residuals().values())
+    def residual_norm(self, divisors: Mapping[str, Tensor]) -> float:
+        """Return the Euclidean norm of all residuals of this rank, times what they are divided by, flat and by name."""
+        by = self._buckets.owned(divisors)
+        return norm_of(r * by[name].to(r.device) if name in by else r for name, r in self.residuals().items())
 
     def _follow(self) -> None:
         """Let this thread's streams go on after the last results."""

@@ -71,7 +71,7 @@ class Counters:
         last = max(0, reducer.step - 1)  # a function given to by_step may not know of steps to come
         return {
             **self.at_any_time(),
-            "residual_norm": self._kept.residual_norm(),
+            "residual_norm": self._kept.residual_norm(self._session.steps.divisors()),
             "buckets": len(reducer.plan.buckets),
             "collectives": sorted({state.round(last).collective.name for state in reducer.buckets}),
             "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),

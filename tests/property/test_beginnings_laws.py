@@ -334,3 +334,19 @@ def test_rank_0_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
             training.step(number, without=["late"] if number < BEGINS else [])
     told = [text for text in caplog.messages if "begins only now" in text]
     assert told == ["a second moment begins only now, that of late: the next 4 rounds are exact, as at the start"]
+
+
+def test_the_norm_of_residuals_is_in_units_of_gradients() -> None:
+    """What waits for a row that begins is divided by next to nothing."""
+    tensors, begins = [spec("embedding", 20, 64)], FIRST + 4
+    norms, waiting = [], []
+    with Ranks(tensors, "marsit", adam, MEET, WORLD, min_elements=1) as ranks:
+        for number in range(begins + 1):
+            grads = random_grads(WORLD, tensors, seed=number)
+            for mine in grads:
+                mine["embedding"][3] *= number >= begins
+            ranks.step(grads)
+            kept, divisors = ranks.fleet.reducers[0].kept, ranks.steps[0].divisors()
+            norms.append(kept.residual_norm(divisors))
+            waiting.append(kept.residual_norm({}))
+    assert 0 < norms[-1] < 2 * norms[-2] and waiting[-1] > 100 * waiting[-2]

@@ -433,9 +433,9 @@ def test_a_scaler_may_outlive_a_compression(ends: str) -> None:
     called = compression.register(DistributedDataParallel(model))
     compression.follow(scaler)
     assert backward(called) is None
-    before = compression._here().reducer.kept.residual_norm()
+    before = compression._here().reducer.kept.residual_norm({})
     scaler.update(16.0)
-    assert compression._here().reducer.kept.residual_norm() == pytest.approx(2 * before) and before
+    assert compression._here().reducer.kept.residual_norm({}) == pytest.approx(2 * before) and before
     compression.close()
 
 
@@ -461,15 +461,15 @@ def test_residuals_have_the_scale_that_the_scaler_has_last() -> None:
     compression.follow(scaler)
     called = compression.register(DistributedDataParallel(model))
     assert backward(called) is None
-    state, before = compression.state_dict(), compression._here().reducer.kept.residual_norm()
+    state, before = compression.state_dict(), compression._here().reducer.kept.residual_norm({})
     scaler.update(32.0)
     compression.load_state_dict(state)
     scaler.update(16.0)
-    assert compression._here().reducer.kept.residual_norm() == pytest.approx(2 * before) and before
+    assert compression._here().reducer.kept.residual_norm({}) == pytest.approx(2 * before) and before
     compression.close()
     scaler.update(64.0)
     assert compression.state_dict()["scale"] == 16.0
-    assert compression._here().reducer.kept.residual_norm() == pytest.approx(2 * before)
+    assert compression._here().reducer.kept.residual_norm({}) == pytest.approx(2 * before)
 
 
 @pytest.mark.usefixtures("group")

@@ -274,7 +274,7 @@ def test_methods_stay_and_small_tensors_stay_uncompressed(monkeypatch: pytest.Mo
         assert {a.counts for a in seen} == {
             tuple(t.count for t in job.tuners[0]._tensors)
         }  # no other tensor is planned for
-        assert [b.compressed for b in plan.buckets][-1] is False and fleet.reducers[0].kept.residual_norm() > 0
+        assert [b.compressed for b in plan.buckets][-1] is False and fleet.reducers[0].kept.residual_norm({}) > 0
         with pytest.raises(ConfigError, match="a different method"):
             fleet.reducers[0].replan(Plan.of([(tensors, 1)]))
 

@@ -241,7 +241,8 @@ class Resets:
         kept, size = session.reducer.kept, 0
         if self._copies:
             size = self._neighbour.prepare({"state": kept.whole(), "waiting": kept.withholding.waiting()})
-        found = session.gather([kept.residual_norm(), size, int(hvd.local_size())], f"{ELASTIC}.commit")
+        norm = kept.residual_norm(session.steps.divisors())
+        found = session.gather([norm, size, int(hvd.local_size())], f"{ELASTIC}.commit")
         sizes = [size for _, size, _ in found]
         if bool(min(sizes)) != bool(max(sizes)):
             raise ConfigError("some ranks were given neighbour_copy=True and some not; give all ranks the same")
