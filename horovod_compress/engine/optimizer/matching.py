@@ -38,10 +38,11 @@ OFTEN = 4
 
 _DROPPED = (
     "the results of %d of the last %d exchanges were dropped without a step of the optimizer, as a program drops what "
-    "the generator's pass of a GAN brings for its discriminator. Such exchanges count all the same: what they left "
-    "unsent goes into the next step's results, and what they sent of the residual is lost. Unless the program itself "
-    "uses these results, keep such gradients from being exchanged: set requires_grad_(False) for that pass or, without "
-    "Horovod, run it within compression.no_sync()"
+    "the generator's pass of a GAN brings for its discriminator, or skips steps whose loss or gradient is too large. "
+    "Such exchanges count all the same: what they left unsent goes into the next step's results, and what they sent of "
+    "the residual is lost. Gradients that no step is to use need not be exchanged: set requires_grad_(False) for that "
+    "pass or, without Horovod, run it within compression.no_sync(). If the program skips steps, or uses these results "
+    "itself, nothing is wrong"
 )
 
 _BY_ANOTHER = (
