@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -129,3 +130,8 @@ def one_line(text: object, most: int = 2000) -> str:
     words = " ".join(given[:most].split())
     shown = "".join(each if unicodedata.category(each)[0] != "C" else ascii(each)[1:-1] for each in words)
     return f"{shown}..." if len(given) > most else shown
+
+
+def without_addresses(text: str) -> str:
+    """Return a text without the places of objects in memory, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)

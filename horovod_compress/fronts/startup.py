@@ -21,7 +21,7 @@ from ..engine.methods import Methods, numbered, parse
 from ..engine.names import pairs
 from ..engine.reducer import Hooks, Reducer
 from ..engine.shards import local
-from ..errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, PeerError
+from ..errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, PeerError, without_addresses
 from ..exchange import device, on_device
 from ..exchange.choose import Choose
 from ..exchange.transports import gloo, nccl
@@ -131,7 +131,7 @@ def refuse(error: Exception, job: Job, seconds: float = _DEFAULT_SECONDS) -> NoR
         raise error from None  # the others are somewhere else
     except HorovodCompressError as told:
         # What all ranks raise. Where it says all that this rank's error does, one traceback is enough.
-        repeats = isinstance(error, HorovodCompressError) and str(error) in str(told)
+        repeats = isinstance(error, HorovodCompressError) and without_addresses(str(error)) in str(told)
         raise told from (None if repeats else error)
     raise error
 

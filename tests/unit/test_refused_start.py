@@ -49,6 +49,13 @@ def test_a_mistake_is_told_once() -> None:
     assert error.__cause__ is None and error.__suppress_context__
 
 
+def test_a_mistake_is_one_wherever_objects_lie() -> None:
+    error = refused(
+        ConfigError("got <function at 0x7f08>, and more"), ConfigError("got <function at 0x7fA1>, and more")
+    )
+    assert str(error) == "got <function>, and more" and error.__cause__ is None
+
+
 def test_a_mistake_of_this_rank_alone_is_not_lost() -> None:
     own = ConfigError("what was wrong here")
     error = refused(own, ConfigError("what was wrong there"))

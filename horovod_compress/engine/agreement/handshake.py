@@ -18,7 +18,7 @@ from typing import Any
 
 from ... import __version__
 from ...codecs.base import variants_of
-from ...errors import ConfigError, HorovodCompressError, MismatchError, one_line
+from ...errors import ConfigError, HorovodCompressError, MismatchError, one_line, without_addresses
 from ...exchange.wire import WIRE_VERSION
 from ...options import Options
 from ...schedule.plan import TensorSpec
@@ -116,7 +116,8 @@ def from_plain(given: dict[str, Any]) -> Document:
 def refusal(error: Exception) -> Document:
     """Return the document of a rank that cannot go on."""
     ours = isinstance(error, HorovodCompressError)
-    return Document({}, refusal=str(error) if ours else f"{type(error).__name__}: {error}")
+    text = str(error) if ours else f"{type(error).__name__}: {error}"
+    return Document({}, refusal=without_addresses(text))  # then one mistake has the same words on all ranks
 
 
 # ---- where the ranks are -------------------------------------------------------------------------
