@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--local-rate", help=f"rate of copies in a host's memory, with --per-host (default {_LOCAL_RATE})"
     )
-    parser.add_argument("--plot", metavar="DIR|FILE", help="write plots to a folder, or to a .png or .svg file")
+    parser.add_argument("--plot", metavar="DIR|FILE", help="write plots to a (new) folder, or to a .png or .svg file")
     parser.add_argument("--save", metavar="FILE", help="write the best plan; hvc.Plan.load(FILE) reads it")
     parser.add_argument("--measure", action="store_true", help="measure steps too, on the ranks of a horovodrun job")
     parser.add_argument("--repeat", type=int, default=7, help="steps to measure with --measure (default 7)")

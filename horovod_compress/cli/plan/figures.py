@@ -161,7 +161,7 @@ def _save(figure: Figure, target: str, stem: str) -> list[Path]:
     one_file = path.suffix in _SUFFIXES and not path.is_dir()
     paths = [path] if one_file else [path / f"{stem}{suffix}" for suffix in _SUFFIXES]
     for each in paths:
-        each.parent.mkdir(parents=True, exist_ok=True)
+        each.parent.mkdir(exist_ok=True)
         temporary = each.with_name(f"{each.name}.tmp{os.getpid()}")
         # No date: the same predictions give the same file.
         more: dict[str, Any] = {"metadata": {"Date": None}} if each.suffix == ".svg" else {"dpi": 150}

@@ -186,11 +186,7 @@ def _check_plot(target: str) -> None:
         raise ConfigError(f"--plot takes a folder, or a file that ends in .png or .svg, got {target!r}")
     if not path.suffix and path.exists() and not path.is_dir():
         raise ConfigError(f"--plot {target} is a file; give a folder, or a file that ends in .png or .svg")
-    there = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
-    if not there.is_dir() and there != path:
-        raise ConfigError(f"--plot {target} cannot be created: one of its folders is a file")
-    if not os.access(there, os.W_OK):
-        raise ConfigError(f"--plot {target}: no permission to write there")
+    _check_writable("--plot", path)
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -202,7 +198,12 @@ def _check_file(target: str) -> None:
     path = Path(target)
     if not target or path.is_dir():
         raise ConfigError(f"--save takes a file to write, got {f'the folder {target}' if target else 'no name'}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--save {target}: No such folder: {path.parent}; create it first")
+    _check_writable("--save", path)
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Refuse what is neither there nor in a folder that is, which may be a slip, and what nobody may write."""
+    if not path.exists() and not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: No such folder: {path.parent}; create it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"--save {target}: no permission to write there")
+        raise ConfigError(f"{option} {path}: no permission to write there")
