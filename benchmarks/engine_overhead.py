@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -41,39 +40,25 @@ class RunFailed(Exception):
     """A rank has ended with an error."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run(tree: Path, front: str, ranks: int, asked: Record) -> Record:
     """Run the ranks of one job with a checkout of the package; return the microseconds of each kind, and of a step.
 
     Raises:
-        RunFailed: says what a rank has printed.
+        RunFailed: says what the ranks have printed.
     """
-    common = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(ranks)}
-    common |= {"MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), json.dumps(asked | {"front": front, "rank": rank})],
-            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=tree,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        said = [process.communicate(timeout=SECONDS) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    if any(process.returncode for process in started):
-        raise RunFailed("\n".join(text[-2000:] for _, text in said))
-    return figures(json.loads(said[0][0].splitlines()[-1]), asked["params"])
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    done = subprocess.run(
+        [*start, str(SCRIPT), json.dumps(asked | {"front": front})],
+        env=os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise RunFailed(done.stderr)
+    return figures(json.loads(done.stdout.splitlines()[-1]), asked["params"])
 
 
 def figures(found: dict[str, list[tuple[float, float]]], tensors: int) -> Record:
