@@ -19,12 +19,12 @@ _used = itertools.count()
 
 def free_port() -> int:
     """Return a port that nobody listens at, and that nobody gets by chance before it is used."""
-    for number in _used:  # each process begins elsewhere
+    for number in itertools.islice(_used, _LAST - _FIRST):  # each process begins elsewhere
         port = _FIRST + (os.getpid() * 101 + number) % (_LAST - _FIRST)
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
-    raise AssertionError("numbers do not end")
+    raise OSError(f"no port from {_FIRST} to {_LAST} can be listened at")
 
 
 def of_all(world: int, port: int) -> dict[str, str]:
