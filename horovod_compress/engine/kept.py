@@ -207,15 +207,17 @@ class Kept:
                 kept[name].mul_(factors[name].to(kept[name].device))
         self._context.devices.synchronize()
 
-    def scale_errors(self, factors: Mapping[str, float], *, last: bool = False) -> None:
-        """Multiply what waits to be sent, by tensor, between two steps; or only what goes on from the last result."""
+    def scale_errors(self, factors: Mapping[str, float], *, last: bool = False) -> float:
+        """Multiply what waits, by tensor, or only what goes on from the last result; return the most, at least 1."""
         if not factors:
-            return
-        for kept in (of for kind, of in self.states().items() if (kind == LAST if last else kind not in MOMENTA)):
-            for name in kept.keys() & factors.keys():
-                kept[name].mul_(factors[name])
+            return 1.0
+        kinds = [of for kind, of in self.states().items() if (kind == LAST if last else kind not in MOMENTA)]
+        found = [(of[name], factors[name]) for of in kinds for name in of.keys() & factors.keys()]
+        for kept, factor in found:
+            kept.mul_(factor)
         self.withholding.scale(1.0, {} if last else factors)
         self._context.devices.synchronize()
+        return max([1.0, *(factor for _, factor in found)])
 
     def scale(self, factor: float) -> None:
         """Multiply all that is kept, between two steps: gradients are so much larger from now on.
@@ -224,10 +226,7 @@ class Kept:
             ConfigError: a step is under way.
         """
         if not self._wait_idle(self._context.options.longest_seconds):
-            raise ConfigError(
-                f"rank {self._context.rank}: a gradient scaler can be updated between steps only, and a step is under "
-                "way"
-            )
+            raise ConfigError(f"rank {self._context.rank}: update a gradient scaler between steps; one is under way")
         with torch.no_grad():
             for tensor in (tensor for kept in self.states().values() for tensor in kept.values()):
                 tensor.mul_(factor)

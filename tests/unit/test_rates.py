@@ -22,11 +22,9 @@ class Seen:
     def __init__(self) -> None:
         self.kept, self.factors = self, list[dict[str, float]]()
 
-    def scale_errors(self, factors: dict[str, float], *, last: bool) -> None:
+    def scale_errors(self, factors: dict[str, float]) -> float:
         self.factors.append(factors)
-
-    def states(self) -> dict[str, dict[str, Tensor]]:
-        return {"residual": {"a": torch.zeros(3)}}
+        return 1.0
 
 
 def optimizer(*groups: float) -> tuple[torch.optim.SGD, list[tuple[str, torch.nn.Parameter]]]:
@@ -179,11 +177,21 @@ def test_momentum_stays_as_it_is() -> None:
 
 def test_growth_is_that_of_what_is_there() -> None:
     sgd, named = optimizer(1.0, 1.0)
-    seen: Any = Seen()
-    follower = Rates(sgd, seen.kept, named)
-    growth = []
-    for rates in ((1.0, 1.0), (1.0, 0.1), (0.25, 0.1), (0.5, 0.1)):  # b has no residual
-        for group, rate in zip(sgd.param_groups, rates, strict=True):
-            group["lr"] = rate
-        growth.append(follower.begin())
+    with Fleet(2, TENSORS, "topk", density=0.1, min_elements=100) as fleet:  # b is small, and has no residual
+        follower = Rates(sgd, fleet.reducers[0].kept, named)
+        growth = []
+        for rates in ((1.0, 1.0), (1.0, 0.1), (0.25, 0.1), (0.5, 0.1)):
+            for group, rate in zip(sgd.param_groups, rates, strict=True):
+                group["lr"] = rate
+            growth.append(follower.begin())
     assert growth == [1.0, 1.0, 4.0, 1.0]
+
+
+def test_a_methods_momentum_makes_results_no_larger() -> None:
+    sgd, named = optimizer(1.0, 1.0)
+    with Fleet(2, TENSORS, "signum") as fleet:
+        follower = Rates(sgd, fleet.reducers[0].kept, named)
+        assert follower.begin() == 1.0
+        for group in sgd.param_groups:
+            group["lr"] = 0.25
+        assert fleet.reducers[0].kept.states().keys() == {"momentum"} and follower.begin() == 1.0

@@ -201,13 +201,7 @@ class Rates:
                 continue
             self._followed[index] = now if factor == wanted or not before else before / factor
             factors |= found if before else {}
-        return self._scale(factors)
-
-    def _scale(self, factors: Mapping[str, float], *, last: bool = False) -> float:
-        """Multiply what is kept; return the largest factor of what is there, 1 where nothing grows."""
-        self._kept.scale_errors(factors, last=last)
-        there = {name for of in self._kept.states().values() for name in of} if factors else set[str]()
-        return max([1.0, *(factor for name, factor in factors.items() if name in there)])
+        return self._kept.scale_errors(factors)
 
     def state(self) -> dict[str, list[float]]:
         """Return rates by group, under the names in :attr:`saved`."""
@@ -276,7 +270,7 @@ class LastRates(Rates):
             self._followed[index] = now
             if now != before and now > 0:  # with a rate of 0 nothing moves, and nothing goes on from there
                 factors |= self._of_group(group, min(before / now, MOST))
-        return self._scale(factors, last=True)
+        return self._kept.scale_errors(factors, last=True)
 
     def _unknown(self, group: Mapping[str, Any]) -> float:
         return float(group["lr"])
