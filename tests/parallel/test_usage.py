@@ -193,3 +193,10 @@ def test_process_set() -> None:
     assert inside[0]["(None, False)"] == inside[0]["('none', True)"] == inside[0]["('none', False)"]
     assert inside[0]["('marsit', True)"] == inside[0]["('marsit', False)"] != inside[0]["('none', True)"]
     assert all(len(set(mine.values())) == 1 and mine != inside[0] for mine in outside)
+
+
+@pytest.mark.parametrize("attach", [True, False])
+def test_passes_after_a_failure_end_with_its_reason(attach: bool) -> None:
+    """Not at Horovod's count of passes, which a hook that raised has left."""
+    for texts in value(f"failed {attach}"):
+        assert len(texts) == 4 and all(text.startswith("ExchangeError: rank ") for text in texts)

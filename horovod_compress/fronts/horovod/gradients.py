@@ -23,7 +23,7 @@ from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError, some_of
 from ..reports import Unexchanged
 from ..session import Session, gradient_of, outside
-from .private import await_tokens, calling_optimizer, owner_of_token, submit_rest, with_settling
+from .private import await_tokens, calling_optimizer, forget_step, owner_of_token, submit_rest, with_settling
 
 _log = logging.getLogger("horovod_compress")
 NO_ADASUM = "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
@@ -142,7 +142,7 @@ def take_gradients(optimizer: Any, compression: Any) -> None:
             raise ConfigError(compression._finder.why_unknown(grad))
         if compression._is_repeat(session, optimizer):
             return (lambda: grad), None
-        with session.lock:
+        with session.lock, _forgetting(optimizer, session.failure.failed):
             if not session.under_way:
                 compression._begin_step()
             index = session.steps.index[id(parameter)]  # not before: a step that begins may change buckets
@@ -152,6 +152,17 @@ def take_gradients(optimizer: Any, compression: Any) -> None:
     optimizer._allreduce_grad_async = hand_over
     # The plan's buckets take the place of Horovod's groups, whose handles cannot be callables.
     optimizer._groups = None
+
+
+@contextlib.contextmanager
+def _forgetting(optimizer: Any, failed: Callable[[], bool]) -> Iterator[None]:
+    """Let later backward passes end with the reason, too, once the ranks have failed in the middle of one."""
+    try:
+        yield
+    except HorovodCompressError:
+        if failed():
+            forget_step(optimizer)
+        raise
 
 
 # ---- tokens ----
@@ -185,11 +196,13 @@ class Tokens:
             yield
         except HorovodCompressError:
             optimizer = calling_optimizer(compression)
-            if failed() and optimizer is not None and not self._gave_up:
-                self._gave_up = True
-                with contextlib.suppress(HorovodInternalError, ValueError):  # Horovod has ended, or a rank is behind
-                    known = [p for p in optimizer._requires_update if id(p) in places]
-                    submit_rest(optimizer, {p: self.of(places[id(p)]) for p in known})
+            if failed() and optimizer is not None:
+                if not self._gave_up:
+                    self._gave_up = True
+                    with contextlib.suppress(HorovodInternalError, ValueError):  # it has ended, or a rank is behind
+                        known = [p for p in optimizer._requires_update if id(p) in places]
+                        submit_rest(optimizer, {p: self.of(places[id(p)]) for p in known})
+                forget_step(optimizer)
             raise
 
     def of(self, index: int) -> Tensor:

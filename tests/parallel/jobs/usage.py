@@ -774,3 +774,23 @@ def in_process_set() -> dict[str, Any]:
 
 
 check("process set", in_process_set)
+
+
+def failed(attach: bool) -> list[str]:
+    """Return the errors of steps, the second of which fails: a program may catch them."""
+    model = net()
+    optimizer, compression = optimizer_for(model, "marsit", attach)
+    train(model, optimizer, range(1))
+    found = []
+    for step in range(1, 5):
+        if step == 1 and RANK == 1:
+            failure = compression._here().reducer.failure
+            failure.report("a test", RuntimeError("over"))
+            while not failure.failed():
+                time.sleep(0.01)
+        found.append(refusal(lambda step=step: train(model, optimizer, range(step, step + 1))))
+    return found
+
+
+for attach in (True, False):  # last: without attach(), Horovod may end with it
+    check(f"failed {attach}", lambda: failed(attach))
