@@ -94,12 +94,7 @@ class Reports:
         self._plan()
 
     def add(self, destination: Destination, every: int) -> None:
-        """Report there after each ``every`` steps from now on.
-
-        Raises:
-            ConfigError: see :func:`check_every`.
-        """
-        check_every(every)
+        """Report there after each ``every`` steps from now on."""
         self._series.append(_Series(destination, every, self._metrics.steps))
         self._plan()
 

@@ -16,7 +16,15 @@ import torch
 
 from horovod_compress.errors import ConfigError
 from horovod_compress.observe.metrics import Metrics, Overlap, Window, between
-from horovod_compress.observe.reports import LINE_AFTER, Metric, PrometheusFile, Reports, TensorBoard, text_of
+from horovod_compress.observe.reports import (
+    LINE_AFTER,
+    Metric,
+    PrometheusFile,
+    Reports,
+    TensorBoard,
+    check_every,
+    text_of,
+)
 from horovod_compress.observe.verdict import Pace
 from tests.support.exposition import Malformed, parse
 from tests.support.local import Fleet, spec
@@ -361,7 +369,7 @@ def test_what_cannot_work_is_refused_at_once(path: str, labels: Any, said: str, 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True])
 def test_every_is_a_number_of_steps(every: Any) -> None:
     with pytest.raises(ConfigError, match="every should be"):
-        Job().reports.add(Kept(), every)
+        check_every(every)
 
 
 def test_what_is_no_writer_is_refused() -> None:
