@@ -395,6 +395,28 @@ def test_flush_leaves_fragments_that_were_just_exchanged(method: str, outer: Any
     assert all(torch.equal(named[0][name], theirs[name]) for theirs in named for name in LENGTHS)
 
 
+def test_flush_restores_the_other_fragments_after_weights_that_are_not_finite() -> None:
+    def run(rank: int, optimizer: Any, named: Named) -> None:
+        for step in range(2):
+            pull(rank, named)
+            for parameter in named.values() if (rank, step) == (1, 1) else ():
+                parameter.detach()[0] = torch.nan
+            with pytest.raises(NonFiniteError) if step else nullcontext():
+                optimizer.step()
+        finite = [bool(parameter.isfinite().all()) for parameter in named.values()]
+        assert sum(finite) == (1 if rank == 1 else 2), "one fragment waits for its own exchange"
+        with pytest.raises(NonFiniteError):
+            optimizer.flush()
+        assert all(parameter.isfinite().all() for parameter in named.values())
+        pull(rank, named)
+        optimizer.step()
+        optimizer.flush()
+
+    options = {"communication_delay": 4, "fragments": 2}
+    named, _ = train(sgd, run, "none", {"schedule": "layerwise"}, WORLD, **options)
+    assert all(torch.equal(named[0][name], theirs[name]) for theirs in named for name in LENGTHS)
+
+
 def test_a_step_that_fails_leaves_nothing_of_a_scaler() -> None:
     """It would multiply its next scale by what it finds."""
 
