@@ -69,6 +69,12 @@ def settings_of(optimizer: torch.optim.Optimizer, session: Session, given: Updat
         raise ConfigError("give DistributedUpdateOptimizer the plain optimizer, not a distributed one")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("LBFGS evaluates the model several times per step, which update mode does not support")
+    if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+        raise ConfigError(
+            f"{type(optimizer).__name__} makes the weights of its eval() from a second copy, of which each rank has "
+            "its own in update mode: every rank would evaluate and save another model; choose an optimizer without "
+            "eval(), or exchange gradients"
+        )
     _check_session(session)
     methods, choice = session.methods, given.second_moment
     momentum.refuse_twice(optimizer, methods, session.steps.named, updates=True)

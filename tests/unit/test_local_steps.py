@@ -939,6 +939,17 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], text: str)
         train(sgd, lambda *given: None, "none", {"schedule": "layerwise"}, **options)
 
 
+class _ScheduleFree(torch.optim.SGD):
+    def train(self) -> None: ...
+    def eval(self) -> None: ...
+
+
+def test_optimizers_whose_weights_to_evaluate_belong_to_each_rank_are_refused() -> None:
+    """As those of schedulefree: after an exchange, eval() would still give each rank a model of its own."""
+    with pytest.raises(ConfigError, match=r"_ScheduleFree makes the weights of its eval\(\)"):
+        train(lambda parameters: _ScheduleFree(parameters, lr=0.1), lambda *given: None, "none", {})
+
+
 def test_fragments_are_neighbours_of_about_equal_size() -> None:
     buckets = [([0], 10), ([1, 2], 10), ([3], 10), ([4], 10), ([5], 40), ([6], 0)]
     for number in range(1, 7):
