@@ -30,7 +30,7 @@ class Usual:
         made: the norm of what the code makes.
         large: when that was measured last, it was far larger.
         steps: of this code so far, at most :data:`SETTLED`.
-        code: names it; 0 before the first.
+        code: names it; 0 for that of the next step.
     """
 
     ratio: float
@@ -44,8 +44,9 @@ class Usual:
 
     def begin(self, code: int) -> None:
         """Begin a step whose results are of this code; what is usual of another one says nothing."""
-        if self.code != code:
-            self.load({"code": code})
+        if self.code not in (0, code):
+            self.load({})
+        self.code = code
 
     def age_by_a_step(self) -> None:
         """Count a coded step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -47,14 +48,46 @@ def test_what_was_divided_anew_is_known_to_wait(mesh: DeviceMesh) -> None:
         if saved:
             compression.resharded(replicas=1).load_state_dict(saved)
             found = compression._saved.state()
-            assert found["norms"] == {"wait": sorted(n for n, t in found["state"]["residual"].items() if t.any())}
-            assert found["norms"]["wait"]
+            waits = sorted(n for n, t in found["state"]["residual"].items() if t.any())
+            assert found["norms"]["wait"] == waits and waits
         else:  # as torch leaves it where a checkpoint lacks it, with allow_partial_load=True
             empty = compression.resharded(replicas=1)
             with pytest.raises(StateError, match="has no compression"):
                 empty.load_state_dict(empty.state_dict())
         saved = compression.state_dict()
         compression.close()
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_what_is_usual_is_that_of_a_checkpoint_that_was_dealt_out_anew(shards: int, mesh: DeviceMesh) -> None:
+    """Else a spike that waits would pass for usual, and all of it would reach the weights, however much is clipped."""
+    net = nn.Linear(64, 30)
+    fully_shard(net, mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compression = hvc.Compression.topk(net.named_parameters(), density=0.1, min_elements=1, warmup_steps=0)
+    compression.register(net, optimizer, replicate=mesh["replicate"])
+
+    def step(scale: float = 1.0) -> None:
+        optimizer.zero_grad()
+        (net(torch.ones(2, 64)).square().sum() * scale).backward()
+        optimizer.step()
+
+    step()
+    step()
+    saved, before = compression.state_dict(), compression._saved.state()["norms"]
+    assert {"usual", "made", "ratio", "norm"} <= {*before}
+    step(1000.0)
+    assert compression._saved.state()["norms"]["norm"] != before["norm"], "the control"
+    saved["about"] = json.dumps(json.loads(saved["about"]) | {"shards": shards})  # a quarter has half the norm
+    compression.resharded(replicas=1).load_state_dict(saved)
+    expected = {name: before[name] * shards**0.5 for name in ("made", "norm")}
+    expected["since"] = [before["since"][0] * shards**0.5, before["since"][1]]  # type: ignore[assignment]
+    expected |= {"code": 0} if shards > 1 else {}
+    after = compression._saved.state()["norms"]
+    assert after | {"wait": None} == before | expected | {"wait": None}
+    step(1000.0)
+    assert compression._saved.state()["norms"]["large"], "results of a spike are not usual, whatever the buckets here"
+    compression.close()
 
 
 class _Twice(nn.Module):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ...engine.optimizer.held_moment import HeldMoment
+from ...engine.ratio import Ratio
 from ...engine.saved import checksums
 from ...engine.saved.redistribute import rounded
 from ...errors import StateError
@@ -28,6 +30,8 @@ from ..saving import Saved, tell_dealt
 from ..session import Session
 
 _ABOUT, _RANKS, _MOMENT = "about", "ranks", "second_moment"
+#: In what is said about a checkpoint: norms as the shard has them that says it, and the number of shards.
+_NORMS, _SHARDS = "norms", "shards"
 #: Kinds of what is kept: what any method may have, and what waits for elements that rounds leave out.
 _RESIDUAL, _WAITING = "residual", "waiting"
 #: What is equal on all ranks, and goes with what waits.
@@ -79,6 +83,7 @@ class Sharded:
         about = {name: state[name] for name in _COMMON if name in state}
         held = state.get(_MOMENT, {})
         about[_MOMENT] = {name: {part: saved[part] for part in _NUMBERS} for name, saved in held.items()}
+        about |= {_NORMS: state.get(_NORMS, {}), _SHARDS: self._mesh.shape[1]}
         return {
             _of(self._mesh.shape[0]): self._residuals(state),
             **self._moments(held),
@@ -231,11 +236,13 @@ class Sharded:
                         f"the checkpoint has a {kind} of {name}, which is exchanged uncompressed here: give the "
                         "compression the same schedule= and min_elements=, or begin without what waits"
                     )
-        gone = {checksums.KEY, _MOMENT, "norms", "added_to", _WAITING, *_COMMON} - {*_FIXED}
+        gone = {checksums.KEY, _MOMENT, _NORMS, "added_to", _WAITING, *_COMMON} - {*_FIXED}
         rest = {name: part for name, part in mine.items() if name not in gone}
         rest |= ({_WAITING: waiting} if waiting else {}) | ({_MOMENT: held} if held else {})
-        # Ratios are of other shards; but an exact round that sends what waits is not the exact mean.
-        rest |= {"norms": {"wait": sorted(filled)}} if filled else {}
+        # Of another shard, but else a spike that waits would pass for usual. An exact round that sends what waits is
+        # not the exact mean.
+        norms = _norms_of_a_shard(about, self._mesh.shape[1]) | ({"wait": sorted(filled)} if filled else {})
+        rest |= {_NORMS: norms} if norms else {}
         more = {name: about[name] for name in _COMMON if name in about and name not in _FIXED}
         dealt = checksums.sealed(rest | more | {"state": kept, "carries": {}})
         self._saved.load(dealt, "restore")
@@ -285,6 +292,16 @@ def _checked(text: str, mine: Mapping[str, Any]) -> dict[str, Any]:
                 "resume with the same options"
             )
     return about
+
+
+def _norms_of_a_shard(about: Mapping[str, Any], shards: int) -> dict[str, Any]:
+    """Return the norms that a checkpoint has, as those of one of so many shards; empty where it has none."""
+    ratio = Ratio()
+    ratio.load(about.get(_NORMS, {}))
+    if (before := about.get(_SHARDS, shards)) != shards:
+        ratio.rescale(math.sqrt(before / shards))
+        ratio.usual.code = 0  # names buckets of other shards
+    return ratio.state()
 
 
 def _of(replicas: int) -> str:
