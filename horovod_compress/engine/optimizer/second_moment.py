@@ -210,6 +210,16 @@ def mean_power(values: Tensor, power: int, rows: int = 1) -> Tensor:
     return sums.div_(length)
 
 
+def _largest(values: Tensor, rows: Tensor) -> Tensor:
+    """Return the largest ``|x|`` of some rows, in which what is not finite counts as 0."""
+    few = 3 * rows.numel() < len(values)  # most often: then only these are read
+    among = (values.index_select(0, rows) if few else values).contiguous()
+    found = torch.empty(len(among), dtype=torch.promote_types(among.dtype, torch.float32), device=among.device)
+    with on_its_device(among):
+        ops.norm_offer_all([among.view(-1)], [found], [among.numel() // len(among)])
+    return found if few else found[rows]
+
+
 def places(optimizer: Any, names: Mapping[int, str]) -> Iterator[Slot]:
     """Return the parameters of an optimizer that have a name, each with its group.
 
@@ -311,9 +321,8 @@ class Form:
         largest = torch.zeros_like(held.floor)
         if held.zero_rows.numel():
             assert parameter.grad is not None
-            rows = local(parameter.grad).index_select(0, held.zero_rows).flatten(1)
-            peaks = torch.maximum(rows.amax(1), rows.amin(1).neg_()).to(largest.dtype).mul_(by)
-            largest.view(-1).index_copy_(0, held.zero_rows, peaks.nan_to_num_(0.0, 0.0, 0.0))
+            peaks = _largest(local(parameter.grad), held.zero_rows).to(largest.dtype)
+            largest.view(-1).index_copy_(0, held.zero_rows, peaks.mul_(by))
         late = Moment(torch.zeros_like(held.floor) if held.late is None else held.late, now - 1)
         self.move(late, group, largest, 1.0)
         held.late = late.moment
