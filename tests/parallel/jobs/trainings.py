@@ -41,16 +41,21 @@ SAMPLES = [sample for sample in samples() if sample.worlds(WORLD)]
 LAYERS = ("embedding", "middle", "late")
 
 
+#: Words that all steps may have, and those that begin one after another; a row of each has a step of its own.
+WORDS, NEW, WIDE = 20, 8, 64
+
+
 class Net(nn.Module):
     """A few layers, of which some may be left out of a step."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.first, self.middle = nn.Embedding(20, 12), nn.Linear(12, 16), nn.Linear(16, 16)
+        self.embedding, self.first = nn.Embedding(WORDS + NEW, WIDE), nn.Linear(WIDE, 16)
+        self.middle = nn.Linear(16, 16)
         self.last, self.late, self.norm = nn.Linear(16, 4), nn.Linear(16, 4), nn.LayerNorm(16)
 
     def forward(self, x: Tensor, used: set[str]) -> Tensor:
-        hidden = self.embedding(x) if "embedding" in used else F.one_hot(x % 12, 12).float()
+        hidden = self.embedding(x) if "embedding" in used else F.one_hot(x, WIDE).float()
         hidden = torch.tanh(self.first(hidden))
         if "middle" in used:
             hidden = hidden + torch.tanh(self.middle(self.norm(hidden)))
@@ -209,7 +214,8 @@ class Training:
         for parameter in model.late.parameters():
             parameter.grad = parameter.grad if draw.clears and not draw.joins else None
         numbers = torch.Generator().manual_seed(1000 * self.number + 2 * step + rank())
-        x, wanted = torch.randint(20, (8,), generator=numbers), torch.randn(8, 4, generator=numbers)
+        words = WORDS + min(NEW, step // 2)
+        x, wanted = torch.randint(words, (8,), generator=numbers), torch.randn(8, 4, generator=numbers)
         loss = F.mse_loss(self.called(x, {*LAYERS} - draw.left_out[step]), wanted)
         (loss * (30.0 if step in draw.surges else 1.0)).backward()
         if not DDP:
