@@ -30,7 +30,7 @@ class _Owed:
     Attributes:
         state: where it is to be; after a load, the optimizer has another.
         now: the number of the last step; where the optimizer has another, somebody else has set its state.
-        exact: that step divided by V as it is.
+        exact: that step divided by V without :data:`.second_moment.FLOOR`.
     """
 
     group: Group
@@ -59,7 +59,7 @@ class _AdamBatch(Batch):
     Attributes:
         now: that number, from 1 on.
         decoupled: how the class has its weight decay.
-        floors: what V counts for at least, by row; none where the step divides by V as it is.
+        floors: what V counts for at least, by row; none where it counts as it is.
         owed: by name, what the optimizer lacks once they are moved, and where that is noted then.
     """
 

@@ -116,12 +116,12 @@ class HeldSecondMoment:
         each = [held for _, held in sorted(self._held.items())]
         if not self._shown:
             numbers = [[held.steps, held.since, held.eps, held.divides] for held in each]
-            value = hash_of([*(held.moment for held in each), torch.tensor(numbers, dtype=torch.float64, device="cpu")])
+            tensors = [part for held in each for part in (held.moment, held.stand_in) if part is not None]
+            value = hash_of([*tensors, torch.tensor(numbers, dtype=torch.float64, device="cpu")])
             eps, since = sorted({held.eps for held in each}), sorted({held.since for held in each})
             self._shown = f"of {len(each)} parameters, after steps {since}, with eps {eps}, by its hash {value:016x}"
-        late = [held.late for held in each if held.late is not None]
-        usual = zlib.crc32(array("d", [held.usual for held in each]), hash_of(late) % (1 << 32) if late else 0)
-        return f"{self._shown}, beside results by theirs {usual:08x}"
+        usual = array("d", [held.usual for held in each])
+        return f"{self._shown}, beside results by theirs {zlib.crc32(usual):08x}"
 
     @cached_property
     def _sparse(self) -> frozenset[str]:

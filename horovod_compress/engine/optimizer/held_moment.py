@@ -86,13 +86,22 @@ class HeldMoment(Moment):
         self.divisor = self.size = self.is_zero = None
         if not self.divides:
             return
-        # Not by what stands in for it in late rows: that changes in every step, and what waits would have to, too.
-        divisor = ops.take_roots(torch.maximum(self.moment, self.floor)).add_(self.eps).view(-1)
+        divisor = ops.take_roots(torch.maximum(self.moment, self._least())).add_(self.eps).view(-1)
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
         size = ops.take_roots(moments.mean_power(divisor, 2)).to(divisor.dtype)
         # None is larger than the root of their number, but where the second moment has overflowed.
         most = max(1.0, 2 * divisor.numel() ** 0.5)
         self.divisor = divisor.div_(size.clamp_(min=torch.finfo(divisor.dtype).tiny)).clamp_(min=LEAST, max=most)
+
+    def _least(self) -> Tensor:
+        """Return what V counts for at least in a code, for each row: the mean of the others where all of a row is 0.
+
+        Divided by almost nothing, the first gradient of a row would set the scale of all that have one with it. (What
+        stands in for V there changes in every step, and what waits would have to change with it.)
+        """
+        rows, zeros = self.floor.numel(), self.floor == 0
+        usual = moments.mean_power(self.floor, 1) * rows / (rows - zeros.sum()).clamp_(min=1)
+        return torch.where(zeros, usual.to(self.floor.dtype), self.floor)
 
 
 def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:

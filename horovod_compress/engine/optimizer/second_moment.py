@@ -83,11 +83,11 @@ def _moment_of(name: object, saved: object, needs: Collection[str]) -> Tensor:
     """
     parts = dict(saved) if isinstance(saved, Mapping) else {}
     has_all = parts.keys() >= {*needs}
-    moment, late, divides = parts.pop("moment", None), parts.pop("late", None), parts.pop("divides", False)
+    moment, stand_in, divides = parts.pop("moment", None), parts.pop("stand_in", None), parts.pop("divides", False)
     fits = isinstance(moment, Tensor) and moment.dtype in (torch.float32, torch.float64)
     numbers = {*parts} <= {"steps", "since", "eps", "usual"}
     fits = fits and has_all and numbers and type(divides) is bool and all(map(is_number, parts.values()))
-    fits = fits and (late is None or _fits_rows(late, moment))
+    fits = fits and (stand_in is None or _stands_in(stand_in, moment))
     if not fits or not parts["steps"]:
         raise StateError(
             f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits with its "
@@ -97,12 +97,12 @@ def _moment_of(name: object, saved: object, needs: Collection[str]) -> Tensor:
     return moment
 
 
-def _fits_rows(late: object, moment: Tensor) -> bool:
-    """Return whether a tensor may be what late rows of a second moment count for."""
+def _stands_in(given: object, moment: Tensor) -> bool:
+    """Return whether this may stand in for rows of a second moment."""
     shape = [*moment.shape[:1], *[1] * (moment.dim() - 1)]
-    if not isinstance(late, Tensor) or late.dtype is not moment.dtype or [*late.shape] != shape:
+    if not isinstance(given, Tensor) or given.dtype is not moment.dtype or [*given.shape] != shape:
         return False
-    return bool((late >= 0).all())
+    return bool((given >= 0).all())
 
 
 def tensors_of(saved: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
@@ -126,14 +126,14 @@ class Moment:
     Attributes:
         moment: V / (1 - b2^s), of at least 32 bits, contiguous.
         steps: s, the steps that it stands for.
-        late: what V counts for at least in every round, for each row, see :meth:`Form.begin_rows`; None for nothing.
+        stand_in: what V counts for at least in every round, for each row, see :meth:`Form.begin_rows`; None for 0.
         floor: the same in compressed rounds, because of others in the row.
         zero_rows: the rows that have had no gradient when V moved, None until they are needed.
     """
 
     moment: Tensor
     steps: float
-    late: Tensor | None = field(default=None, kw_only=True)
+    stand_in: Tensor | None = field(default=None, kw_only=True)
     floor: Tensor = field(init=False)
     zero_rows: Tensor | None = field(init=False, default=None)
 
@@ -152,11 +152,11 @@ class Moment:
         """Return what V counts for at least in a step, for each row; None for nothing.
 
         Args:
-            exact: divide by V as it is, without :data:`FLOOR`.
+            exact: divide by V without :data:`FLOOR`.
         """
-        if self.late is None:
+        if self.stand_in is None:
             return None if exact else self.floor
-        return self.late if exact else torch.maximum(self.floor, self.late)
+        return self.stand_in if exact else torch.maximum(self.floor, self.stand_in)
 
     def squares(self, *, exact: bool = False) -> Tensor:
         """Return the squares of what a step divides by, but for eps, which the optimizer adds itself."""
@@ -165,8 +165,8 @@ class Moment:
 
     def state(self) -> dict[str, Any]:
         """Return what has to be saved: the arguments of another one. The tensor ``moment`` is the one in use."""
-        late = {} if self.late is None or not bool(self.late.any()) else {"late": self.late.clone()}
-        return late | {"moment": self.moment, "steps": self.steps}
+        more = {} if self.stand_in is None or not bool(self.stand_in.any()) else {"stand_in": self.stand_in.clone()}
+        return more | {"moment": self.moment, "steps": self.steps}
 
     def move(self, grad: Tensor, beta2: float, steps: float) -> None:
         """Take in an exact mean gradient, for all steps since the last one."""
@@ -301,11 +301,12 @@ class Form:
         held.steps = min(held.steps, MOST_BRIEF - BRIEF) if held.steps < 1 else 0.0
         self.move(held, group, grad, BRIEF)
 
-    def begin_rows(self, held: Moment, group: Group, parameter: nn.Parameter, now: float, by: float) -> None:
+    def begin_rows(self, held: Moment, group: Group, parameter: nn.Parameter, now: float, by: float = 1.0) -> None:
         """Let rows that have had no gradient when V moved count for what the optimizer's own V would be there.
 
         Else a gradient that comes before V moves again would move its row by :data:`BOUND` learning rates, for as long
         as the first moment has anything of it. V itself stays 0: so it shows which elements have had no exact gradient.
+        Once V has one of a row, what stands in there fades like the square of the first moment.
 
         Args:
             parameter: with the gradient of this step, which counts so many times; each row for its largest element,
@@ -316,16 +317,17 @@ class Form:
             return
         if held.zero_rows is None:
             held.zero_rows = (held.floor.view(-1) == 0).nonzero().view(-1)
-        if held.late is None and not held.zero_rows.numel():
+        if held.stand_in is None and not held.zero_rows.numel():
             return
         largest = torch.zeros_like(held.floor)
         if held.zero_rows.numel():
             assert parameter.grad is not None
             peaks = _largest(local(parameter.grad), held.zero_rows).to(largest.dtype)
             largest.view(-1).index_copy_(0, held.zero_rows, peaks.mul_(by))
-        late = Moment(torch.zeros_like(held.floor) if held.late is None else held.late, now - 1)
-        self.move(late, group, largest, 1.0)
-        held.late = late.moment
+        before = torch.zeros_like(held.floor) if held.stand_in is None else held.stand_in
+        own = Moment(before.clone(), now - 1)
+        self.move(own, group, largest, 1.0)
+        held.stand_in = torch.where(held.floor == 0, own.moment, before * self.betas(group)[0] ** 2)
 
     def forget(self, held: Moment, group: Group) -> None:
         """Let V be what it begins with."""
@@ -348,7 +350,7 @@ class Form:
         Without ``unbiased``, what is divided by is less by the bias, as in the optimizer's own step.
 
         Args:
-            exact: divide by V as it is, without :data:`FLOOR`.
+            exact: divide by V without :data:`FLOOR`.
         """
         second, first = local(state[self.second]), (wide(state[self.first]) if self.first else grad).contiguous()
         out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)

@@ -74,12 +74,11 @@ class SharedSecondMoment:
         A parameter that no rank had a gradient for when V moved has none: Adam's own serves until V moves again. So it
         does in the first step that this rank does with a parameter, as there is no state to be set yet.
         """
-        scale = float(getattr(self._optimizer, "grad_scale", None) or 1.0)  # of a fused step, see Form.gradient()
         for group, parameter, name in self._places():
             held, state = self._moments.get(name), self._optimizer.state.get(parameter)
             if held and state and parameter.grad is not None:
                 grad, now = _ADAM.gradient(self._optimizer, group, parameter), float(state["step"]) + 1
-                _ADAM.begin_rows(held, group, parameter, now, 1.0 / scale)
+                _ADAM.begin_rows(held, group, parameter, now)
                 _ADAM.write(group, state, grad, held, now)
 
     def rebuild(self, steps: int) -> None:
