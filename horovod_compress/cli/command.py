@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="hvd-compress",
         description="Gradient compression for PyTorch's DistributedDataParallel (DDP) and for Horovod.",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {check_build.package_version()}")
+    parser.add_argument("--version", action="store_true", help="show the version, and exit")
     parser.add_argument("--check-build", "-cb", action="store_true", help="show what works here, and exit")
     parser.add_argument("--json", action="store_true", help=_JSON_HELP)
     commands = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB")
@@ -89,8 +89,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:  # the usage that helps is the verb's; parse_args() shows that of the whole
         getattr(parsed, "usage", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
-    if parsed.check_build and parsed.verb:
-        parser.error(f"--check-build is a command of its own: leave out {parsed.verb}, or --check-build")
+    for alone in ("--check-build", "--version"):
+        if getattr(parsed, alone[2:].replace("-", "_")) and parsed.verb:
+            parser.error(f"{alone} is a command of its own: leave out {parsed.verb}, or {alone}")
+    if parsed.version:
+        print(f"{parser.prog} {check_build.package_version()}")
+        return 0
     run = check_build.run if parsed.check_build else getattr(parsed, "run", None)
     if run is None:
         parser.print_help(sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -29,6 +30,8 @@ VERBS = ["bench", "build-horovod", "headroom", "inspect", "list", "plan", "verif
 REFUSED = {
     "nothing-such": "invalid choice",
     "--nothing-such": "unrecognized arguments",
+    "--version foo": "invalid choice",
+    "--version list": "--version is a command of its own",
     **{f"{verb} --nothing-such": "" for verb in VERBS if verb != "bench"},
     "bench nothing": "invalid choice",
     "bench kernels --nothing-such": "unrecognized arguments",
@@ -89,6 +92,10 @@ def test_help_imports_nothing_that_takes_long(answers: dict[str, tuple[int, str,
 def test_the_first_lines_of_help_name_ddp(answers: dict[str, tuple[int, str, list[str]]]) -> None:
     usage, first = answers["--help"][1].split("\n\n")[:2]
     assert usage.startswith("usage: hvd-compress") and "DDP" in first.splitlines()[0]
+
+
+def test_the_version_is_told(answers: dict[str, tuple[int, str, list[str]]]) -> None:
+    assert re.fullmatch(r"hvd-compress \d+\.\d+\S*\n", answers["--version"][1])
 
 
 @pytest.mark.parametrize("words", REFUSED)
