@@ -17,6 +17,8 @@ from typing import TextIO
 
 import psutil
 
+from horovod_compress.cli.common import ended_in_order
+
 TRAIN = Path(__file__).resolve().parent.parent / "examples" / "train.py"
 PREFIX = re.compile(r"^\[\d+\]<(?:stdout|stderr)>:")  # horovodrun's mark of rank and stream
 ERROR = re.compile(r"^(train\.py: .+|[\w.]*(?:Error|Exception|Interrupt)\b.*)")
@@ -52,7 +54,7 @@ def run(job: Job, on_line: Callable[[str], None]) -> None:
         JobFailed: it exceeded its limit or exited with an error.
     """
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    with job.log.open("w") as log:
+    with job.log.open("w") as log, ended_in_order():
         process = subprocess.Popen(
             job.command(),
             stdout=subprocess.PIPE,

@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed("standard output is closed; remove >&-, or redirect it to a file")
     try:
         try:
-            return _run(arguments)
+            with common.ended_in_order():
+                return _run(arguments)
         finally:  # --help ends with SystemExit
             sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough

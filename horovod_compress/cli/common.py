@@ -1,13 +1,16 @@
-"""What the verbs share: the launcher of ranks, tables, and how arguments are refused."""
+"""What the verbs share: the launcher of ranks, tables, how arguments are refused, and how a command is ended."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 LAUNCHERS = ("horovodrun", "torchrun")
@@ -79,6 +82,29 @@ def refuse(verb: str, problem: str) -> int:
     """Print what is wrong with a command, and return its exit status."""
     print(f"hvd-compress {verb}: {problem}", file=sys.stderr)
     return 2
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP clean up as Ctrl-C does: ranks that were started, or folders, would stay otherwise."""
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    # Not where nohup ignores it, nor in a rank: its launcher sees to the rest, and a wait for others would delay it.
+    heeded = [number for number in signals if signal.getsignal(number) == signal.SIG_DFL and not started_by()]
+    if threading.current_thread() is not threading.main_thread():
+        heeded = []
+
+    def end(number: int, frame: object) -> None:
+        for each in heeded:
+            signal.signal(each, signal.SIG_IGN)  # timeout(1) sends it twice
+        sys.exit(128 + number)
+
+    for number in heeded:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
