@@ -147,6 +147,23 @@ def test_a_compression_that_was_never_used_says_so(use: str, steps: int, caplog:
 
 
 @pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("steps", [0, 1])
+def test_one_that_was_refused_a_model_tells_only_of_steps_without_it(
+    steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error of register() has told the program; whoever trains all the same may train each rank alone."""
+    model, compression = pair()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(hvc.ConfigError, match="match_norm should be"):
+        compression.register(model, optimizer, match_norm="no")  # type: ignore[arg-type]
+    for _ in range(steps):
+        assert backward(model) is None
+        optimizer.step()
+    compression.close()
+    assert sum("topk has compressed nothing" in text for text in caplog.messages) == steps
+
+
+@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("early", [False, True])
 def test_the_next_step_after_a_failure_says_the_same(early: bool) -> None:
     """Not that torch's own reduction is in a state that it should not be in."""

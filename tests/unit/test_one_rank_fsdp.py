@@ -280,3 +280,17 @@ def test_what_a_forward_pass_leaves_whole_is_divided_by_the_line_that_is_advised
     compression = hvc.Compression.none(model.named_parameters(), replicate=mesh["replicate"])
     compression.register(model)
     compression.close()
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_one_that_was_refused_a_model_is_closed_quietly(
+    asks: bool, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = nn.Linear(4, 3)
+    fully_shard(net, mesh=mesh["shard"])
+    compression = hvc.Compression.topk(net.named_parameters())
+    if asks:
+        with pytest.raises(ConfigError, match="was not called with this module"):
+            compression.register(nn.Linear(4, 3), replicate=mesh["replicate"])
+    compression.close()
+    assert sum("topk has compressed nothing" in text for text in caplog.messages) == (not asks)

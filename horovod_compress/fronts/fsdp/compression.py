@@ -153,6 +153,7 @@ class Compression(TorchCompression, Factories):
         """
         if self._unwrapped() or (self._session and self._session.exchanges == "updates"):
             raise ConfigError("this compression has a module already; a compression serves one, and is registered once")
+        self._asked = True
         refuse_no_optimizer(optimizer)
         for module in divided.modules(model):
             module.reshard()  # a forward pass without a backward one leaves the root's parameters whole
@@ -325,7 +326,8 @@ class Compression(TorchCompression, Factories):
         return Resharded(self._sharded, replicas)
 
     def close(self) -> None:
-        quiet = self._session or not self._arguments or last_error()  # an error says why nothing was trained
+        # An error says why nothing was trained.
+        quiet = self._asked or self._session or not self._arguments or last_error()
         if not quiet and (text := self._why_unregistered(True)):
             _log.warning("%s", text)
         self._end_look()

@@ -122,6 +122,7 @@ class Compression(TorchCompression, Factories):
         session = self._session
         if not session:
             return model
+        self._asked = True
         checks.refuse_no_optimizer(optimizer)
         self._prepare(session, model)
         self._attach_all(

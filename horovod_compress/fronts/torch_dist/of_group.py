@@ -33,6 +33,7 @@ class TorchCompression(BaseCompression):
     _unexchanged: Unexchanged | None = None  # where these are only told of
     _strangers: Strangers
     _told = _registered = False
+    _asked = False  # register() was called; where it has refused the model, its error has said so
 
     def _hooks(self, job: Job) -> Hooks:
         self._told = False
@@ -158,7 +159,7 @@ class TorchCompression(BaseCompression):
     # ---- the end ----
 
     def close(self) -> None:
-        quiet = self._registered or self._job.forked() or last_error()  # an error says why nothing was trained
+        quiet = self._asked or self._job.forked() or last_error()  # an error says why nothing was trained
         if not quiet and (text := self._why_unused(True)):
             _log.warning("%s", text)  # no optimizer has made a step
         super().close()
