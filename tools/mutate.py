@@ -266,6 +266,13 @@ FAULTS = (
         "tests/unit/test_spikes.py",
     ),
     Fault(
+        "spikes: an optimizer of which nothing waits has it clipped",
+        "horovod_compress/engine/optimizer/spikes.py",
+        "(excess := self._norms.excess) and (mine & coded or not excess.unused & coded)",
+        "self._norms.excess",
+        "tests/unit/test_spikes.py",
+    ),
+    Fault(
         "failure: notes of ranks that have ended are waited for",
         "horovod_compress/exchange/transports/gloo.py",
         "due -= gone | set(found)",

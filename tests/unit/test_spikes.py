@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from horovod_compress.codecs.by_step import method
 from horovod_compress.engine.kept import norm_of
+from horovod_compress.engine.methods import per_layer
 from horovod_compress.engine.optimizer.matching import Matching
 from tests.support.local import Fleet, random_grads, spec
 
@@ -19,14 +21,18 @@ METHODS: list[Any] = [("topk", {"density": 0.05}), ("sketch_fusion", {"error_fee
 
 
 class Job:
-    """Ranks whose parameters two optimizers share."""
+    """Ranks whose parameters two optimizers share.
 
-    def __init__(self, method: str, options: dict[str, Any]) -> None:
+    Args:
+        shared: the names of each one's.
+    """
+
+    def __init__(self, method: Any, options: dict[str, Any], shared: Sequence[str] = ("ab", "c")) -> None:
         self.ranks = Fleet(2, SHAPES, method, schedule="layerwise", **options)
         self.models = [{tensor.name: nn.Parameter(torch.zeros(tensor.shape)) for tensor in SHAPES} for _ in range(2)]
-        self.made = []
+        self.made, self.shared = [], shared
         for reducer, model in zip(self.ranks.reducers, self.models, strict=True):
-            optimizers = [torch.optim.SGD([model["a"], model["b"]], lr=0.1), torch.optim.SGD([model["c"]], lr=0.1)]
+            optimizers = [torch.optim.SGD([model[name] for name in names], lr=0.1) for names in shared]
             self.made.append([Matching(one, reducer, model, lambda: 1.0) for one in optimizers])
 
     def waiting(self) -> float:
@@ -60,13 +66,11 @@ class Job:
         for model, result, mine in zip(self.models, results, self.made, strict=True):
             for name, parameter in model.items():
                 parameter.grad = result[name]
-            for one, names, use in zip(mine, ("ab", "c"), uses, strict=True):
+            for one, names, use in zip(mine, self.shared, uses, strict=True):
                 if use([model[name] for name in names]):
                     one.take_out()
-                    for name in names:
-                        model[name].grad = None
-            for parameter in model.values():
-                parameter.grad = None
+                for name in names if use is not adds_up else ():
+                    model[name].grad = None
 
 
 def clips(parameters: list[nn.Parameter]) -> bool:
@@ -79,6 +83,10 @@ def takes(parameters: list[nn.Parameter]) -> bool:
 
 
 def skips(parameters: list[nn.Parameter]) -> bool:
+    return False
+
+
+def adds_up(parameters: list[nn.Parameter]) -> bool:
     return False
 
 
@@ -125,3 +133,29 @@ def test_a_spike_that_is_skipped_as_a_small_tensor_overflows_does_not_wait() -> 
         job.step(SPIKE, (skips, skips), 1000.0, spoilt="b")
         job.step(SPIKE + 1, (takes, takes))
         assert before / 3 < job.waiting() < 3 * before
+
+
+USES = [((clips, skips), True), ((takes, skips), False), ((takes, takes), False), ((adds_up, skips), False)]
+
+
+@pytest.mark.parametrize(("uses", "clipped"), USES)
+@pytest.mark.parametrize("emptied", [False, True])
+def test_an_optimizer_without_residuals_that_skips_says_nothing_of_what_waits(
+    uses: Sequence[Callable[[list[nn.Parameter]], bool]], clipped: bool, emptied: bool
+) -> None:
+    """Its parameters are not compressed, or the spike's round is an exact one of theirs."""
+    few = method("topk", density=0.05)
+    if emptied:
+        job = Job(per_layer({"c": method("marsit", full_precision_every=10), "*": few}), {})
+    else:
+        job = Job("topk", {"density": 0.05, "min_elements": 1000}, ("ac", "b"))
+    with job.ranks:
+        for number in range(SPIKE):
+            job.step(number, (clips, clips))
+        before = job.waiting()
+        job.step(SPIKE, uses, 1000.0)
+        job.step(SPIKE + 1, (takes, takes))
+        if clipped:
+            assert before / 3 < job.waiting() < 3 * before
+        else:
+            assert job.waiting() > 30 * before

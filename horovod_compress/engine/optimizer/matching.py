@@ -148,9 +148,10 @@ class Matching:
         kept = unused and self._cleared.most_kept()
         self._added_to.append(kept)
         # What was not coded, such as sparse gradients, leaves nothing to be lost, and no step has to wait for it.
-        self._dropped.append(unused and not kept and not self._followed.isdisjoint(last.coded))
-        if self._dropped[-1]:
-            self._spikes.clip()
+        dropped = unused and not kept
+        self._dropped.append(dropped and not self._followed.isdisjoint(last.coded))
+        if dropped:
+            self._spikes.drop(self._followed, last.coded)
         if sum(self._added_to) >= OFTEN:
             norms.vote_against()
         if sum(self._dropped) >= OFTEN and not self._told_dropped:

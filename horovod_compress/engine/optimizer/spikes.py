@@ -48,6 +48,16 @@ class Spikes:
         if not excess.unused:
             self.clip()
 
+    def drop(self, mine: frozenset[str], coded: frozenset[str]) -> None:
+        """After a step whose results an optimizer has dropped, clip what waits, unless others' results may yet be used.
+
+        Args:
+            mine: the parameters of the optimizer.
+            coded: those of which something may wait: not of results that were exact.
+        """
+        if (excess := self._norms.excess) and (mine & coded or not excess.unused & coded):
+            self.clip()
+
     def clip(self) -> None:
         """Once nobody is to use the last results any more, let what is kept be as if gradients had been clipped.
 
