@@ -184,6 +184,13 @@ def test_a_compression_that_no_optimizer_was_given_is_mentioned_once() -> None:
     assert others == [[]] * (WORLD - 1) and value("not unused") == [[]] * WORLD
 
 
+def test_a_second_optimizer_that_is_not_attached_is_mentioned_once() -> None:
+    (first, attached), *others = value("several told")
+    assert len(first) == 1 and "not that of 0.bias, 0.weight: " in first[0]
+    assert "write compression.attach(first, second)" in first[0]
+    assert attached == [] and others == [[[], []]] * (WORLD - 1)
+
+
 def test_process_set() -> None:
     """Members agree among each other; the rank outside trains alone."""
     first = value("process set")[0]

@@ -92,6 +92,7 @@ class Compression(BaseCompression, Factories):
     def _begin(self, session: Session) -> None:
         reducer = session.reducer
         self._tokens, self._handed = Tokens(reducer.rank, reducer.world, len(reducer.plan.names())), Handed()
+        self._second = gradients.SecondOptimizer(session)
         self._renumber(session)
         if reducer.world > 1:
             self._fresh = FreshGradients(session.steps.parameters)
@@ -139,11 +140,12 @@ class Compression(BaseCompression, Factories):
         session = self._current()
         if session.exchanges == "updates":
             raise ConfigError(TAKEN)
-        repeat = self._is_repeat(session, calling_optimizer(self))
+        repeat = self._is_repeat(session, optimizer := calling_optimizer(self))
         with self._tokens.whole_steps(self, session.failure.failed, session.steps.index):
             with session.lock:
                 if not repeat:
                     self._begin_step()
+                self._second.look(optimizer)
                 index = self._index_of(session, tensor)
                 return self._tokens.of(index), tensor if repeat else (index, session.offer(index, tensor))
 
@@ -167,9 +169,9 @@ class Compression(BaseCompression, Factories):
     ) -> Any:
         """Connect a stock optimizer without tokens, or several; return the optimizer, or a tuple of them.
 
-        The bits are the same as without it. It saves one tiny all-reduce per parameter, and failures of
-        other ranks reach the training thread as :class:`ExchangeError`. It uses private methods of
-        Horovod 0.28; with another version it leaves the optimizer unchanged.
+        With one optimizer, the bits are the same as without it; of several, only the first would be known. It saves one
+        tiny all-reduce per parameter, and failures of other ranks reach the training thread as :class:`ExchangeError`.
+        It uses private methods of Horovod 0.28; with another version it leaves the optimizer unchanged.
 
         Call it on every rank or on none, before the first backward pass: the ranks compare this at the first gradient.
 

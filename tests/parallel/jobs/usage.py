@@ -535,7 +535,9 @@ def made_twice() -> str:
         compression=compression,
     )
     assert first is not second
-    text = refusal(lambda: train(model, second, range(1)))
+    with told() as texts:
+        text = refusal(lambda: train(model, second, range(1)))
+    assert not [warning for warning in texts if "attach(" in warning]  # which would not help
     close_together(compression)
     return text
 
@@ -753,6 +755,34 @@ class _Heard(logging.Handler):
 
 check("unused", lambda: unused(False))
 check("not unused", lambda: unused(True))
+
+
+def told_of_several(attach: bool) -> list[str]:
+    """Return what is said of two optimizers that share a compression."""
+    model = net()
+    named = list(model.named_parameters())
+    compression = hvc.Compression.marsit(named, timeout=20.0, warmup_steps=0)
+    found = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD([parameter for _, parameter in mine], lr=0.1),
+            named_parameters=mine,
+            compression=compression,
+        )
+        for mine in (named[:2], named[2:])
+    ]
+    with told() as texts:
+        if attach:
+            compression.attach(*found)
+        for step in range(3):
+            model.zero_grad()
+            loss_of(model, step).backward()
+            for optimizer in found:
+                optimizer.step()
+    compression.close()
+    return texts
+
+
+check("several told", lambda: [told_of_several(attach) for attach in (False, True)])
 
 
 def in_process_set() -> dict[str, Any]:
