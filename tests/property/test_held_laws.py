@@ -665,4 +665,4 @@ def test_kernels_run_where_the_moment_is(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(second_moment, "on_its_device", noted)
     moment = HeldMoment(torch.ones(3, 5), 30.0, 30.0, EPS, True)
-    assert entered[0] is moment.moment and len(entered) == 2
+    assert entered[0] is moment.moment and len(entered) == 3
