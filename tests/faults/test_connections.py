@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +189,14 @@ def test_closing_ends_all_threads() -> None:
 def test_too_few_descriptors_are_an_error_that_says_so(left: int) -> None:
     """Else Gloo would end the process, or the error would ask for another interface."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    opened = len(list(Path("/proc/self/fd").iterdir())) - 1  # without that of the listing itself
-    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + left, hard))
+    gc.collect()  # sockets of other tests
+    listed = [*Path("/proc/self/fd").iterdir()]
+    opened = {int(each.name) for each in listed if each.exists()}  # that of the listing itself is gone
+    # The limit is one of numbers: so many below it are free.
+    most = next(islice((number for number in count() if number not in opened), left, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
-        with pytest.raises(ExchangeError, match=f"rank 0: .*, ulimit -n, which is {opened + left}$"):
+        with pytest.raises(ExchangeError, match=f"rank 0: .*, ulimit -n, which is {most}$"):
             GlooTransport(lambda values: values, 0, 2, "127.0.0.1", SOON)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
