@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from horovod_compress.codecs.sparse_binary import SparseBinary
 from horovod_compress.codecs.stc import Stc
-from horovod_compress.engine.optimizer import second_moment
+from horovod_compress.engine.optimizer import family, second_moment
+from horovod_compress.engine.optimizer.held_moment import HeldMoment
 from horovod_compress.engine.optimizer.update_moment import SharedSecondMoment
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import StateError
@@ -95,8 +96,12 @@ def test_ranks_compare_what_stands_in() -> None:
         assert mine and other and mine.settings() == other.settings()
         stand_in = other._held["words"].stand_in
         assert stand_in is not None
+        other.load_state_dict(copy.deepcopy(other.state_dict()))
+        other._prepared = mine._prepared
+        assert mine.settings() == other.settings(), "one rank has loaded what it had"
+        stand_in = other._held["words"].stand_in
+        assert stand_in is not None
         stand_in[ROW] *= 1.5  # a state of another time was loaded
-        other._shown = ""  # as a load leaves it
         assert mine.settings() != other.settings()
 
 
@@ -143,6 +148,36 @@ def test_what_stands_in_is_adam_s_own_second_moment_of_the_largest_elements() ->
     before = held.stand_in.clone()
     second_moment.ADAM.begin_rows(held, group, parameter, 20, 1.0)
     assert bool((held.stand_in[[0, 2]] < before[[0, 2]]).all()), "V has a gradient of all rows now"
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.RMSprop])
+def test_what_has_overflowed_spoils_no_row(make: Any) -> None:
+    parameter, held = nn.Parameter(torch.zeros(2, 3)), second_moment.Moment(torch.zeros(2, 3), 6.0)
+    (group,) = make([parameter], lr=RATE).param_groups
+    form = family.form_of(make([parameter], lr=RATE))
+    parameter.grad = torch.full((2, 3), 1e20)
+    form.begin_rows(held, group, parameter, 9.0)
+    held.move(torch.ones(2, 3), 0.99, 1.0)
+    for now in range(10, 3000):
+        form.begin_rows(held, group, parameter, float(now))
+        assert held.stand_in is not None and bool(held.stand_in.isfinite().all())
+    assert not bool(held.stand_in.any()), "it ends"
+    held.derive()
+    form.begin_rows(held, group, parameter, 3000.0)
+    assert held.stand_in is None
+
+
+def test_a_state_of_earlier_versions_keeps_its_units_until_v_moves() -> None:
+    """Rows of zeros were divided by eps alone."""
+    saved = {"moment": torch.ones(3, 4), "steps": 3.0, "since": 3.0, "eps": 1e-8, "divides": True}
+    saved["moment"][1] = 0.0  # type: ignore[index]
+    before, now = HeldMoment(**{"rule": 0, **saved}), HeldMoment(**saved)  # type: ignore[arg-type]
+    assert before.divisor is not None and now.divisor is not None
+    assert float(before.divisor[4]) < 1e-5 < 0.1 < float(now.divisor[4])
+    assert "rule" not in before.state() and now.state()["rule"] == 1
+    for held in (before, now):
+        held.move(torch.ones(3, 4) * torch.tensor([[1.0], [0.0], [1.0]]), 0.999, 1.0)
+    assert torch.equal(before.divisor, now.divisor) and before.state()["rule"] == 1
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adagrad])

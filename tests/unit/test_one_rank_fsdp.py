@@ -15,12 +15,13 @@ pytest.importorskip("torch")
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import horovod_compress.fsdp as hvc
 from horovod_compress.engine.agreement import differences
+from horovod_compress.engine.optimizer.held_moment import HeldMoment
 from horovod_compress.errors import ConfigError, MismatchError, StateError
 from horovod_compress.fronts.ending import left_open
 from horovod_compress.fronts.fsdp.divided import DivideFactors
@@ -87,6 +88,33 @@ def test_what_is_usual_is_that_of_a_checkpoint_that_was_dealt_out_anew(shards: i
     assert after | {"wait": None} == before | expected | {"wait": None}
     step(1000.0)
     assert compression._saved.state()["norms"]["large"], "results of a spike are not usual, whatever the buckets here"
+    compression.close()
+
+
+def test_residuals_of_rows_without_a_gradient_keep_their_size(mesh: DeviceMesh) -> None:
+    """What divides such rows before they are encoded is other than in states of earlier versions."""
+    net = nn.Sequential(nn.Embedding(8, 64), nn.Linear(64, 4))
+    fully_shard(net, mesh=mesh["shard"])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    compression = hvc.Compression.topk(net.named_parameters(), density=0.1, min_elements=1)
+    compression.register(net, optimizer, replicate=mesh["replicate"])
+    for step in range(34):
+        optimizer.zero_grad()
+        words = torch.tensor([0, 1, 2, 3 if step == 33 else 0])
+        nn.functional.cross_entropy(net(words), words % 4).backward()
+        optimizer.step()
+
+    def waits() -> Tensor:
+        """Return what waits for the new row, in units of gradients, as who loads the state sees it."""
+        state = compression._saved.state()
+        divisor = HeldMoment(**{"rule": 0, **state["second_moment"]["0.weight"]}).divisor
+        assert divisor is not None
+        return (state["state"]["residual"]["0.weight"] * divisor).view(8, 64)[3]
+
+    before, saved = waits(), compression.state_dict()
+    assert bool(before.any())
+    compression.resharded(replicas=1).load_state_dict(saved)
+    assert torch.allclose(waits(), before, rtol=1e-4)
     compression.close()
 
 

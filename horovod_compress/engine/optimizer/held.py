@@ -116,12 +116,12 @@ class HeldSecondMoment:
         each = [held for _, held in sorted(self._held.items())]
         if not self._shown:
             numbers = [[held.steps, held.since, held.eps, held.divides] for held in each]
-            tensors = [part for held in each for part in (held.moment, held.stand_in) if part is not None]
-            value = hash_of([*tensors, torch.tensor(numbers, dtype=torch.float64, device="cpu")])
+            value = hash_of([*(held.moment for held in each), torch.tensor(numbers, dtype=torch.float64, device="cpu")])
             eps, since = sorted({held.eps for held in each}), sorted({held.since for held in each})
             self._shown = f"of {len(each)} parameters, after steps {since}, with eps {eps}, by its hash {value:016x}"
-        usual = array("d", [held.usual for held in each])
-        return f"{self._shown}, beside results by theirs {zlib.crc32(usual):08x}"
+        stand_ins = [held.stand_in for held in each if held.stand_in is not None and bool(held.stand_in.any())]
+        usual = zlib.crc32(array("d", [held.usual for held in each]), hash_of(stand_ins) % 2**32 if stand_ins else 0)
+        return f"{self._shown}, beside results by theirs {usual:08x}"
 
     @cached_property
     def _sparse(self) -> frozenset[str]:
@@ -173,7 +173,7 @@ class HeldSecondMoment:
         self.beginnings.load(unused.get("exact_until", 0), self.reducer.step, held=bool(mine))
         groups = self._kept.withholding.zero_groups()
         self._held = {
-            name: HeldMoment(**{**saved, **moments.tensors_of(saved, where[name])}, zero_group=groups[name])
+            name: HeldMoment(**{"rule": 0, **saved, **moments.tensors_of(saved, where[name])}, zero_group=groups[name])
             for name, saved in mine.items()
         }
         self._shown = ""

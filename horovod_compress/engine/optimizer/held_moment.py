@@ -30,6 +30,8 @@ class HeldMoment(Moment):
         divides: gradients are divided before they are encoded, not only in the optimizer.
         zero_group: see ``Layout.zero_groups``.
         usual: the mean square of the elements of coded results that are looked at, a running mean; 0 before the first.
+        rule: 0 until V moves where it was loaded from a state of earlier versions: codes see rows of zeros divided by
+            eps alone, and what waits has that unit.
         unmoved: the elements that coded rounds leave out.
         divisor: what gradients are divided by, in units of its root mean square, flat.
         size: the mean of the second moment where results are looked at; None until it is needed.
@@ -41,8 +43,10 @@ class HeldMoment(Moment):
     divides: bool
     zero_group: int = 1
     usual: float = 0.0
+    rule: int = 1
     unmoved: Tensor | None = field(init=False, default=None)
     divisor: Tensor | None = field(init=False)
+    derived: bool = field(init=False, default=False)
     size: float | None = field(init=False, default=None)
     is_zero: bool | None = field(init=False, default=None)
 
@@ -58,7 +62,9 @@ class HeldMoment(Moment):
 
     def state(self) -> dict[str, Any]:
         usual = {"usual": self.usual} if self.usual else {}
-        return super().state() | {"since": self.since, "eps": self.eps, "divides": self.divides} | usual
+        differs = self.moment.dim() > 1 and bool((self.floor == 0).any())
+        rule = {"rule": 1} if self.rule and differs else {}
+        return super().state() | {"since": self.since, "eps": self.eps, "divides": self.divides} | usual | rule
 
     def like(self, result: Tensor) -> Tensor:
         """Return a gradient as large as a coded result in each row, and else as the second moment has them.
@@ -84,9 +90,11 @@ class HeldMoment(Moment):
         super().derive()
         self.regroup(self.zero_group)
         self.divisor = self.size = self.is_zero = None
+        self.rule, self.derived = self.rule or int(self.derived), True
         if not self.divides:
             return
-        divisor = ops.take_roots(torch.maximum(self.moment, self._least())).add_(self.eps).view(-1)
+        least = self._least() if self.rule else self.floor
+        divisor = ops.take_roots(torch.maximum(self.moment, least)).add_(self.eps).view(-1)
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
         size = ops.take_roots(moments.mean_power(divisor, 2)).to(divisor.dtype)
         # None is larger than the root of their number, but where the second moment has overflowed.
@@ -94,7 +102,7 @@ class HeldMoment(Moment):
         self.divisor = divisor.div_(size.clamp_(min=torch.finfo(divisor.dtype).tiny)).clamp_(min=LEAST, max=most)
 
     def _least(self) -> Tensor:
-        """Return what V counts for at least in a code, for each row: the mean of the others where all of a row is 0.
+        """Return what V counts for at least in a code, for each row: for as much as in others where all of it is 0.
 
         Divided by almost nothing, the first gradient of a row would set the scale of all that have one with it. (What
         stands in for V there changes in every step, and what waits would have to change with it.)
@@ -106,7 +114,7 @@ class HeldMoment(Moment):
 
 def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:
     """Carry what waits over to the units of gradients, where a second moment was loaded that nobody holds."""
-    factors = {name: HeldMoment(**saved).divisor for name, saved in state.items()}
+    factors = {name: HeldMoment(**{"rule": 0, **saved}).divisor for name, saved in state.items()}
     kept.convert({name: factor for name, factor in factors.items() if factor is not None})
 
 

@@ -36,6 +36,9 @@ BOUND = 10.0
 #: most so many. Below 1 it is known by that: the first exact gradient takes their place.
 BRIEF, MOST_BRIEF = 0.001, 0.5
 
+#: What stands in for V in a row counts for nothing where it is less than this part of V's floor there.
+NEGLIGIBLE = 1e-6
+
 #: What an optimizer's group of parameters has, and its state of one parameter.
 Group = Mapping[str, Any]
 State = Mapping[str, Any]
@@ -85,7 +88,7 @@ def _moment_of(name: object, saved: object, needs: Collection[str]) -> Tensor:
     has_all = parts.keys() >= {*needs}
     moment, stand_in, divides = parts.pop("moment", None), parts.pop("stand_in", None), parts.pop("divides", False)
     fits = isinstance(moment, Tensor) and moment.dtype in (torch.float32, torch.float64)
-    numbers = {*parts} <= {"steps", "since", "eps", "usual"}
+    numbers = {*parts} <= {"steps", "since", "eps", "usual", "rule"}
     fits = fits and has_all and numbers and type(divides) is bool and all(map(is_number, parts.values()))
     fits = fits and (stand_in is None or _stands_in(stand_in, moment))
     if not fits or not parts["steps"]:
@@ -121,7 +124,7 @@ def _in_words(saved: object) -> str:
 
 @dataclass
 class Moment:
-    """The second moment of one parameter; equal on every rank.
+    """The second moment of one parameter; equal on every rank, but for what stands in for it in update mode.
 
     Attributes:
         moment: V / (1 - b2^s), of at least 32 bits, contiguous.
@@ -317,6 +320,8 @@ class Form:
             return
         if held.zero_rows is None:
             held.zero_rows = (held.floor.view(-1) == 0).nonzero().view(-1)
+            if held.stand_in is not None and not bool(held.stand_in.any()):
+                held.stand_in = None
         if held.stand_in is None and not held.zero_rows.numel():
             return
         largest = torch.zeros_like(held.floor)
@@ -327,7 +332,9 @@ class Form:
         before = torch.zeros_like(held.floor) if held.stand_in is None else held.stand_in
         own = Moment(before.clone(), now - 1)
         self.move(own, group, largest, 1.0)
-        held.stand_in = torch.where(held.floor == 0, own.moment, before * self.betas(group)[0] ** 2)
+        faded = before * self.betas(group)[0] ** 2
+        faded *= faded > NEGLIGIBLE * held.floor
+        held.stand_in = torch.where(held.floor == 0, own.moment, faded).clamp_(max=torch.finfo(faded.dtype).max)
 
     def forget(self, held: Moment, group: Group) -> None:
         """Let V be what it begins with."""

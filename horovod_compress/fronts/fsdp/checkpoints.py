@@ -166,7 +166,8 @@ class Sharded:
         """Return the second moments to hold here from now on, of those that were held when they were saved."""
         divides = self._session.steps.divides()
         return {
-            name: numbers[name] | {"divides": divides[name] == "before", "moment": moment.to_local().contiguous()}
+            name: numbers[name]
+            | {"divides": divides[name] == "before", "rule": 1, "moment": moment.to_local().contiguous()}
             for name, moment in moments.items()
             if name in numbers and divides[name] != "never"
         }
