@@ -31,6 +31,14 @@ from tests.support.samples import Sample, samples
 TENSORS = [spec("weight", 12, 40), spec("bias", 30), spec("cube", 4, 3, 5)]
 RATE, BETA2, EPS = 0.01, 0.999, 1e-8
 Grads = list[dict[str, Tensor]]
+#: Of second moments, by parameter; and of a compression, an optimizer and its second moments, beside the weights.
+Moments = dict[str, dict[str, Any]]
+Saved = tuple[dict[str, Any], dict[str, Any], Moments, dict[str, Tensor]]
+
+
+def without(part: str) -> Callable[[Moments], Moments]:
+    """Return what leaves a part out of second moments."""
+    return lambda moments: {n: {k: v for k, v in m.items() if k != part} for n, m in moments.items()}
 
 
 class Team:
@@ -103,6 +111,31 @@ class Team:
 
     def weights(self) -> dict[str, Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.models[0].items()}
+
+    def saved(self) -> list[Saved]:
+        """Return copies of what each rank saves, its weights last."""
+        return [
+            (
+                *copy.deepcopy(
+                    (checkpoint.save(reducer, self.fleet.methods), optimizer.state_dict(), mine.state_dict())
+                ),
+                self.weights(),
+            )
+            for reducer, optimizer, mine in zip(self.fleet.reducers, self.optimizers, self.held, strict=True)
+            if mine
+        ]
+
+    def resume(self, saved: list[Saved], but: Callable[[Moments], Moments] = dict) -> None:
+        """Go on with what was saved, of second moments with what is made of them."""
+        for rank, (kept, state, moments, weights) in enumerate(saved):
+            with torch.no_grad():
+                for name, parameter in self.models[rank].items():
+                    parameter.copy_(weights[name])
+            checkpoint.load(self.fleet.reducers[rank], self.fleet.methods, copy.deepcopy(kept), "restore")
+            self.optimizers[rank].load_state_dict(copy.deepcopy(state))
+            mine = self.held[rank]
+            assert mine
+            mine.load_state_dict(but(moments))
 
     def moment(self, name: str) -> HeldMoment:
         mine = self.held[0]
@@ -346,24 +379,12 @@ def test_what_is_usual_is_saved() -> None:
     with Team() as team:
         for step in range(7):
             team.step(surging(step))
-        saved = copy.deepcopy([checkpoint.save(reducer, team.fleet.methods) for reducer in team.fleet.reducers])
-        both = zip(team.optimizers, team.held, strict=True)
-        states = copy.deepcopy([(optimizer.state_dict(), mine.state_dict()) for optimizer, mine in both if mine])
-        weights = team.weights()
+        saved = team.saved()
         team.step(surging(7, times=6.0))
         whole, steps = team.weights(), team.moment("weight").steps
     for forgets in (False, True):
         with Team() as again:
-            for rank, (state, moments) in enumerate(states):
-                with torch.no_grad():
-                    for name, parameter in again.models[rank].items():
-                        parameter.copy_(weights[name])
-                checkpoint.load(again.fleet.reducers[rank], again.fleet.methods, saved[rank], "restore")
-                again.optimizers[rank].load_state_dict(copy.deepcopy(state))
-                kept = {n: {k: v for k, v in m.items() if k != "usual" or not forgets} for n, m in moments.items()}
-                mine = again.held[rank]
-                assert mine
-                mine.load_state_dict(kept)
+            again.resume(saved, without("usual") if forgets else dict)
             again.step(surging(7, times=6.0))
             assert all_same([whole, again.weights()]) is not forgets
             assert (again.moment("weight").steps == steps == 6) is not forgets
@@ -392,25 +413,12 @@ def test_no_weight_moves_by_more_than_ten_rates(method: str) -> None:
 def test_resume_is_exact(at: int) -> None:
     with Team() as team:
         team.run(range(at))
-        saved = [
-            copy.deepcopy((checkpoint.save(reducer, team.fleet.methods), optimizer.state_dict(), mine.state_dict()))
-            for reducer, optimizer, mine in zip(team.fleet.reducers, team.optimizers, team.held, strict=True)
-            if mine
-        ]
-        weights = team.weights()
+        saved = team.saved()
         team.run(range(at, 16))
         whole = team.weights()
     for forget in (False, True):
         with Team() as again:
-            for rank, (kept, state, moment) in enumerate(saved):
-                with torch.no_grad():
-                    for name, parameter in again.models[rank].items():
-                        parameter.copy_(weights[name])
-                checkpoint.load(again.fleet.reducers[rank], again.fleet.methods, kept, "restore")
-                again.optimizers[rank].load_state_dict(copy.deepcopy(state))
-                mine = again.held[rank]
-                assert mine
-                mine.load_state_dict({} if forget else moment)
+            again.resume(saved, (lambda moments: {}) if forget else dict)
             again.run(range(at, 16))
             assert all_same([whole, again.weights()]) is (not forget or at <= 5)
 

@@ -14,9 +14,8 @@ from horovod_compress.codecs.stc import Stc
 from horovod_compress.engine.optimizer import family, second_moment
 from horovod_compress.engine.optimizer.held_moment import HeldMoment
 from horovod_compress.engine.optimizer.update_moment import SharedSecondMoment
-from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import StateError
-from tests.property.test_held_laws import RATE, Grads, Team, scaled_by
+from tests.property.test_held_laws import RATE, Grads, Team, scaled_by, without
 from tests.support.local import all_same, random_grads, spec
 from tests.support.marks import slow
 
@@ -62,27 +61,14 @@ def test_resume_is_exact(at: int) -> None:
     with team() as ranks:
         for step in range(at):
             ranks.step(grads(step))
-        saved = [
-            copy.deepcopy((checkpoint.save(reducer, ranks.fleet.methods), optimizer.state_dict(), mine.state_dict()))
-            for reducer, optimizer, mine in zip(ranks.fleet.reducers, ranks.optimizers, ranks.held, strict=True)
-            if mine
-        ]
-        weights = ranks.weights()
+        saved = ranks.saved()
+        assert all(("stand_in" in moments["words"]) is (at > LATE) for _, _, moments, _ in saved)
         for step in range(at, 40):
             ranks.step(grads(step))
         whole = ranks.weights()
     for forget in (False, True):
         with team() as again:
-            for rank, (kept, state, moments) in enumerate(saved):
-                with torch.no_grad():
-                    for name, parameter in again.models[rank].items():
-                        parameter.copy_(weights[name])
-                checkpoint.load(again.fleet.reducers[rank], again.fleet.methods, kept, "restore")
-                again.optimizers[rank].load_state_dict(copy.deepcopy(state))
-                mine = again.held[rank]
-                assert mine and ("stand_in" in moments["words"]) is (at > LATE)
-                dropped = {"stand_in"} if forget else set()
-                mine.load_state_dict({n: {k: v for k, v in m.items() if k not in dropped} for n, m in moments.items()})
+            again.resume(saved, without("stand_in") if forget else dict)
             for step in range(at, 40):
                 again.step(grads(step))
             assert all_same([whole, again.weights()]) is (not forget or at == LATE)

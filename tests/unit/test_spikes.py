@@ -96,6 +96,20 @@ def spoils(parameters: list[nn.Parameter]) -> bool:
     return True
 
 
+def check_what_waits(job: Job, uses: Sequence[Callable[[list[nn.Parameter]], bool]], clipped: bool) -> None:
+    """Let a spike come in a step of which optimizers make such use, and see what waits behind it."""
+    with job.ranks:
+        for number in range(SPIKE):
+            job.step(number, (clips, clips))
+        before = job.waiting()
+        job.step(SPIKE, uses, 1000.0)
+        job.step(SPIKE + 1, (takes, takes))
+        if clipped:
+            assert before / 3 < job.waiting() < 3 * before
+        else:
+            assert job.waiting() > 30 * before
+
+
 @pytest.mark.parametrize(
     ("uses", "clipped"),
     [
@@ -112,16 +126,7 @@ def test_what_waits_is_clipped_with_results(
     method: str, options: dict[str, Any], uses: Sequence[Callable[[list[nn.Parameter]], bool]], clipped: bool
 ) -> None:
     job = Job(method, options)
-    with job.ranks:
-        for number in range(SPIKE):
-            job.step(number, (clips, clips))
-        before = job.waiting()
-        job.step(SPIKE, uses, 1000.0)
-        job.step(SPIKE + 1, (takes, takes))
-        if clipped:
-            assert before / 3 < job.waiting() < 3 * before
-        else:
-            assert job.waiting() > 30 * before
+    check_what_waits(job, uses, clipped)
 
 
 def test_a_spike_that_is_skipped_as_a_small_tensor_overflows_does_not_wait() -> None:
@@ -149,13 +154,4 @@ def test_an_optimizer_without_residuals_that_skips_says_nothing_of_what_waits(
         job = Job(per_layer({"c": method("marsit", full_precision_every=10), "*": few}), {})
     else:
         job = Job("topk", {"density": 0.05, "min_elements": 1000}, ("ac", "b"))
-    with job.ranks:
-        for number in range(SPIKE):
-            job.step(number, (clips, clips))
-        before = job.waiting()
-        job.step(SPIKE, uses, 1000.0)
-        job.step(SPIKE + 1, (takes, takes))
-        if clipped:
-            assert before / 3 < job.waiting() < 3 * before
-        else:
-            assert job.waiting() > 30 * before
+    check_what_waits(job, uses, clipped)
