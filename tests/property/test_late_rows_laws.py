@@ -74,6 +74,25 @@ def test_resume_is_exact(at: int) -> None:
             assert all_same([whole, again.weights()]) is (not forget or at == LATE)
 
 
+@pytest.mark.parametrize("make", [torch.optim.AdamW, *slow(torch.optim.Adamax, torch.optim.NAdam)])
+def test_where_a_state_lacks_it_the_first_moment_stands_in(make: Any) -> None:
+    """As in states of earlier versions, and those of other shards. The row moved by 10 rates in each of many steps."""
+    at = LATE + 10
+    with team("topk", make=make) as ranks:
+        for step in range(at):
+            ranks.step(grads(step))
+        saved = ranks.saved()
+    moved = {}
+    for forget in (False, True):
+        with team("topk", make=make) as again:
+            again.resume(saved, without("stand_in") if forget else dict)
+            before = again.weights()["words"][ROW]
+            for step in range(at, 60):
+                again.step(grads(step))
+            moved[forget] = float((again.weights()["words"][ROW] - before).abs().mean()) / RATE
+    assert 0 < moved[False] < moved[True] < 11
+
+
 def test_ranks_compare_what_stands_in() -> None:
     with team() as ranks:
         for step in range(LATE + 2):
@@ -111,7 +130,7 @@ def test_a_late_gradient_that_is_not_finite_leaves_no_trace() -> None:
         for value in (torch.nan, torch.inf, -torch.inf):
             parameter.grad = torch.zeros(16, 64)
             parameter.grad[ROW, 3] = value
-            form.begin_rows(held, group, parameter, float(LATE + 1), 1.0)
+            form.begin_rows(held, group, {}, parameter, float(LATE + 1), 1.0)
             assert held.stand_in is not None and not bool(held.stand_in.any())
 
 
@@ -123,7 +142,7 @@ def test_what_stands_in_is_adam_s_own_second_moment_of_the_largest_elements() ->
     own, coming = torch.zeros(3, dtype=torch.float64), torch.Generator().manual_seed(1)
     for now in range(9, 20):
         parameter.grad = torch.randn(3, 4, 2, generator=coming) * float(now % 3 == 0)
-        second_moment.ADAM.begin_rows(held, group, parameter, now, 0.5)
+        second_moment.ADAM.begin_rows(held, group, {}, parameter, now, 0.5)
         largest = (0.5 * parameter.grad.double()).abs().amax((1, 2)) * torch.tensor([1.0, 0.0, 1.0])
         own = 0.99 * own + 0.01 * largest.square()
         assert held.stand_in is not None and held.stand_in.shape == (3, 1, 1)
@@ -132,8 +151,22 @@ def test_what_stands_in_is_adam_s_own_second_moment_of_the_largest_elements() ->
     held.move(torch.ones(3, 4, 2), 0.99, 1.0)
     parameter.grad.fill_(1.0)
     before = held.stand_in.clone()
-    second_moment.ADAM.begin_rows(held, group, parameter, 20, 1.0)
+    second_moment.ADAM.begin_rows(held, group, {}, parameter, 20, 1.0)
     assert bool((held.stand_in[[0, 2]] < before[[0, 2]]).all()), "V has a gradient of all rows now"
+
+
+@pytest.mark.parametrize(("now", "size"), [(1.0, 0.0), (9.0, 3.0)])
+def test_it_begins_with_the_mean_that_the_first_moment_is(now: float, size: float) -> None:
+    group, share = {"betas": (0.9, 0.99), "eps": 1e-8}, 1 - 0.9 ** (now - 1)
+    parameter, held = nn.Parameter(torch.zeros(3, 4)), second_moment.Moment(torch.zeros(3, 4), 6.0)
+    held.moment[1] = 1.0
+    held.derive()
+    parameter.grad, first = torch.zeros(3, 4), torch.zeros(3, 4)
+    first[:, 2] = -size * share  # in all steps until now
+    second_moment.ADAM.begin_rows(held, group, {"exp_avg": first}, parameter, now)
+    assert held.stand_in is not None
+    expected = size**2 * 0.99 * (1 - 0.99 ** (now - 1)) / (1 - 0.99**now)
+    assert torch.allclose(held.stand_in.view(-1), torch.tensor([expected, 0.0, expected]))
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.RMSprop])
@@ -142,14 +175,14 @@ def test_what_has_overflowed_spoils_no_row(make: Any) -> None:
     (group,) = make([parameter], lr=RATE).param_groups
     form = family.form_of(make([parameter], lr=RATE))
     parameter.grad = torch.full((2, 3), 1e20)
-    form.begin_rows(held, group, parameter, 9.0)
+    form.begin_rows(held, group, {}, parameter, 9.0)
     held.move(torch.ones(2, 3), 0.99, 1.0)
     for now in range(10, 3000):
-        form.begin_rows(held, group, parameter, float(now))
+        form.begin_rows(held, group, {}, parameter, float(now))
         assert held.stand_in is not None and bool(held.stand_in.isfinite().all())
     assert not bool(held.stand_in.any()), "it ends"
     held.derive()
-    form.begin_rows(held, group, parameter, 3000.0)
+    form.begin_rows(held, group, {}, parameter, 3000.0)
     assert held.stand_in is None
 
 

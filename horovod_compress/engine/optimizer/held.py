@@ -317,8 +317,8 @@ class HeldSecondMoment:
             first = self.beginnings.look_at_zeros(step + 1, [(n, p.grad, self._held[n]) for _, p, n in used])
             surging = self._surges(used, ratios, scale)
         for group, parameter, name in used:
-            held, now = self._held[name], self._form.steps(group, self._optimizer.state[parameter]) + 1
-            coded, by = held.is_coded or name in first, ratios.get(name, 1.0)
+            held, state, by = self._held[name], self._optimizer.state[parameter], ratios.get(name, 1.0)
+            now, coded = self._form.steps(group, state) + 1, held.is_coded or name in first
             steps = 1.0 if coded else now - held.since if self._all_exact else float(name in surging)
             if coded and name not in first and not bool(local(parameter.grad).any()):  # type: ignore[arg-type]
                 continue  # of coded gradients alone, it waits for an exact one that says something
@@ -327,7 +327,7 @@ class HeldSecondMoment:
                 before = held.divisor
                 if coded and self._all_exact:
                     self._form.forget(held, group)
-                    self._form.clear_first(self._optimizer.state[parameter])  # divided by V now, it could be any size
+                    self._form.clear_first(state)  # divided by V now, it could be any size
                     self._form.move(held, group, grad, steps)
                 elif coded:
                     self._form.take_coded(held, group, grad)
@@ -338,7 +338,7 @@ class HeldSecondMoment:
                 if self._all_exact:
                     exact.add(name)
             if not held.is_coded:
-                self._form.begin_rows(held, group, parameter, now, by / scale)
+                self._form.begin_rows(held, group, state, parameter, now, by / scale)
         self._kept.convert(factors)
         return exact
 

@@ -213,14 +213,18 @@ def mean_power(values: Tensor, power: int, rows: int = 1) -> Tensor:
     return sums.div_(length)
 
 
-def _largest(values: Tensor, rows: Tensor) -> Tensor:
-    """Return the largest ``|x|`` of some rows, in which what is not finite counts as 0."""
+def _largest(values: Tensor, held: Moment) -> Tensor:
+    """Return the largest ``|x|`` of each row that has had no gradient when V moved; what is not finite counts as 0."""
+    found, rows = torch.zeros_like(held.floor), held.zero_rows
+    if rows is None or not rows.numel():
+        return found
     few = 3 * rows.numel() < len(values)  # most often: then only these are read
     among = (values.index_select(0, rows) if few else values).contiguous()
-    found = torch.empty(len(among), dtype=torch.promote_types(among.dtype, torch.float32), device=among.device)
+    peaks = torch.empty(len(among), dtype=torch.promote_types(among.dtype, torch.float32), device=among.device)
     with on_its_device(among):
-        ops.norm_offer_all([among.view(-1)], [found], [among.numel() // len(among)])
-    return found if few else found[rows]
+        ops.norm_offer_all([among.view(-1)], [peaks], [among.numel() // len(among)])
+    found.view(-1).index_copy_(0, rows, (peaks if few else peaks[rows]).to(found.dtype))
+    return found
 
 
 def places(optimizer: Any, names: Mapping[int, str]) -> Iterator[Slot]:
@@ -304,7 +308,9 @@ class Form:
         held.steps = min(held.steps, MOST_BRIEF - BRIEF) if held.steps < 1 else 0.0
         self.move(held, group, grad, BRIEF)
 
-    def begin_rows(self, held: Moment, group: Group, parameter: nn.Parameter, now: float, by: float = 1.0) -> None:
+    def begin_rows(
+        self, held: Moment, group: Group, state: State, parameter: nn.Parameter, now: float, by: float = 1.0
+    ) -> None:
         """Let rows that have had no gradient when V moved count for what the optimizer's own V would be there.
 
         Else a gradient that comes before V moves again would move its row by :data:`BOUND` learning rates, for as long
@@ -324,17 +330,24 @@ class Form:
                 held.stand_in = None
         if held.stand_in is None and not held.zero_rows.numel():
             return
-        largest = torch.zeros_like(held.floor)
-        if held.zero_rows.numel():
-            assert parameter.grad is not None
-            peaks = _largest(local(parameter.grad), held.zero_rows).to(largest.dtype)
-            largest.view(-1).index_copy_(0, held.zero_rows, peaks.mul_(by))
-        before = torch.zeros_like(held.floor) if held.stand_in is None else held.stand_in
+        assert parameter.grad is not None
+        before = self._remembered(held, group, state, now - 1) if held.stand_in is None else held.stand_in
         own = Moment(before.clone(), now - 1)
-        self.move(own, group, largest, 1.0)
+        self.move(own, group, _largest(local(parameter.grad), held).mul_(by), 1.0)
         faded = before * self.betas(group)[0] ** 2
         faded *= faded > NEGLIGIBLE * held.floor
         held.stand_in = torch.where(held.floor == 0, own.moment, faded).clamp_(max=torch.finfo(faded.dtype).max)
+
+    def _remembered(self, held: Moment, group: Group, state: State, steps: float) -> Tensor:
+        """Return what begins to stand in for V: the square of what the first moment has of a row, after some steps.
+
+        It has something where a state was loaded that lacks what stood in: one of an earlier version, or of other
+        shards.
+        """
+        first = state.get(self.first)
+        if first is None or not steps:
+            return torch.zeros_like(held.floor)
+        return _largest(local(first), held).div_(1 - self.betas(group)[0] ** steps).square_()
 
     def forget(self, held: Moment, group: Group) -> None:
         """Let V be what it begins with."""

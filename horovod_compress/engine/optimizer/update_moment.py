@@ -78,7 +78,7 @@ class SharedSecondMoment:
             held, state = self._moments.get(name), self._optimizer.state.get(parameter)
             if held and state and parameter.grad is not None:
                 grad, now = _ADAM.gradient(self._optimizer, group, parameter), float(state["step"]) + 1
-                _ADAM.begin_rows(held, group, parameter, now)
+                _ADAM.begin_rows(held, group, state, parameter, now)
                 _ADAM.write(group, state, grad, held, now)
 
     def rebuild(self, steps: int) -> None:
