@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from horovod_compress.codecs.sparse_binary import SparseBinary
 from horovod_compress.codecs.stc import Stc
 from horovod_compress.engine.optimizer import family, second_moment
-from horovod_compress.engine.optimizer.held_moment import HeldMoment
+from horovod_compress.engine.optimizer.held_moment import HeldMoment, give_back
 from horovod_compress.engine.optimizer.update_moment import SharedSecondMoment
 from horovod_compress.errors import StateError
 from tests.property.test_held_laws import RATE, Grads, Team, scaled_by, without
@@ -93,21 +94,20 @@ def test_where_a_state_lacks_it_the_first_moment_stands_in(make: Any) -> None:
     assert 0 < moved[False] < moved[True] < 11
 
 
-def test_ranks_compare_what_stands_in() -> None:
+@pytest.mark.parametrize("at", [LATE, LATE + 2])
+def test_ranks_compare_what_stands_in(at: int) -> None:
     with team() as ranks:
-        for step in range(LATE + 2):
+        for step in range(at):
             ranks.step(grads(step))
         mine, other = ranks.held
         assert mine and other and mine.settings() == other.settings()
-        stand_in = other._held["words"].stand_in
-        assert stand_in is not None
-        other.load_state_dict(copy.deepcopy(other.state_dict()))
-        other._prepared = mine._prepared
-        assert mine.settings() == other.settings(), "one rank has loaded what it had"
-        stand_in = other._held["words"].stand_in
-        assert stand_in is not None
-        stand_in[ROW] *= 1.5  # a state of another time was loaded
-        assert mine.settings() != other.settings()
+        saved = copy.deepcopy(other.state_dict())
+        lacking = [(without("stand_in")(saved), at == LATE), (without("rule")(saved), False)]
+        for state, equal in [(saved, True), *lacking]:
+            other.load_state_dict(copy.deepcopy(state))
+            other._prepared = mine._prepared
+            assert (mine.settings() == other.settings()) is equal, "one rank has loaded it, if only what it had"
+        assert mine.shown() != other.shown(), "results depend on the rule"
 
 
 def test_a_gradient_scaler_changes_nothing() -> None:
@@ -190,13 +190,18 @@ def test_a_state_of_earlier_versions_keeps_its_units_until_v_moves() -> None:
     """Rows of zeros were divided by eps alone."""
     saved = {"moment": torch.ones(3, 4), "steps": 3.0, "since": 3.0, "eps": 1e-8, "divides": True}
     saved["moment"][1] = 0.0  # type: ignore[index]
-    before, now = HeldMoment(**{"rule": 0, **saved}), HeldMoment(**saved)  # type: ignore[arg-type]
+    before, now = (HeldMoment(**copy.deepcopy(rule | saved)) for rule in ({"rule": 0}, {}))  # type: ignore[arg-type]
     assert before.divisor is not None and now.divisor is not None
     assert float(before.divisor[4]) < 1e-5 < 0.1 < float(now.divisor[4])
     assert "rule" not in before.state() and now.state()["rule"] == 1
+    given: dict[str, Tensor] = {}
+    give_back({"w": saved, "v": now.state()}, SimpleNamespace(convert=given.update))  # type: ignore[arg-type]
+    assert torch.equal(given["w"], before.divisor) and torch.equal(given["v"], now.divisor)
     for held in (before, now):
         held.move(torch.ones(3, 4) * torch.tensor([[1.0], [0.0], [1.0]]), 0.999, 1.0)
     assert torch.equal(before.divisor, now.divisor) and before.state()["rule"] == 1
+    now.move(torch.ones(3, 4), 0.999, 1.0)
+    assert "rule" not in now.state(), "earlier versions can load it"
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adagrad])

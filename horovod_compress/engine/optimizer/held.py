@@ -103,7 +103,7 @@ class HeldSecondMoment:
 
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
-        begun = f", of step {self.reducer.step} ({self.shown()})" if self._held else ""
+        begun = f", of step {self.reducer.step} ({self.shown()}{self._stand_ins()})" if self._held else ""
         names = sorted(name for _, _, name in self._parameters())
         which = (
             f"{len(names)} parameters of {type(self._optimizer).__name__} ({zlib.crc32(','.join(names).encode()):08x})"
@@ -115,13 +115,17 @@ class HeldSecondMoment:
         """Return what is held, for a comparison with other ranks; the work is done after it has changed only."""
         each = [held for _, held in sorted(self._held.items())]
         if not self._shown:
-            numbers = [[held.steps, held.since, held.eps, held.divides] for held in each]
+            numbers = [[held.steps, held.since, held.eps, held.divides, held.lifts_zeros] for held in each]
             value = hash_of([*(held.moment for held in each), torch.tensor(numbers, dtype=torch.float64, device="cpu")])
             eps, since = sorted({held.eps for held in each}), sorted({held.since for held in each})
             self._shown = f"of {len(each)} parameters, after steps {since}, with eps {eps}, by its hash {value:016x}"
-        stand_ins = [held.stand_in for held in each if held.stand_in is not None and bool(held.stand_in.any())]
-        usual = zlib.crc32(array("d", [held.usual for held in each]), hash_of(stand_ins) % 2**32 if stand_ins else 0)
-        return f"{self._shown}, beside results by theirs {usual:08x}"
+        usual = array("d", [held.usual for held in each])
+        return f"{self._shown}, beside results by theirs {zlib.crc32(usual):08x}"
+
+    def _stand_ins(self) -> str:
+        """Return what stands in for it in rows: no result depends on that, and to look at it waits for a GPU."""
+        each = [one for _, held in sorted(self._held.items()) if (one := held.stand_in) is not None and bool(one.any())]
+        return f", in some rows with {hash_of(each):016x} in its place" if each else ""
 
     @cached_property
     def _sparse(self) -> frozenset[str]:

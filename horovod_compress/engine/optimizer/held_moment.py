@@ -55,6 +55,11 @@ class HeldMoment(Moment):
         """Whether it is made of coded gradients alone, see :data:`.second_moment.BRIEF`."""
         return self.steps < 1
 
+    @property
+    def lifts_zeros(self) -> bool:
+        """Whether codes see rows of zeros divided by about what others are, and there are any."""
+        return bool(self.rule) and self.moment.dim() > 1 and bool((self.floor == 0).any())
+
     def regroup(self, zero_group: int) -> None:
         """Take note that other zeros stay zeros; of coded gradients alone, no element is left out."""
         self.zero_group = zero_group
@@ -62,8 +67,7 @@ class HeldMoment(Moment):
 
     def state(self) -> dict[str, Any]:
         usual = {"usual": self.usual} if self.usual else {}
-        differs = self.moment.dim() > 1 and bool((self.floor == 0).any())
-        rule = {"rule": 1} if self.rule and differs else {}
+        rule = {"rule": 1} if self.lifts_zeros else {}
         return super().state() | {"since": self.since, "eps": self.eps, "divides": self.divides} | usual | rule
 
     def like(self, result: Tensor) -> Tensor:
