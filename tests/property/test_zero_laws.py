@@ -290,6 +290,25 @@ def test_what_waits_for_nothing_that_is_held_is_sent_at_once() -> None:
         assert not column(plain.step(given)[0]).any()
 
 
+@pytest.mark.parametrize("kinds", [["coded"], ["exact", "coded"], ["exact", "exact", "coded"]])
+def test_what_exact_rounds_round_off_of_elements_that_are_no_longer_left_out_is_sent_later(kinds: list[Any]) -> None:
+    """Ranks that have waited in opposite directions round off more than the mean of what waited."""
+    with Fleet(WORLD, [spec("w", 4, 64)], "ef_signsgd") as fleet:
+        for reducer, size in zip(fleet.reducers, (1000.3, -999.3), strict=True):
+            reducer.kept.withholding.withhold({"w": torch.arange(4 * 64)})
+            reducer.kept.withholding.load({"w": torch.full((4 * 64,), size)})
+        got = torch.zeros(4 * 64)
+        for kind in kinds:
+            for reducer in fleet.reducers:
+                reducer.kept.withholding.withhold({})
+                reducer.buckets.choose(Next(kind))
+            got += fleet.step([{"w": torch.zeros(4, 64)} for _ in range(WORLD)])[0]["w"].view(-1)
+            assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
+        kept = sum(mine["w"] for mine in fleet.residuals()) / WORLD
+        assert torch.allclose(got + kept, torch.tensor(0.5), atol=1e-3)
+        assert not any(reducer.kept.withholding.waiting() for reducer in fleet.reducers)
+
+
 def test_it_follows_the_scale_of_gradients_and_the_rate() -> None:
     with waiting() as team:
         reducer, before = team.fleet.reducers[1], waits(team)[1]["weight"]

@@ -63,7 +63,8 @@ class _Waiting:
     A round reads ``kept`` and writes ``next``; only when its result is good on every rank does one become the other.
 
     Attributes:
-        leaves: they are coded from now on: the next round, of whatever kind, sends what is left.
+        leaves: they are coded from now on: the next round, of whatever kind, sends what is left, and later ones what it
+            rounds off.
     """
 
     index: Tensor
@@ -238,7 +239,8 @@ class Withheld:
                 kept.data.index_fill_(0, index.to(kept.device), 0)  # no change from outside, see onebit_adam
         for some in self._waiting.get(position, ()):
             some.kept, some.next = some.next, some.kept
-        if position in self._waiting:
+        rounds_off = wire is not None and wire.itemsize < result.element_size()
+        if position in self._waiting and not rounds_off:
             _put(self._waiting, position, [some for some in self._waiting[position] if not some.leaves] or None)
             self._note()
 
