@@ -301,7 +301,7 @@ def test_a_saved_second_moment_that_is_none_is_refused(value: float) -> None:
     saved["moments"]["p"]["moment"][0, 0, 0] = math.inf  # of a square that has overflowed, as Adam's own may have
     ours.held.check(saved, warming=False)
     saved["moments"]["p"]["moment"][0, 0, 0] = value
-    with pytest.raises(ConfigError, match="saved second moment of p should be at least 0"):
+    with pytest.raises(ConfigError, match=rf"saved second moment of p should be at least 0, got {value}; load a state"):
         ours.held.check(saved, warming=False)
 
 
@@ -317,6 +317,15 @@ def test_a_saved_second_moment_that_lacks_something_is_refused_before_anything_i
     for name in whole:
         with pytest.raises(StateError, match=r"second moment of 'w' should be .* steps, since, eps, divides, got"):
             second_moment.check_state({"w": {n: part for n, part in whole.items() if n != name}}, shapes, needs)
+
+
+def test_a_saved_second_moment_of_another_model_is_told_by_what_differs() -> None:
+    moment = {"moment": torch.ones(2), "steps": 3.0}
+    second_moment.check_state({"w": moment}, {"w": torch.Size([2])}, ["steps"])
+    with pytest.raises(StateError, match=r"of w should be of shape \(3,\), got \(2,\); load the state of the same"):
+        second_moment.check_state({"w": moment}, {"w": torch.Size([3])}, ["steps"])
+    with pytest.raises(StateError, match=r"second moment of w, and no such parameter; load the state of the same"):
+        second_moment.check_state({"w": moment}, {"v": torch.Size([2])}, ["steps"])
 
 
 def test_no_warm_up_begins_again() -> None:

@@ -39,6 +39,8 @@ BRIEF, MOST_BRIEF = 0.001, 0.5
 #: What stands in for V in a row counts for nothing where it is less than this part of V's floor there.
 NEGLIGIBLE = 1e-6
 
+_OF_THE_SAME = "load the state of the same model"
+
 #: What an optimizer's group of parameters has, and its state of one parameter.
 Group = Mapping[str, Any]
 State = Mapping[str, Any]
@@ -71,10 +73,17 @@ def check_state(
     """
     for name, saved in state.items():
         moment = _moment_of(name, saved, needs)
-        if name not in shapes or moment.shape != shapes[name] or not bool((moment >= 0).all()):
+        if name not in shapes:
+            raise StateError(f"there is a saved second moment of {name}, and no such parameter; {_OF_THE_SAME}")
+        if moment.shape != shapes[name]:
             raise StateError(
-                f"the saved second moment of {name} should be at least 0, of shape {tuple(shapes.get(name, ()))}, got "
-                f"{tuple(moment.shape)}; load the state of the same model, saved at a step that went well"
+                f"the saved second moment of {name} should be of shape {tuple(shapes[name])}, got "
+                f"{tuple(moment.shape)}; {_OF_THE_SAME}"
+            )
+        if not bool((moment >= 0).all()):
+            raise StateError(
+                f"the saved second moment of {name} should be at least 0, got {float(moment.min())}; load a state "
+                "that was saved at a step that went well"
             )
 
 
