@@ -22,7 +22,7 @@ from ..engine.optimizer import held, momentum
 from ..engine.optimizer.family import tell_unused
 from ..engine.optimizer.held_moment import Left, give_back
 from ..engine.optimizer.momentum import LastRates, Rates
-from ..engine.optimizer.second_moment import check_state as check_moments
+from ..engine.optimizer.saved_moments import check_state as check_moments
 from ..engine.optimizer.step_hooks import prepare_last
 from ..engine.optimizer.taker import SavedRates, Takers
 from ..engine.reducer import Next, Reducer

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.by_step import by_step
 from horovod_compress.codecs.dense import FullPrecision
-from horovod_compress.engine.optimizer import held, holding, second_moment
+from horovod_compress.engine.optimizer import held, holding, saved_moments, second_moment
 from horovod_compress.engine.optimizer.held_moment import HeldMoment
 from horovod_compress.engine.optimizer.second_moment import BOUND
 from horovod_compress.engine.optimizer.step_hooks import before_step
@@ -520,7 +520,7 @@ def test_a_square_that_overflows_stops_one_element_as_in_adam(at: int, method: s
         moved = weights["weight"] != before
         assert not bool(moved[2, 3]) and int(moved[2].sum()) > 0 and int(moved.sum()) > moved.numel() // 2
         assert int(team.moment("weight").moment.isinf().sum()) == 1
-        second_moment.check_state(team.held[0].state_dict(), {t.name: torch.Size(t.shape) for t in TENSORS}, ())
+        saved_moments.check_state(team.held[0].state_dict(), {t.name: torch.Size(t.shape) for t in TENSORS}, ())
 
 
 def test_a_bucket_that_is_left_uncompressed_for_a_while() -> None:

@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from ...ops.checksums import hash_of
 from ..reducer import Next, Reducer
 from ..shards import local
-from . import family, second_moment as moments, step_hooks
+from . import family, rare_rows, second_moment as moments, step_hooks
 from .adam import AdamStepping
 from .beginnings import Beginnings
 from .exact_rounds import ExactRounds
-from .held_moment import HeldMoment, Left, note_units
+from .held_moment import HeldMoment, Left, loaded, note_units
 from .second_moment import BRIEF, Slot
 from .surges import Result, surges
 
@@ -115,7 +115,7 @@ class HeldSecondMoment:
         """Return what is held, for a comparison with other ranks; the work is done after it has changed only."""
         each = [held for _, held in sorted(self._held.items())]
         if not self._shown:
-            numbers = [[held.steps, held.since, held.eps, held.divides, held.lifts_zeros] for held in each]
+            numbers = [[held.steps, held.since, held.eps, held.divides, held.code_floor] for held in each]
             value = hash_of([*(held.moment for held in each), torch.tensor(numbers, dtype=torch.float64, device="cpu")])
             eps, since = sorted({held.eps for held in each}), sorted({held.since for held in each})
             self._shown = f"of {len(each)} parameters, after steps {since}, with eps {eps}, by its hash {value:016x}"
@@ -176,10 +176,7 @@ class HeldSecondMoment:
         mine = {name: saved for name, saved in state.items() if name in where}
         self.beginnings.load(unused.get("exact_until", 0), self.reducer.step, held=bool(mine))
         groups = self._kept.withholding.zero_groups()
-        self._held = {
-            name: HeldMoment(**{"rule": 0, **saved, **moments.tensors_of(saved, where[name])}, zero_group=groups[name])
-            for name, saved in mine.items()
-        }
+        self._held = {name: loaded(saved, where[name], groups[name]) for name, saved in mine.items()}
         self._shown = ""
 
     # ---- before the first gradient of a step ----
@@ -228,8 +225,8 @@ class HeldSecondMoment:
                 continue
             zeros = zeros or self._kept.withholding.zero_groups()  # it has moved its own until now
             (moment, steps), before = self._form.taken_over(group, state), divides[name] == "before"
-            stands_for = BRIEF if coded else steps
-            held = HeldMoment(moment, stands_for, steps, float(group["eps"]), before, zeros[name])
+            held = HeldMoment(moment, BRIEF if coded else steps, steps, float(group["eps"]), before, zeros[name])
+            held.begin_rows()
             self._held[name], self._shown = held, ""
             note_units(factors, name, waits_by, held.divisor)
         if not self.exact:
@@ -342,7 +339,7 @@ class HeldSecondMoment:
                 if self._all_exact:
                     exact.add(name)
             if not held.is_coded:
-                self._form.begin_rows(held, group, state, parameter, now, by / scale)
+                rare_rows.take_in(self._form, held, group, state, parameter, now, by / scale)
         self._kept.convert(factors)
         return exact
 

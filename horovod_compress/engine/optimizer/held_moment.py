@@ -12,12 +12,16 @@ from torch import Tensor
 from ... import ops
 from ..kept import Kept
 from . import second_moment as moments
+from .saved_moments import tensors_of
 from .second_moment import Moment
 
 #: How many exchanges an optimizer has left unused, whether all of them were exact, and whether the last one was.
 Left = Mapping[str, Any]
 #: What codecs divide by is at least this part of the root mean square of the tensor.
 LEAST = 1e-6
+#: The same of V, where it has had a gradient: a row of which V is small is most often one that has seldom had any.
+#: Divided by that, the next one would set the scale of all others, or take the place of theirs in what is sent.
+CODE_FLOOR = 0.3
 
 
 @dataclass
@@ -30,8 +34,8 @@ class HeldMoment(Moment):
         divides: gradients are divided before they are encoded, not only in the optimizer.
         zero_group: see ``Layout.zero_groups``.
         usual: the mean square of the elements of coded results that are looked at, a running mean; 0 before the first.
-        rule: 0 until V moves where it was loaded from a state of earlier versions: codes see rows of zeros divided by
-            eps alone, and what waits has that unit.
+        code_floor: to a code, a divisor is at least this part of the root mean square of all rows that have had a
+            gradient. 0 until V moves where it was loaded from a state of earlier versions, as what waits has that unit.
         unmoved: the elements that coded rounds leave out.
         divisor: what gradients are divided by, in units of its root mean square, flat.
         size: the mean of the second moment where results are looked at; None until it is needed.
@@ -43,7 +47,7 @@ class HeldMoment(Moment):
     divides: bool
     zero_group: int = 1
     usual: float = 0.0
-    rule: int = 1
+    code_floor: float = CODE_FLOOR
     unmoved: Tensor | None = field(init=False, default=None)
     divisor: Tensor | None = field(init=False)
     derived: bool = field(init=False, default=False)
@@ -55,11 +59,6 @@ class HeldMoment(Moment):
         """Whether it is made of coded gradients alone, see :data:`.second_moment.BRIEF`."""
         return self.steps < 1
 
-    @property
-    def lifts_zeros(self) -> bool:
-        """Whether codes see rows of zeros divided by about what others are, and there are any."""
-        return bool(self.rule) and self.moment.dim() > 1 and bool((self.floor == 0).any())
-
     def regroup(self, zero_group: int) -> None:
         """Take note that other zeros stay zeros; of coded gradients alone, no element is left out."""
         self.zero_group = zero_group
@@ -67,8 +66,8 @@ class HeldMoment(Moment):
 
     def state(self) -> dict[str, Any]:
         usual = {"usual": self.usual} if self.usual else {}
-        rule = {"rule": 1} if self.lifts_zeros else {}
-        return super().state() | {"since": self.since, "eps": self.eps, "divides": self.divides} | usual | rule
+        floor = {"code_floor": self.code_floor} if self.divides and self.code_floor else {}
+        return super().state() | {"since": self.since, "eps": self.eps, "divides": self.divides} | usual | floor
 
     def like(self, result: Tensor) -> Tensor:
         """Return a gradient as large as a coded result in each row, and else as the second moment has them.
@@ -94,10 +93,11 @@ class HeldMoment(Moment):
         super().derive()
         self.regroup(self.zero_group)
         self.divisor = self.size = self.is_zero = None
-        self.rule, self.derived = self.rule or int(self.derived), True
+        self.code_floor = CODE_FLOOR if self.derived else self.code_floor
+        self.derived = True
         if not self.divides:
             return
-        least = self._least() if self.rule else self.floor
+        least = torch.maximum(self.floor, self.mean_floor() * (self.code_floor / moments.FLOOR) ** 2)
         divisor = ops.take_roots(torch.maximum(self.moment, least)).add_(self.eps).view(-1)
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
         size = ops.take_roots(moments.mean_power(divisor, 2)).to(divisor.dtype)
@@ -105,20 +105,15 @@ class HeldMoment(Moment):
         most = max(1.0, 2 * divisor.numel() ** 0.5)
         self.divisor = divisor.div_(size.clamp_(min=torch.finfo(divisor.dtype).tiny)).clamp_(min=LEAST, max=most)
 
-    def _least(self) -> Tensor:
-        """Return what V counts for at least in a code, for each row: for as much as in others where all of it is 0.
 
-        Divided by almost nothing, the first gradient of a row would set the scale of all that have one with it. (What
-        stands in for V there changes in every step, and what waits would have to change with it.)
-        """
-        rows, zeros = self.floor.numel(), self.floor == 0
-        usual = moments.mean_power(self.floor, 1) * rows / (rows - zeros.sum()).clamp_(min=1)
-        return torch.where(zeros, usual.to(self.floor.dtype), self.floor)
+def loaded(saved: Mapping[str, Any], device: torch.device, zero_group: int = 1) -> HeldMoment:
+    """Return a second moment of what :meth:`HeldMoment.state` returned, perhaps that of an earlier version."""
+    return HeldMoment(**{"code_floor": 0.0, **saved, **tensors_of(saved, device)}, zero_group=zero_group)
 
 
 def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:
     """Carry what waits over to the units of gradients, where a second moment was loaded that nobody holds."""
-    factors = {name: HeldMoment(**{"rule": 0, **saved}).divisor for name, saved in state.items()}
+    factors = {name: loaded(saved, saved["moment"].device).divisor for name, saved in state.items()}
     kept.convert({name: factor for name, factor in factors.items() if factor is not None})
 
 

@@ -12,7 +12,7 @@ weight updates are.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ...errors import ConfigError, StateError
+from ...errors import ConfigError
 from ...ops.checksums import on_its_device
-from ..saved.checksums import is_number
 from ..shards import local
 
 # ---- how it moves, and how a step divides by it --------------------------------------------------
@@ -36,10 +35,9 @@ BOUND = 10.0
 #: most so many. Below 1 it is known by that: the first exact gradient takes their place.
 BRIEF, MOST_BRIEF = 0.001, 0.5
 
-#: What stands in for V in a row counts for nothing where it is less than this part of V's floor there.
-NEGLIGIBLE = 1e-6
-
-_OF_THE_SAME = "load the state of the same model"
+#: What stands in for V in a row counts where it is more than so many times the mean of V there. Below that, V serves: as
+#: results of a code are larger than gradients everywhere, rows that are small in all steps would move too little.
+SURPASSES = 100.0
 
 #: What an optimizer's group of parameters has, and its state of one parameter.
 Group = Mapping[str, Any]
@@ -60,77 +58,6 @@ def check_options(second_moment: str, **numbers: object) -> None:
             raise ConfigError(f"{name} should be a whole number, at least 1, got {value!r}")
 
 
-def check_state(
-    state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, torch.Size], needs: Collection[str]
-) -> None:
-    """Refuse a saved second moment that is not of these parameters.
-
-    Args:
-        needs: the parts that one has to have beside the tensor.
-
-    Raises:
-        ConfigError: names the parameter.
-    """
-    for name, saved in state.items():
-        moment = _moment_of(name, saved, needs)
-        if name not in shapes:
-            raise StateError(f"there is a saved second moment of {name}, and no such parameter; {_OF_THE_SAME}")
-        if moment.shape != shapes[name]:
-            raise StateError(
-                f"the saved second moment of {name} should be of shape {tuple(shapes[name])}, got "
-                f"{tuple(moment.shape)}; {_OF_THE_SAME}"
-            )
-        if not bool((moment >= 0).all()):
-            raise StateError(
-                f"the saved second moment of {name} should be at least 0, got {float(moment.min())}; load a state "
-                "that was saved at a step that went well"
-            )
-
-
-def _moment_of(name: object, saved: object, needs: Collection[str]) -> Tensor:
-    """Return the tensor of a saved second moment, whose other parts are numbers.
-
-    Raises:
-        StateError: it is malformed.
-    """
-    parts = dict(saved) if isinstance(saved, Mapping) else {}
-    has_all = parts.keys() >= {*needs}
-    moment, stand_in, divides = parts.pop("moment", None), parts.pop("stand_in", None), parts.pop("divides", False)
-    fits = isinstance(moment, Tensor) and moment.dtype in (torch.float32, torch.float64)
-    numbers = {*parts} <= {"steps", "since", "eps", "usual", "rule"}
-    fits = fits and has_all and numbers and type(divides) is bool and all(map(is_number, parts.values()))
-    fits = fits and (stand_in is None or _stands_in(stand_in, moment))
-    if not fits or not parts["steps"]:
-        raise StateError(
-            f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits with its "
-            f"{', '.join(needs)}, got {_in_words(saved):.200}; load what state_dict() returned"
-        )
-    assert isinstance(moment, Tensor)
-    return moment
-
-
-def _stands_in(given: object, moment: Tensor) -> bool:
-    """Return whether this may stand in for rows of a second moment."""
-    shape = [*moment.shape[:1], *[1] * (moment.dim() - 1)]
-    if not isinstance(given, Tensor) or given.dtype is not moment.dtype or [*given.shape] != shape:
-        return False
-    return bool((given >= 0).all())
-
-
-def tensors_of(saved: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """Return copies of the tensors of a saved second moment, on a device."""
-    found = {name: part for name, part in saved.items() if isinstance(part, Tensor)}
-    return {name: part.to(device, copy=True).contiguous() for name, part in found.items()}
-
-
-def _in_words(saved: object) -> str:
-    """Return the parts of a saved second moment, of which the tensor may be large."""
-    if not isinstance(saved, Mapping):
-        return repr(saved)
-    kinds = {name: f"{p.dtype} of shape {tuple(p.shape)}" for name, p in saved.items() if isinstance(p, Tensor)}
-    return ", ".join(f"{name}: {kinds.get(name) or repr(part)}" for name, part in saved.items())
-
-
 @dataclass
 class Moment:
     """The second moment of one parameter; equal on every rank, but for what stands in for it in update mode.
@@ -138,16 +65,19 @@ class Moment:
     Attributes:
         moment: V / (1 - b2^s), of at least 32 bits, contiguous.
         steps: s, the steps that it stands for.
-        stand_in: what V counts for at least in every round, for each row, see :meth:`Form.begin_rows`; None for 0.
+        stand_in: what V counts for at least in every round, for each row in which that is :data:`SURPASSES` times V,
+            see :mod:`.rare_rows`; None where nobody knows.
         floor: the same in compressed rounds, because of others in the row.
-        zero_rows: the rows that have had no gradient when V moved, None until they are needed.
+        rare_rows: the rows in which something stands in for V until it moves again; None until they are needed.
+        has_stand_in: what stands in may be more than 0 until then.
     """
 
     moment: Tensor
     steps: float
     stand_in: Tensor | None = field(default=None, kw_only=True)
     floor: Tensor = field(init=False)
-    zero_rows: Tensor | None = field(init=False, default=None)
+    rare_rows: Tensor | None = field(init=False, default=None)
+    has_stand_in: bool = field(init=False, default=True)
 
     def __post_init__(self) -> None:
         self.derive()
@@ -158,7 +88,17 @@ class Moment:
         rows = self.moment.shape[0] if several else 1
         shape = (rows, *[1] * (self.moment.dim() - 1)) if several else ()
         self.floor = (mean_power(self.moment, 1, rows) * FLOOR**2).to(self.moment.dtype).view(shape)
-        self.zero_rows = None
+        self.rare_rows = None
+
+    def begin_rows(self) -> None:
+        """Let nothing stand in for V yet: the optimizer has made it until now."""
+        self.stand_in = torch.zeros_like(self.floor) if self.moment.dim() > 1 else None
+
+    def mean_floor(self) -> Tensor:
+        """Return the mean of ``floor`` over the rows that have had a gradient."""
+        rows = self.floor.numel()
+        mean = mean_power(self.floor, 1) * rows / (rows - (self.floor == 0).sum()).clamp_(min=1)
+        return mean.to(self.floor.dtype)
 
     def least(self, *, exact: bool) -> Tensor | None:
         """Return what V counts for at least in a step, for each row; None for nothing.
@@ -166,9 +106,10 @@ class Moment:
         Args:
             exact: divide by V without :data:`FLOOR`.
         """
-        if self.stand_in is None:
+        if self.stand_in is None or not self.has_stand_in:
             return None if exact else self.floor
-        return self.stand_in if exact else torch.maximum(self.floor, self.stand_in)
+        stand_in = self.stand_in * (self.stand_in > self.floor * (SURPASSES / FLOOR**2))
+        return stand_in if exact else torch.maximum(self.floor, stand_in)
 
     def squares(self, *, exact: bool = False) -> Tensor:
         """Return the squares of what a step divides by, but for eps, which the optimizer adds itself."""
@@ -177,7 +118,7 @@ class Moment:
 
     def state(self) -> dict[str, Any]:
         """Return what has to be saved: the arguments of another one. The tensor ``moment`` is the one in use."""
-        more = {} if self.stand_in is None or not bool(self.stand_in.any()) else {"stand_in": self.stand_in.clone()}
+        more = {} if self.stand_in is None else {"stand_in": self.stand_in.clone()}
         return more | {"moment": self.moment, "steps": self.steps}
 
     def move(self, grad: Tensor, beta2: float, steps: float) -> None:
@@ -220,20 +161,6 @@ def mean_power(values: Tensor, power: int, rows: int = 1) -> Tensor:
     with on_its_device(values):
         ops.norm_offer_all([values.view(-1)], [sums], [length], power=power)
     return sums.div_(length)
-
-
-def _largest(values: Tensor, held: Moment) -> Tensor:
-    """Return the largest ``|x|`` of each row that has had no gradient when V moved; what is not finite counts as 0."""
-    found, rows = torch.zeros_like(held.floor), held.zero_rows
-    if rows is None or not rows.numel():
-        return found
-    few = 3 * rows.numel() < len(values)  # most often: then only these are read
-    among = (values.index_select(0, rows) if few else values).contiguous()
-    peaks = torch.empty(len(among), dtype=torch.promote_types(among.dtype, torch.float32), device=among.device)
-    with on_its_device(among):
-        ops.norm_offer_all([among.view(-1)], [peaks], [among.numel() // len(among)])
-    found.view(-1).index_copy_(0, rows, (peaks if few else peaks[rows]).to(found.dtype))
-    return found
 
 
 def places(optimizer: Any, names: Mapping[int, str]) -> Iterator[Slot]:
@@ -316,47 +243,6 @@ class Form:
         """Let V, which no exact gradient has moved yet, take in a coded one; zeros before count for nothing."""
         held.steps = min(held.steps, MOST_BRIEF - BRIEF) if held.steps < 1 else 0.0
         self.move(held, group, grad, BRIEF)
-
-    def begin_rows(
-        self, held: Moment, group: Group, state: State, parameter: nn.Parameter, now: float, by: float = 1.0
-    ) -> None:
-        """Let rows that have had no gradient when V moved count for what the optimizer's own V would be there.
-
-        Else a gradient that comes before V moves again would move its row by :data:`BOUND` learning rates, for as long
-        as the first moment has anything of it. V itself stays 0: so it shows which elements have had no exact gradient.
-        Once V has one of a row, what stands in there fades like the square of the first moment.
-
-        Args:
-            parameter: with the gradient of this step, which counts so many times; each row for its largest element,
-                as a code may send few.
-            now: the number of this step.
-        """
-        if held.moment.dim() < 2 or not held.moment.numel():
-            return
-        if held.zero_rows is None:
-            held.zero_rows = (held.floor.view(-1) == 0).nonzero().view(-1)
-            if held.stand_in is not None and not bool(held.stand_in.any()):
-                held.stand_in = None
-        if held.stand_in is None and not held.zero_rows.numel():
-            return
-        assert parameter.grad is not None
-        before = self._remembered(held, group, state, now - 1) if held.stand_in is None else held.stand_in
-        own = Moment(before.clone(), now - 1)
-        self.move(own, group, _largest(local(parameter.grad), held).mul_(by), 1.0)
-        faded = before * self.betas(group)[0] ** 2
-        faded *= faded > NEGLIGIBLE * held.floor
-        held.stand_in = torch.where(held.floor == 0, own.moment, faded).clamp_(max=torch.finfo(faded.dtype).max)
-
-    def _remembered(self, held: Moment, group: Group, state: State, steps: float) -> Tensor:
-        """Return what begins to stand in for V: the square of what the first moment has of a row, after some steps.
-
-        It has something where a state was loaded that lacks what stood in: one of an earlier version, or of other
-        shards.
-        """
-        first = state.get(self.first)
-        if first is None or not steps:
-            return torch.zeros_like(held.floor)
-        return _largest(local(first), held).div_(1 - self.betas(group)[0] ** steps).square_()
 
     def forget(self, held: Moment, group: Group) -> None:
         """Let V be what it begins with."""

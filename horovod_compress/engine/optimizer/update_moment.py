@@ -20,7 +20,7 @@ from ...errors import StateError
 from ...ops.checksums import hash_of
 from ..saved import checksums
 from ..shards import local
-from . import second_moment as moments
+from . import rare_rows, saved_moments, second_moment as moments
 from .second_moment import Moment
 
 #: A rank's own gradient is often many times the root of V. At least this part of the square that it adds to Adam's
@@ -61,6 +61,7 @@ class SharedSecondMoment:
         for group, parameter, name in self._places():
             if (state := self._optimizer.state.get(parameter)) and float(state["step"]):
                 self._moments[name] = Moment(*moments.ADAM.taken_over(group, state))
+                self._moments[name].begin_rows()
         self._moved = steps
 
     def let_go(self) -> None:
@@ -78,7 +79,7 @@ class SharedSecondMoment:
             held, state = self._moments.get(name), self._optimizer.state.get(parameter)
             if held and state and parameter.grad is not None:
                 grad, now = _ADAM.gradient(self._optimizer, group, parameter), float(state["step"]) + 1
-                _ADAM.begin_rows(held, group, state, parameter, now)
+                rare_rows.take_in(_ADAM, held, group, state, parameter, now)
                 _ADAM.write(group, state, grad, held, now)
 
     def rebuild(self, steps: int) -> None:
@@ -129,7 +130,7 @@ class SharedSecondMoment:
         Raises:
             ConfigError: says what was expected.
         """
-        moments.check_state(state["moments"], self._shapes, needs=("steps",))
+        saved_moments.check_state(state["moments"], self._shapes, needs=("steps",))
         if warming and state["moved"] >= 0:
             raise StateError(
                 f"the saved optimizer finished its warm-up within {state['moved']} local steps, and this warmup_steps "
@@ -141,7 +142,7 @@ class SharedSecondMoment:
         devices = {name: parameter.device for _, parameter, name in self._places()}
         self._moved, self._shown = state["moved"], ""
         self._moments = {
-            name: Moment(steps=saved["steps"], **moments.tensors_of(saved, devices[name]))
+            name: Moment(steps=saved["steps"], **saved_moments.tensors_of(saved, devices[name]))
             for name, saved in state["moments"].items()
         }
 

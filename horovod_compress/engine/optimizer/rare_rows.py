@@ -1,0 +1,78 @@
+"""Rows that seldom have a gradient, such as those of rare words: what stands in for V there.
+
+V moves in exact rounds, and between two of them most words have no gradient at all. By the next one, V of such a row
+may have faded to almost nothing, or never have had anything. A coded gradient that comes now, divided by its root,
+would move the row by :data:`.second_moment.BOUND` learning rates, for as long as the first moment has anything of it.
+So the optimizer's own second moment of what comes there stands in for V.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ... import ops
+from ...ops.checksums import on_its_device
+from ..shards import local
+from .second_moment import Form, Group, Moment, State
+
+#: A row is rare where the mean of V is at most this part of what it is in rows that have had a gradient.
+RARE = 0.01
+#: What stands in for V in a row that is rare no longer counts for nothing below this part of V's floor there.
+NEGLIGIBLE = 1e-6
+
+
+def take_in(
+    form: Form, held: Moment, group: Group, state: State, parameter: nn.Parameter, now: float, by: float = 1.0
+) -> None:
+    """Let what stands in for V in rare rows take in a gradient, by the optimizer's own rule.
+
+    V itself stays as it is: so it shows which elements have had no exact gradient. Once it has one of a row, what
+    stands in there fades like the square of the first moment.
+
+    Args:
+        state: the optimizer's, of the parameter.
+        parameter: with the gradient of this step, which counts so many times; each row for its largest element, as a
+            code may send few.
+        now: the number of this step.
+    """
+    if held.moment.dim() < 2 or not held.moment.numel():
+        return
+    assert parameter.grad is not None
+    if held.rare_rows is None:  # V has moved, or is another one
+        held.rare_rows = (held.floor <= held.mean_floor() * RARE).view(-1).nonzero().view(-1)
+        held.stand_in = _remembered(form, held, group, state, now - 1) if held.stand_in is None else held.stand_in
+        held.has_stand_in = bool(held.rare_rows.numel()) or bool(held.stand_in.any())
+    if not held.has_stand_in:
+        return
+    assert held.stand_in is not None
+    rows = held.rare_rows
+    own = Moment(held.stand_in.view(-1)[rows], now - 1)
+    form.move(own, group, _largest(local(parameter.grad), rows).to(own.moment).mul_(by), 1.0)
+    faded = held.stand_in * form.betas(group)[0] ** 2
+    faded *= faded > NEGLIGIBLE * held.floor
+    faded.view(-1).index_copy_(0, rows, own.moment)
+    held.stand_in = faded.clamp_(max=torch.finfo(faded.dtype).max)
+
+
+def _remembered(form: Form, held: Moment, group: Group, state: State, steps: float) -> Tensor:
+    """Return what begins to stand in for V: the square of what the first moment has of a row, after some steps.
+
+    For states that lack what stood in: those of earlier versions, or of other shards.
+    """
+    found, first = torch.zeros_like(held.floor), state.get(form.first)
+    if first is not None and steps and held.rare_rows is not None:
+        mean = _largest(local(first), held.rare_rows).to(found).div_(1 - form.betas(group)[0] ** steps)
+        found.view(-1).index_copy_(0, held.rare_rows, mean.square_())
+    return found
+
+
+def _largest(values: Tensor, rows: Tensor) -> Tensor:
+    """Return the largest ``|x|`` of some rows, in which what is not finite counts as 0."""
+    few = 3 * rows.numel() < len(values)  # most often: then only these are read
+    among = (values.index_select(0, rows) if few else values).contiguous()
+    found = torch.zeros(len(among), dtype=torch.promote_types(among.dtype, torch.float32), device=among.device)
+    if among.numel():
+        with on_its_device(among):
+            ops.norm_offer_all([among.view(-1)], [found], [among.numel() // len(among)])
+    return found if few else found[rows]
