@@ -35,8 +35,8 @@ BOUND = 10.0
 #: most so many. Below 1 it is known by that: the first exact gradient takes their place.
 BRIEF, MOST_BRIEF = 0.001, 0.5
 
-#: What stands in for V in a row counts where it is more than so many times the mean of V there. Below that, V serves: as
-#: results of a code are larger than gradients everywhere, rows that are small in all steps would move too little.
+#: What stands in for V in a row counts where it is more than so many times the mean of V there. Below that, V serves, as
+#: results of a code are larger than gradients everywhere, and rows that are small in all steps would move too little.
 SURPASSES = 100.0
 
 #: What an optimizer's group of parameters has, and its state of one parameter.
