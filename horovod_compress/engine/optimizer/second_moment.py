@@ -35,7 +35,7 @@ BOUND = 10.0
 #: most so many. Below 1 it is known by that: the first exact gradient takes their place.
 BRIEF, MOST_BRIEF = 0.001, 0.5
 
-#: What stands in for V in a row counts where it is more than so many times the mean of V there. Below that, V serves, as
+#: What stands in for V in a row counts where it is more than so many times the mean of V there. Below that, V serves:
 #: results of a code are larger than gradients everywhere, and rows that are small in all steps would move too little.
 SURPASSES = 100.0
 
