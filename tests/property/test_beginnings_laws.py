@@ -348,4 +348,4 @@ def test_the_norm_of_residuals_is_in_units_of_gradients() -> None:
         kept, divisors = ranks.fleet.reducers[0].kept, ranks.steps[0].divisors()
         norm, undivided = kept.residual_norm(divisors), kept.residual_norm({})
         assert norm == pytest.approx(float((kept.residuals()["embedding"] * divisors["embedding"]).norm()))
-        assert 0 < 1.05 * norm < undivided
+        assert norm > 0 and norm != pytest.approx(undivided, rel=0.2), "the control"
