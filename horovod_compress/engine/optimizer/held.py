@@ -5,7 +5,7 @@ code rounds off, and both enter that mean as if they were gradient: the steps be
 to element. Here the second moment moves in exact rounds, which are few, and is held in between:
 
     exact round    r = the ranks' mean gradient, in 16 or 8 bits;  V = b2^n V + (1 - b2^n) r^2, n steps since the last
-    other rounds   r = d * decode(encode(gradient / d)),  d = sqrt(V / (1 - b2^s)) + eps, at least a tenth of its row's
+    other rounds   r = c * decode(encode(gradient / c)),  c = sqrt(V / (1 - b2^s)) + eps, at least 0.3 of its tensor's
 
 Of elements that were left out until then, r is a sum, and counts for one step. Where r is far larger than usual, see
 :mod:`.surges`; where no exact round has seen a gradient yet, :mod:`.beginnings`. What V is and how torch comes to
@@ -115,7 +115,7 @@ class HeldSecondMoment:
         """Return what is held, for a comparison with other ranks; the work is done after it has changed only."""
         each = [held for _, held in sorted(self._held.items())]
         if not self._shown:
-            numbers = [[held.steps, held.since, held.eps, held.divides, held.code_floor] for held in each]
+            numbers = [[held.steps, held.since, held.eps, held.divides * (1 + held.code_floor)] for held in each]
             value = hash_of([*(held.moment for held in each), torch.tensor(numbers, dtype=torch.float64, device="cpu")])
             eps, since = sorted({held.eps for held in each}), sorted({held.since for held in each})
             self._shown = f"of {len(each)} parameters, after steps {since}, with eps {eps}, by its hash {value:016x}"
@@ -226,7 +226,7 @@ class HeldSecondMoment:
             zeros = zeros or self._kept.withholding.zero_groups()  # it has moved its own until now
             (moment, steps), before = self._form.taken_over(group, state), divides[name] == "before"
             held = HeldMoment(moment, BRIEF if coded else steps, steps, float(group["eps"]), before, zeros[name])
-            held.begin_rows()
+            held.begin_stand_in()
             self._held[name], self._shown = held, ""
             note_units(factors, name, waits_by, held.divisor)
         if not self.exact:

@@ -19,8 +19,8 @@ from .second_moment import Moment
 Left = Mapping[str, Any]
 #: What codecs divide by is at least this part of the root mean square of the tensor.
 LEAST = 1e-6
-#: The same of V, where it has had a gradient: a row of which V is small is most often one that has seldom had any.
-#: Divided by that, the next one would set the scale of all others, or take the place of theirs in what is sent.
+#: And at least this part of the root mean square of the rows that have had a gradient. A row of which V is small has
+#: most often seldom had any: divided by that, the next one would set the scale of all others, or take their place.
 CODE_FLOOR = 0.3
 
 
@@ -97,7 +97,7 @@ class HeldMoment(Moment):
         self.derived = True
         if not self.divides:
             return
-        least = torch.maximum(self.floor, self.mean_floor() * (self.code_floor / moments.FLOOR) ** 2)
+        least = torch.maximum(self.floor, self.usual_floor() * (self.code_floor / moments.FLOOR) ** 2)
         divisor = ops.take_roots(torch.maximum(self.moment, least)).add_(self.eps).view(-1)
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
         size = ops.take_roots(moments.mean_power(divisor, 2)).to(divisor.dtype)
@@ -113,7 +113,7 @@ def loaded(saved: Mapping[str, Any], device: torch.device, zero_group: int = 1) 
 
 def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:
     """Carry what waits over to the units of gradients, where a second moment was loaded that nobody holds."""
-    factors = {name: loaded(saved, saved["moment"].device).divisor for name, saved in state.items()}
+    factors = {name: HeldMoment(**{"code_floor": 0.0, **saved}).divisor for name, saved in state.items()}
     kept.convert({name: factor for name, factor in factors.items() if factor is not None})
 
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from ... import ops
 from ...ops.checksums import on_its_device
 from ..shards import local
-from .second_moment import Form, Group, Moment, State
+from .second_moment import SURPASSES, Form, Group, Moment, State
 
 #: A row is rare where the mean of V is at most this part of what it is in rows that have had a gradient.
 RARE = 0.01
-#: What stands in for V in a row that is rare no longer counts for nothing below this part of V's floor there.
+#: In a row that is no longer rare, what stands in is dropped below this part of V's floor.
 NEGLIGIBLE = 1e-6
 
 
@@ -27,7 +27,7 @@ def take_in(
 ) -> None:
     """Let what stands in for V in rare rows take in a gradient, by the optimizer's own rule.
 
-    V itself stays as it is: so it shows which elements have had no exact gradient. Once it has one of a row, what
+    V itself stays as it is: so it shows which elements have had no exact gradient. Once a row is no longer rare, what
     stands in there fades like the square of the first moment.
 
     Args:
@@ -39,14 +39,10 @@ def take_in(
     if held.moment.dim() < 2 or not held.moment.numel():
         return
     assert parameter.grad is not None
-    if held.rare_rows is None:  # V has moved, or is another one
-        held.rare_rows = (held.floor <= held.mean_floor() * RARE).view(-1).nonzero().view(-1)
-        held.stand_in = _remembered(form, held, group, state, now - 1) if held.stand_in is None else held.stand_in
-        held.has_stand_in = bool(held.rare_rows.numel()) or bool(held.stand_in.any())
-    if not held.has_stand_in:
+    rows = find(form, held, group, state, now - 1)
+    if held.surpassed is None:
         return
     assert held.stand_in is not None
-    rows = held.rare_rows
     own = Moment(held.stand_in.view(-1)[rows], now - 1)
     form.move(own, group, _largest(local(parameter.grad), rows).to(own.moment).mul_(by), 1.0)
     faded = held.stand_in * form.betas(group)[0] ** 2
@@ -55,10 +51,30 @@ def take_in(
     held.stand_in = faded.clamp_(max=torch.finfo(faded.dtype).max)
 
 
+def find(form: Form, held: Moment, group: Group, state: State, steps: float) -> Tensor:
+    """Return which rows are rare.
+
+    Where V has moved since, those that are so only now begin with what the first moment has of them: a gradient that
+    came shortly before.
+
+    Args:
+        steps: how many the optimizer has done.
+    """
+    if held.rare_rows is None:
+        held.rare_rows = (held.floor <= held.usual_floor() * RARE).view(-1).nonzero().view(-1)
+        if held.stand_in is None or held.moved:
+            found = _remembered(form, held, group, state, steps)
+            held.stand_in = found if held.stand_in is None else torch.where(held.stand_in == 0, found, held.stand_in)
+        if held.rare_rows.numel() or bool(held.stand_in.any()):
+            largest = held.moment.view(held.floor.numel(), -1).amax(1)
+            held.surpassed = largest.mul_(SURPASSES).view(held.floor.shape)
+    return held.rare_rows
+
+
 def _remembered(form: Form, held: Moment, group: Group, state: State, steps: float) -> Tensor:
     """Return what begins to stand in for V: the square of what the first moment has of a row, after some steps.
 
-    For states that lack what stood in: those of earlier versions, or of other shards.
+    Also for states that lack what stood in: those of earlier versions, or of other shards.
     """
     found, first = torch.zeros_like(held.floor), state.get(form.first)
     if first is not None and steps and held.rare_rows is not None:

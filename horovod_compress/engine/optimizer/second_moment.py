@@ -35,9 +35,9 @@ BOUND = 10.0
 #: most so many. Below 1 it is known by that: the first exact gradient takes their place.
 BRIEF, MOST_BRIEF = 0.001, 0.5
 
-#: What stands in for V in a row counts where it is more than so many times the mean of V there. Below that, V serves:
-#: results of a code are larger than gradients everywhere, and rows that are small in all steps would move too little.
-SURPASSES = 100.0
+#: What stands in for V in a row counts where it is more than so many times the largest of V there. Else V serves: as
+#: results of a code are larger than gradients everywhere, rows that are small in all steps would move too little.
+SURPASSES = 20.0
 
 #: What an optimizer's group of parameters has, and its state of one parameter.
 Group = Mapping[str, Any]
@@ -65,11 +65,12 @@ class Moment:
     Attributes:
         moment: V / (1 - b2^s), of at least 32 bits, contiguous.
         steps: s, the steps that it stands for.
-        stand_in: what V counts for at least in every round, for each row in which that is :data:`SURPASSES` times V,
-            see :mod:`.rare_rows`; None where nobody knows.
-        floor: the same in compressed rounds, because of others in the row.
+        stand_in: what V counts for at least in every round, for each row in which that is more than ``surpassed``, see
+            :mod:`.rare_rows`; None where nobody knows.
+        floor: what V counts for at least in compressed rounds, for each row, because of others in it.
         rare_rows: the rows in which something stands in for V until it moves again; None until they are needed.
-        has_stand_in: what stands in may be more than 0 until then.
+        surpassed: see :data:`SURPASSES`, for each row; None where nothing stands in until V moves again.
+        moved: V is another one than it was when the rare rows were found.
     """
 
     moment: Tensor
@@ -77,10 +78,12 @@ class Moment:
     stand_in: Tensor | None = field(default=None, kw_only=True)
     floor: Tensor = field(init=False)
     rare_rows: Tensor | None = field(init=False, default=None)
-    has_stand_in: bool = field(init=False, default=True)
+    surpassed: Tensor | None = field(init=False, default=None)
+    moved: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.derive()
+        self.moved = False
 
     def derive(self) -> None:
         """Find what follows from V."""
@@ -88,13 +91,14 @@ class Moment:
         rows = self.moment.shape[0] if several else 1
         shape = (rows, *[1] * (self.moment.dim() - 1)) if several else ()
         self.floor = (mean_power(self.moment, 1, rows) * FLOOR**2).to(self.moment.dtype).view(shape)
-        self.rare_rows = None
+        self.rare_rows = self.surpassed = None
+        self.moved = True
 
-    def begin_rows(self) -> None:
+    def begin_stand_in(self) -> None:
         """Let nothing stand in for V yet: the optimizer has made it until now."""
         self.stand_in = torch.zeros_like(self.floor) if self.moment.dim() > 1 else None
 
-    def mean_floor(self) -> Tensor:
+    def usual_floor(self) -> Tensor:
         """Return the mean of ``floor`` over the rows that have had a gradient."""
         rows = self.floor.numel()
         mean = mean_power(self.floor, 1) * rows / (rows - (self.floor == 0).sum()).clamp_(min=1)
@@ -106,9 +110,9 @@ class Moment:
         Args:
             exact: divide by V without :data:`FLOOR`.
         """
-        if self.stand_in is None or not self.has_stand_in:
+        if self.stand_in is None or self.surpassed is None:
             return None if exact else self.floor
-        stand_in = self.stand_in * (self.stand_in > self.floor * (SURPASSES / FLOOR**2))
+        stand_in = self.stand_in * (self.stand_in > self.surpassed)
         return stand_in if exact else torch.maximum(self.floor, stand_in)
 
     def squares(self, *, exact: bool = False) -> Tensor:

@@ -61,7 +61,7 @@ class SharedSecondMoment:
         for group, parameter, name in self._places():
             if (state := self._optimizer.state.get(parameter)) and float(state["step"]):
                 self._moments[name] = Moment(*moments.ADAM.taken_over(group, state))
-                self._moments[name].begin_rows()
+                self._moments[name].begin_stand_in()
         self._moved = steps
 
     def let_go(self) -> None:
@@ -93,8 +93,11 @@ class SharedSecondMoment:
                 if name not in self._moments:  # no rank has had a gradient for it yet
                     zeros = torch.zeros_like(moments.wide(parameter), memory_format=torch.contiguous_format)
                     self._moments[name] = Moment(zeros, 0.0)
-                grad = _ADAM.gradient(self._optimizer, group, parameter)
-                self._moments[name].move(grad, float(group["betas"][1]), steps - self._moved)
+                    self._moments[name].begin_stand_in()
+                grad, held = _ADAM.gradient(self._optimizer, group, parameter), self._moments[name]
+                held.move(grad, float(group["betas"][1]), steps - self._moved)
+                if (state := self._optimizer.state.get(parameter)) and held.moment.dim() > 1 and held.moment.numel():
+                    rare_rows.find(_ADAM, held, group, state, float(state["step"]))
         self._moved, self._shown = steps, ""
 
     def compared(self) -> list[Tensor]:
