@@ -240,8 +240,8 @@ FAULTS = (
     Fault(
         "held: nothing stands in for V in rows that begin between two exact rounds",
         "horovod_compress/engine/optimizer/rare_rows.py",
-        "held.stand_in = faded.clamp_(",
-        "held.stand_in = faded.zero_().clamp_(",
+        "= own.moment.clamp_(",
+        "= own.moment.zero_().clamp_(",
         "tests/property/test_late_rows_laws.py",
     ),
     Fault(

@@ -23,7 +23,7 @@ from torch import Tensor
 from ... import ops
 from ...errors import ConfigError
 from ..shards import local
-from .second_moment import ADAM, BOUND, BRIEF, MOST_BRIEF, Form, Group, Moment, State, wide
+from .second_moment import ADAM, BOUND, BRIEF, MOST_BRIEF, BareMoment, Form, Group, Moment, State, wide
 from .step_hooks import uncompiled
 
 # ---- options, in words: ranks whose optimizers differ would train different models ---------------
@@ -84,7 +84,7 @@ class Largest(Form):
         largest = wide(state[self.second])  # eps where all gradients have been 0
         return (largest.square() * (largest > 1.01 * float(group["eps"]))).contiguous()
 
-    def move(self, held: Moment, group: Group, grad: Tensor, steps: float) -> None:
+    def move(self, held: BareMoment, group: Group, grad: Tensor, steps: float) -> None:
         faded = held.moment.mul_(self.betas(group)[1] ** (2 * steps))
         torch.maximum(faded, grad.abs().add_(float(group["eps"])).mul_(grad != 0).square_(), out=held.moment)
         held.steps += steps
@@ -111,7 +111,7 @@ class Total(Form):
     def corrected(self, group: Group, state: State, steps: float) -> Tensor:
         return wide(state[self.second]).clone(memory_format=torch.contiguous_format)
 
-    def move(self, held: Moment, group: Group, grad: Tensor, steps: float) -> None:
+    def move(self, held: BareMoment, group: Group, grad: Tensor, steps: float) -> None:
         held.moment.addcmul_(grad, grad, value=steps)
         held.steps += steps
         held.derive()

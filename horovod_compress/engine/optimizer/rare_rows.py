@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from ... import ops
 from ...ops.checksums import on_its_device
 from ..shards import local
-from .second_moment import SURPASSES, Form, Group, Moment, State
+from .second_moment import SURPASSES, BareMoment, Form, Group, Moment, State
 
 #: A row is rare where the mean of V is at most this part of what it is in rows that have had a gradient.
 RARE = 0.01
 #: In a row that is no longer rare, what stands in is dropped below this part of V's floor.
 NEGLIGIBLE = 1e-6
+#: One row in so many is read by itself: to copy them takes longer than to read as many.
+FEW = 6
 
 
 def take_in(
@@ -43,12 +45,12 @@ def take_in(
     if held.surpassed is None:
         return
     assert held.stand_in is not None
-    own = Moment(held.stand_in.view(-1)[rows], now - 1)
+    own = BareMoment(held.stand_in.view(-1)[rows], now - 1)
     form.move(own, group, _largest(local(parameter.grad), rows).to(own.moment).mul_(by), 1.0)
-    faded = held.stand_in * form.betas(group)[0] ** 2
-    faded *= faded > NEGLIGIBLE * held.floor
-    faded.view(-1).index_copy_(0, rows, own.moment)
-    held.stand_in = faded.clamp_(max=torch.finfo(faded.dtype).max)
+    if held.fades:
+        held.stand_in *= form.betas(group)[0] ** 2
+        held.stand_in *= held.stand_in > NEGLIGIBLE * held.floor
+    held.stand_in.view(-1)[rows] = own.moment.clamp_(max=torch.finfo(own.moment.dtype).max)
 
 
 def find(form: Form, held: Moment, group: Group, state: State, steps: float) -> Tensor:
@@ -65,7 +67,8 @@ def find(form: Form, held: Moment, group: Group, state: State, steps: float) -> 
         if held.stand_in is None or held.moved:
             found = _remembered(form, held, group, state, steps)
             held.stand_in = found if held.stand_in is None else torch.where(held.stand_in == 0, found, held.stand_in)
-        if held.rare_rows.numel() or bool(held.stand_in.any()):
+        held.fades = bool(held.stand_in.view(-1).index_fill(0, held.rare_rows, 0).any())
+        if held.rare_rows.numel() or held.fades:
             largest = held.moment.view(held.floor.numel(), -1).amax(1)
             held.surpassed = largest.mul_(SURPASSES).view(held.floor.shape)
     return held.rare_rows
@@ -85,7 +88,7 @@ def _remembered(form: Form, held: Moment, group: Group, state: State, steps: flo
 
 def _largest(values: Tensor, rows: Tensor) -> Tensor:
     """Return the largest ``|x|`` of some rows, in which what is not finite counts as 0."""
-    few = 3 * rows.numel() < len(values)  # most often: then only these are read
+    few = FEW * rows.numel() < len(values)  # most often: then only these are read
     among = (values.index_select(0, rows) if few else values).contiguous()
     found = torch.zeros(len(among), dtype=torch.promote_types(among.dtype, torch.float32), device=among.device)
     if among.numel():

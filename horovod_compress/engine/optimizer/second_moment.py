@@ -59,26 +59,47 @@ def check_options(second_moment: str, **numbers: object) -> None:
 
 
 @dataclass
-class Moment:
-    """The second moment of one parameter; equal on every rank, but for what stands in for it in update mode.
+class BareMoment:
+    """A second moment, without what follows from it.
 
     Attributes:
         moment: V / (1 - b2^s), of at least 32 bits, contiguous.
         steps: s, the steps that it stands for.
+    """
+
+    moment: Tensor
+    steps: float
+
+    def derive(self) -> None:
+        """Find what follows from V."""
+
+    def move(self, grad: Tensor, beta2: float, steps: float) -> None:
+        """Take in an exact mean gradient, for all steps since the last one."""
+        keep, share = beta2**steps, 1 - beta2**self.steps
+        self.steps += steps
+        self.moment.mul_(keep * share).addcmul_(grad, grad, value=1 - keep).div_(1 - beta2**self.steps)
+        self.derive()
+
+
+@dataclass
+class Moment(BareMoment):
+    """The second moment of one parameter; equal on every rank, but for what stands in for it in update mode.
+
+    Attributes:
         stand_in: what V counts for at least in every round, for each row in which that is more than ``surpassed``, see
             :mod:`.rare_rows`; None where nobody knows.
         floor: what V counts for at least in compressed rounds, for each row, because of others in it.
         rare_rows: the rows in which something stands in for V until it moves again; None until they are needed.
         surpassed: see :data:`SURPASSES`, for each row; None where nothing stands in until V moves again.
+        fades: something stands in for V in rows that are not rare any longer.
         moved: V is another one than it was when the rare rows were found.
     """
 
-    moment: Tensor
-    steps: float
     stand_in: Tensor | None = field(default=None, kw_only=True)
     floor: Tensor = field(init=False)
     rare_rows: Tensor | None = field(init=False, default=None)
     surpassed: Tensor | None = field(init=False, default=None)
+    fades: bool = field(init=False, default=False)
     moved: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +107,6 @@ class Moment:
         self.moved = False
 
     def derive(self) -> None:
-        """Find what follows from V."""
         several = self.moment.dim() > 1
         rows = self.moment.shape[0] if several else 1
         shape = (rows, *[1] * (self.moment.dim() - 1)) if several else ()
@@ -124,13 +144,6 @@ class Moment:
         """Return what has to be saved: the arguments of another one. The tensor ``moment`` is the one in use."""
         more = {} if self.stand_in is None else {"stand_in": self.stand_in.clone()}
         return more | {"moment": self.moment, "steps": self.steps}
-
-    def move(self, grad: Tensor, beta2: float, steps: float) -> None:
-        """Take in an exact mean gradient, for all steps since the last one."""
-        keep, share = beta2**steps, 1 - beta2**self.steps
-        self.steps += steps
-        self.moment.mul_(keep * share).addcmul_(grad, grad, value=1 - keep).div_(1 - beta2**self.steps)
-        self.derive()
 
 
 def unmoved(moment: Tensor, group: int, before: Tensor | None = None) -> Tensor | None:
@@ -239,7 +252,7 @@ class Form:
         """Return the mean of squares, after that many steps, without its bias."""
         return (wide(state[self.second]) / (1 - self.betas(group)[1] ** steps)).contiguous()
 
-    def move(self, held: Moment, group: Group, grad: Tensor, steps: float) -> None:
+    def move(self, held: BareMoment, group: Group, grad: Tensor, steps: float) -> None:
         """Let V take in an exact mean gradient, for all steps since the last one."""
         held.move(grad, self.betas(group)[1], steps)
 
