@@ -6,7 +6,7 @@
 Each rank that fails writes its last 256 events to that folder, as rank0.json and so on; without the variable nothing
 is written. If the hosts share no folder, copy all files into one. A rank that was killed or frozen leaves no record,
 which is how it stands out; nor does one whose own program ended, but the others' records say so. Clocks of hosts may
-differ, so compare times with care.
+differ, so compare times with care. Where records of several runs are in the folder, those of the newest one are read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -123,6 +123,7 @@ class FlightRecord:
         last: the last event in words.
         note: what the rank told the others, empty if it told nothing.
         left: why others had left by themselves, by rank, as far as this one had heard of them.
+        run: what all ranks of one run call it; empty in records of earlier versions.
     """
 
     rank: int
@@ -133,6 +134,7 @@ class FlightRecord:
     last: str
     note: Mapping[str, Any]
     left: Mapping[int, str]
+    run: str
 
 
 def read(folder: Path) -> tuple[list[FlightRecord], list[str]]:
@@ -153,6 +155,10 @@ def read(folder: Path) -> tuple[list[FlightRecord], list[str]]:
             nested = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             why = error.strerror if isinstance(error, OSError) else nested
             problems.append(f"{one_line(path.name, _MOST_IN_A_CELL)} is not a flight record: {one_line(why)}")
+    records, older = _of_newest_run(records)
+    if older:
+        ranks = ", ".join(_runs(sorted({record.rank for record in older})))
+        problems.append(f"the records of rank(s) {ranks} are of an earlier run, and are left out")
     world = world_size(records)
     outside = [record.rank for record in records if record.rank >= world]
     problems += [f"rank {rank} has a record, but most others are of a job of {world} ranks" for rank in outside]
@@ -163,6 +169,22 @@ def read(folder: Path) -> tuple[list[FlightRecord], list[str]]:
     if records and max(r.time for r in records) - min(r.time for r in records) > _SUSPICIOUS_SECONDS:
         problems.append("the records are more than ten minutes apart: some may come from an earlier failure")
     return records, problems
+
+
+def _of_newest_run(records: Sequence[FlightRecord]) -> tuple[list[FlightRecord], list[FlightRecord]]:
+    """Return the records of the run that ended last, and the others."""
+    ends: dict[str, dict[str, float]] = {}  # by run, and by host, each by its own clock
+    for record in records:
+        of_run = ends.setdefault(record.run, {})
+        of_run[record.host] = max(record.time, of_run.get(record.host, 0.0))
+    newest = reduce(partial(_later, ends), ends, next(iter(ends), ""))
+    return [r for r in records if r.run == newest], [r for r in records if r.run != newest]
+
+
+def _later(ends: Mapping[str, Mapping[str, float]], one: str, other: str) -> str:
+    """Return the run that ended later: by the clocks of the hosts that both were on, where there are any."""
+    both = ends[one].keys() & ends[other].keys() or ends[one].keys() | ends[other].keys()
+    return max(one, other, key=lambda run: max(end for host, end in ends[run].items() if host in both))
 
 
 def world_size(records: Sequence[FlightRecord]) -> int:
@@ -208,6 +230,7 @@ def _record(found: Mapping[str, Any]) -> FlightRecord:
     _must("time", time, right, "a number of seconds")
     _must("failure", found.get("failure"), isinstance(found.get("failure"), str), "a text")
     _must("host", found.get("host", ""), isinstance(found.get("host", ""), str), "a text")
+    _must("run", found.get("run", ""), isinstance(found.get("run", ""), str), "a text")
     _must("left", found.get("left", {}), _are_words(found.get("left", {})), "texts by rank")
     _must("events", events, isinstance(events, list) and all(map(_is_event, events)), "a list of events")
     assert isinstance(events, list) and isinstance(time, (int, float))
@@ -218,7 +241,8 @@ def _record(found: Mapping[str, Any]) -> FlightRecord:
         last = f"{said} of bucket {event['bucket']}, step {event['step']}"
     host, failure = one_line(found.get("host", ""), _MOST_IN_A_CELL), one_line(found["failure"])
     left = {int(rank): one_line(why) for rank, why in found.get("left", {}).items()}
-    return FlightRecord(found["rank"], float(time), world, host, failure, last, checked_note(found.get("note")), left)
+    note, run = checked_note(found.get("note")), found.get("run", "")
+    return FlightRecord(found["rank"], float(time), world, host, failure, last, note, left, run)
 
 
 def _must(name: str, value: object, right: bool, expected: str) -> None:

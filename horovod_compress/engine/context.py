@@ -230,6 +230,7 @@ class Hooks:
         exact_alone: whether one rank alone has its gradients back as they are, with what waits: this framework leaves
             them to torch where the job has one rank from its beginning to its end.
         records: a folder for flight records within that of the job, where several ranks of it have one number.
+        run: what all ranks call this run of the framework, and no other one, in flight records.
         ranks_in_words: what the numbers of ranks in an error mean, where that is not their place in the whole job.
     """
 
@@ -239,6 +240,7 @@ class Hooks:
     exact_alone: bool = False
     ranks_in_words: str = ""
     records: str = ""
+    run: str = ""
 
 
 class Context:

@@ -266,7 +266,7 @@ class Failure:
         for worker in self._workers:
             worker.leave_out()
         more = {"world": context.world, "host": socket.gethostname(), "note": self._note}
-        more["left"] = words(context.transport)
+        more |= {"left": words(context.transport), "run": self._hooks.run}
         context.recorder.dump(context.rank, str(failure), self._hooks.records, **more)
         failure.__cause__ = None
         with context.changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NoReturn, TypeVar
@@ -38,6 +39,9 @@ from .gather import check_all, gather_stage
 _DEFAULT_SECONDS = Options().flow_seconds
 _EMPTY = "; it is empty: an iterator can be read only once, so write model.named_parameters() each time, or pass a list"
 T = TypeVar("T")
+
+#: The names of runs of the framework, by the jobs that compressions were made in.
+_runs: weakref.WeakKeyDictionary[Job, str] = weakref.WeakKeyDictionary()
 
 #: Puts a transport around another, as one that a fault is planted in.
 Wrap = Callable[[Transport], Transport]
@@ -80,7 +84,7 @@ def start(
                 plan = numbered(plan, methods)
             _check_options(methods, options, world)
             _check_buckets(methods, plan, options, world)
-            document = replace(document, plan=plan.document(), name=secrets.token_hex(8))
+            document = replace(document, plan=plan.document(), name=secrets.token_hex(8), run=_run_of(job))
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         refuse(error, job, seconds)
     documents = _shake(document, job, seconds)
@@ -99,9 +103,21 @@ def start(
         transport = wrap(transport)
         host = sharing.share_memory(found, transport, tensors, job, seconds) if found else None
         choose = Choose(options.exchange, () if host else transport.adds)
+        hooks = replace(hooks, run=documents[0].run)
         reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks, host)
         undo.pop_all()
     return methods, reducer, documents[0].name
+
+
+def _run_of(job: Job) -> str:
+    """Return what this rank 0 calls the run of the framework that a job is in."""
+    name = ""
+    for other, known in [*_runs.items()]:
+        with contextlib.suppress(ConfigError):
+            other.check()
+            name = known
+    name = _runs[job] = name or secrets.token_hex(8)
+    return name
 
 
 def check_alone(method: str | Codec | Masked | Methods, named: object, given: Mapping[str, Any]) -> None:

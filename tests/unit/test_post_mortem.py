@@ -13,9 +13,10 @@ import pytest
 
 from horovod_compress.cli.command import main
 from horovod_compress.engine.agreement.notes import verdict
-from horovod_compress.errors import one_line
+from horovod_compress.errors import ConfigError, one_line
 from horovod_compress.exchange.transports.board import Board
 from horovod_compress.exchange.transports.sockets import Connections
+from horovod_compress.fronts.startup import _run_of
 from horovod_compress.observe import files
 
 DEEP = "[" * 100_000
@@ -57,6 +58,7 @@ DAMAGED: dict[str, Callable[[Path], object]] = {
     "events": lambda path: write(path, events=[{"event": "hop", "hop": [], "step": 0, "bucket": 0}]),
     "event's name": lambda path: write(path, events=[{"event": {}, "hop": 0, "step": 0, "bucket": 0}]),
     "host": lambda path: write(path, host=["a"]),
+    "run": lambda path: write(path, run=1),
     "words": lambda path: write(path, left=["a"]),
     "whose words": lambda path: write(path, left={"-1": "a"}),
     "no words": lambda path: write(path, left={"0": 1}),
@@ -122,6 +124,46 @@ def test_a_rank_whose_program_ended_is_known_by_the_word_it_left(
             assert "   1  no record: ended because of RuntimeError: first\n" in text
         else:
             assert found["verdict"].startswith("No sign of life from rank(s) 1")
+
+
+@pytest.mark.parametrize("first_run", ["a", ""], ids=["named", "of an earlier version"])
+def test_only_the_newest_run_is_read(first_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 1 raised and the job began anew, where rank 0 was killed. The control: all records are of one run.
+
+    The clock of host b is late by minutes, so the one that ended last has not the latest time.
+    """
+    place = {"where": "hop 1", "place": [3, 0, 1], "finished": None}
+    old = {"note": place | {"peer": 1}, "run": first_run}
+    for run in ("b", first_run):
+        new = {"note": place | {"peer": 0}, "run": run}
+        for rank, host, at, more in ((0, "a", 300.0, old), (2, "b", 10.0, old), (1, "b", 20.0, new)):
+            (tmp_path / f"rank{rank}.json").write_text(json.dumps(record(rank, host=host, time=at, **more)))
+        assert main(["inspect", str(tmp_path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        if run == "b":
+            assert ([rank["rank"] for rank in found["ranks"]], found["without_record"]) == ([1], [0, 2])
+            assert found["verdict"].startswith("No sign of life from rank(s) 0, 2")
+            assert found["problems"] == ["the records of rank(s) 0, 2 are of an earlier run, and are left out"]
+        else:
+            assert len(found["ranks"]) == 3 and not found["problems"]
+
+
+def test_the_compressions_of_one_run_share_its_name() -> None:
+    """Until the framework is started again, as after the reset of an elastic job."""
+
+    class Job:
+        over = False
+
+        def check(self) -> None:
+            if self.over:
+                raise ConfigError("Horovod was started again")
+
+    jobs: Any = [Job() for _ in range(4)]
+    first, second = _run_of(jobs[0]), _run_of(jobs[1])
+    assert first == second
+    jobs[0].over = jobs[1].over = True
+    third, fourth = _run_of(jobs[2]), _run_of(jobs[3])
+    assert third == fourth != first
 
 
 def test_a_world_of_one_record_is_not_that_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

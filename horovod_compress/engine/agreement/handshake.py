@@ -36,6 +36,7 @@ class Document:
             the others need not wait for it.
         plan: rank 0's plan, which every rank uses.
         name: what rank 0 calls this compression, and no other one: one more may have the same plan.
+        run: what rank 0 calls the run of the framework: its compressions in one run have it alike.
         gpu: names the GPU that this rank's gradients are on, if they all are and NCCL can be used here.
         host: names the host that this rank is on; see :class:`Place`.
         unreachable: why ranks on other hosts cannot connect to this one.
@@ -46,6 +47,7 @@ class Document:
     refusal: str | None = None
     plan: list[dict[str, Any]] | None = None
     name: str = ""
+    run: str = ""
     gpu: str | None = None
     host: str = ""
     unreachable: str | None = None
