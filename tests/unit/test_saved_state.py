@@ -247,6 +247,35 @@ def test_a_state_says_options_that_came_later_only_where_they_do_something(
             checkpoint.load(now.reducers[0], now.methods, mine, "restore")
 
 
+FREE = {"exchange": "ring", "nonfinite": "zero", "warmup_steps": 9, "total_steps": 50, "follow_lr": True}
+#: What is changed, of which method, and what a refusal says, as docs/checkpoints.md has it.
+CHANGES: list[tuple[str, dict[str, Any], str | None]] = [
+    ("marsit", FREE, None),
+    ("marsit", {"seed": 1}, "a different seed"),
+    ("marsit", {"schedule": "single"}, None),
+    ("powersgd", {"schedule": "single"}, "a different plan"),
+    ("marsit", {"min_elements": 6}, "list of what has a residual: expected [], got ['c']"),
+    ("bf16", {"min_elements": 6}, None),
+]
+
+
+@pytest.mark.parametrize(("method", "changed", "told"), CHANGES)
+def test_of_the_options_of_all_methods_only_the_seed_is_compared(
+    method: str, changed: dict[str, Any], told: str | None
+) -> None:
+    """The others count where they change what is kept."""
+    with Fleet(WORLD, TENSORS, method, schedule="layerwise") as before:
+        before.step(random_grads(WORLD, TENSORS, seed=1))
+        state = checkpoint.save(before.reducers[0], before.methods)
+    with Fleet(WORLD, TENSORS, method, **{"schedule": "layerwise"} | changed) as after:
+        if told is None:
+            checkpoint.load(after.reducers[0], after.methods, state, "restore")
+            assert after.reducers[0].step == 1
+        else:
+            with pytest.raises(StateError, match=re.escape(told)):
+                checkpoint.load(after.reducers[0], after.methods, state, "restore")
+
+
 def test_only_options_that_differ_are_told_and_none_is_no_missing_one() -> None:
     with Fleet(1, [spec("w", 100)], "topk", density=0.25) as now:
         state = checkpoint.save(now.reducers[0], now.methods, {})
