@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...codecs.base import variants_of
 from ...codecs.work import work_dtype
-from ...errors import ConfigError, CorruptFrameError, StateError
+from ...errors import ConfigError, CorruptFrameError, StateError, some_of
 from ...schedule.plan import Plan
 from .. import ratio
 from ..bucket import withheld
@@ -105,7 +105,7 @@ def check(
         _expect("number of ranks", reducer.world, state.get("world"), again)
         _expect("rank", reducer.rank, state.get("rank"), again)
         _check_hosts(parts.hosts, state.get("hosts"))
-        _check_kept(parts.whole(), state["state"])
+        _check_kept(parts.whole(), state["state"], _same_or_reset(reducer.plan, state))
         _check_waiting(parts.shares(reducer.plan), state.get("waiting", {}))
     _check_more(state)
     plan = reducer.plan
@@ -135,6 +135,13 @@ def _check_options(methods: Methods, saved: object) -> None:
     _expect("configuration", mine, saved, "resume with the same options")
 
 
+def _same_or_reset(plan: Plan, state: Mapping[str, Any]) -> str:
+    """Return what to do where residuals are of other tensors: with "reset", a saved second moment has to fit too."""
+    moments, again = state.get("second_moment"), "resume with the same model and min_elements="
+    fits = {*moments} <= {*plan.names()} if isinstance(moments, Mapping) else True
+    return f'{again}, or pass residuals="reset"' if fits else again
+
+
 def _check_hosts(mine: list[int] | None, saved: object) -> None:
     """Refuse what waits for shares of hosts, where a rank now has other shares, or whole tensors."""
     again = 'resume with the same exchange= and the same ranks on each host, or pass residuals="reset"'
@@ -160,7 +167,8 @@ def _check_tables(reducer: Reducer, plan: Plan, methods: Methods, state: Mapping
         for name, (dtype, count) in regions.items():
             tables[f"{bucket.index} {name}"] = torch.empty(count, dtype=dtype, device="meta")
     if tables:
-        _expect("plan", plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
+        again = 'resume with the same buckets, or pass residuals="reset"'
+        _expect("plan", plan.fingerprint(), state.get("plan"), again)
     _check_kept({"table": tables}, {"table": state["tables"]})
 
 
@@ -321,14 +329,24 @@ def _copies(tensors: Mapping[str, Tensor], copy: Callable[[Tensor], Tensor]) -> 
     return {name: copy(tensor) for name, tensor in tensors.items()}
 
 
-def _check_kept(kept: Mapping[str, Mapping[str, Tensor]], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+def _check_kept(
+    kept: Mapping[str, Mapping[str, Tensor]],
+    saved: Mapping[str, Mapping[str, Tensor]],
+    again: str = 'pass residuals="reset"',
+) -> None:
     for kind in sorted({*kept, *saved}):
         mine, theirs = kept.get(kind, {}), saved.get(kind, {})
-        different = sorted(set(mine) ^ set(theirs))[:5]
-        _expect(f"list of what has a {kind}", [], different, 'or pass residuals="reset"')
-        for name, tensor in mine.items():
-            want, got = checksums.kind_of(tensor), checksums.kind_of(theirs[name])
+        both = [name for name in mine if name in theirs]
+        for name in both:
+            want, got = checksums.kind_of(mine[name]), checksums.kind_of(theirs[name])
             _expect(f"{kind} of {name}", want, got, "resume with the same model")
+        if len(both) < len(mine) or len(both) < len(theirs):
+            state, job = (some_of(map(repr, sorted({*x} - {*y}))) for x, y in ((theirs, mine), (mine, theirs)))
+            raise StateError(
+                f"the saved compression state has a different list of what has a {kind}: only the state has one "
+                f"of {state or 'nothing'}, only this job one of {job or 'nothing'}; {again}"
+            )
+        for name in both:
             _refuse_spoilt(withheld.count(theirs[name]), "value", f"{kind} of {name}")
 
 
