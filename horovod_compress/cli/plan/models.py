@@ -14,6 +14,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...options import meant
+from ...schedule.plan import DTYPES
 
 FOLDER = Path(__file__).parent / "shapes"
 _COLUMNS = ("name", "shape", "macs")
@@ -206,12 +207,22 @@ def _table(text: str, found: object) -> Table:
 
 
 def _entries(found: Any) -> list[tuple[Any, ...]]:
-    """Return (name, tensor or shape) and perhaps multiply-adds of everything but parameters without a gradient."""
+    """Return (name, tensor or shape) and perhaps multiply-adds of everything but parameters without a gradient.
+
+    One without elements has none that could be exchanged.
+    """
     import torch
+    from torch.nn.parameter import is_lazy
 
     pairs = found.named_parameters() if hasattr(found, "named_parameters") else found
     entries = [tuple(entry) for entry in pairs]
-    return [one for one in entries if not (isinstance(one[1], torch.nn.Parameter) and not one[1].requires_grad)]
+
+    def is_exchanged(given: Any) -> bool:
+        if not isinstance(given, torch.nn.Parameter):
+            return True
+        return given.requires_grad and bool(is_lazy(given) or given.numel())
+
+    return [one for one in entries if is_exchanged(one[1])]
 
 
 def _checked(text: str, entry: tuple[Any, ...]) -> TensorShape:
@@ -230,6 +241,9 @@ def _checked(text: str, entry: tuple[Any, ...]) -> TensorShape:
             f"{text}: parameter {entry[0]} has no shape yet, as in LazyLinear; "
             "run a forward pass before returning the model"
         ) from None
+    dtype = str(getattr(given, "dtype", DTYPES[0])).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ConfigError(f"{text}: parameter {name} is {dtype}; supported are {', '.join(DTYPES)}")
     return TensorShape(name, shape, int(macs))
 
 
