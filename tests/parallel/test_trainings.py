@@ -8,9 +8,10 @@ import pytest
 
 from tests.support.jobs import run_ranks
 
-#: State that is cleared; resumes where an exact round is due that was not used, and, without Horovod, where one of two
-#: optimizers has used it, and where a group whose second moment was saved is added between load and first gradient.
-QUICK = (32, 158, 170, 31)
+#: State that is cleared; resumes where an exact round is due that was not used, where elements have just been left out
+#: for the last time, and, without Horovod, where one of two optimizers has used that round, and where a group whose
+#: second moment was saved is added between load and first gradient.
+QUICK = (32, 158, 160, 170, 31)
 ALL, AT_ONCE = 240, 24
 WAYS = [("torch", True), ("torch", False), ("horovod", False)]
 

@@ -309,6 +309,20 @@ def test_what_exact_rounds_round_off_of_elements_that_are_no_longer_left_out_is_
         assert not any(reducer.kept.withholding.waiting() for reducer in fleet.reducers)
 
 
+@pytest.mark.parametrize("waits", [0.0, 0.3])
+def test_of_elements_for_which_nothing_waits_nothing_is_kept_once_they_are_coded(waits: float) -> None:
+    """After a resume nobody knows of them. The control: something waits, so what is rounded off is kept."""
+    with Fleet(WORLD, [spec("w", 4, 64)], "ef_signsgd") as fleet:
+        for reducer in fleet.reducers:
+            reducer.kept.withholding.withhold({"w": torch.arange(4 * 64)})
+            reducer.kept.withholding.load({"w": torch.full((4 * 64,), waits)})
+            reducer.kept.withholding.withhold({})
+            reducer.buckets.choose(Next("exact"))
+        fleet.step([{"w": torch.full((4, 64), 1.001)} for _ in range(WORLD)])
+        assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
+        assert all(bool(reducer.kept.withholding.waiting()) == bool(waits) for reducer in fleet.reducers)
+
+
 def test_it_follows_the_scale_of_gradients_and_the_rate() -> None:
     with waiting() as team:
         reducer, before = team.fleet.reducers[1], waits(team)[1]["weight"]

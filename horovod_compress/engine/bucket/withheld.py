@@ -64,7 +64,7 @@ class _Waiting:
 
     Attributes:
         leaves: they are coded from now on: the next round, of whatever kind, sends what is left, and later ones what it
-            rounds off.
+            rounds off. Only elements for which something waits are here, as after a resume.
     """
 
     index: Tensor
@@ -75,6 +75,12 @@ class _Waiting:
     @classmethod
     def of(cls, index: Tensor, kept: Tensor, *, leaves: bool) -> _Waiting:
         return cls(index, kept, torch.zeros_like(kept), leaves)
+
+    @classmethod
+    def leaving(cls, index: Tensor, kept: Tensor) -> list[_Waiting]:
+        """Return those of some elements that are coded from now on, if anything waits for any of them."""
+        left = kept.nonzero().view(-1)
+        return [cls.of(index[left], kept[left], leaves=True)] if left.numel() else []
 
 
 class Withheld:
@@ -149,8 +155,7 @@ class Withheld:
             found.append(_Waiting.of(index, values[index], leaves=False))
             known[index] = False
         left = known.nonzero().view(-1)
-        if left.numel():
-            found.append(_Waiting.of(left, values[left], leaves=True))
+        found += _Waiting.leaving(left, values[left])
         if found:
             self._waiting[position] = found
         out = masked if unmoved is None else unmoved
@@ -182,8 +187,8 @@ class Withheld:
         for some in withheld:
             some.kept.copy_(values[some.index])
             values[some.index] = 0
-        if (left := values.nonzero().view(-1)).numel():
-            withheld.append(_Waiting.of(left, values[left], leaves=True))
+        left = values.nonzero().view(-1)
+        withheld += _Waiting.leaving(left, values[left])
         if withheld:
             self._waiting[position] = withheld
         self._note()
@@ -240,8 +245,11 @@ class Withheld:
         for some in self._waiting.get(position, ()):
             some.kept, some.next = some.next, some.kept
         rounds_off = wire is not None and wire.itemsize < result.element_size()
-        if position in self._waiting and not rounds_off:
-            _put(self._waiting, position, [some for some in self._waiting[position] if not some.leaves] or None)
+        if any(some.leaves for some in self._waiting.get(position, ())):
+            stays = [some for some in self._waiting[position] if not some.leaves]
+            for some in self._waiting[position]:
+                stays += _Waiting.leaving(some.index, some.kept) if some.leaves and rounds_off else []
+            _put(self._waiting, position, stays or None)
             self._note()
 
     def _left_out(self, position: int, wire: torch.dtype | None) -> Tensor | None:
