@@ -242,6 +242,21 @@ def test_the_second_moment_moves_in_exact_rounds_only_and_is_that_of_the_mean() 
         assert torch.allclose(team.moment("weight").moment, due, rtol=0.03) and team.moment("weight").steps == 10
 
 
+@pytest.mark.parametrize("beta2", [0.95, 0.999])
+def test_no_exact_round_makes_more_than_a_tenth_of_the_second_moment(beta2: float) -> None:
+    """Else it would be little more than the square of one gradient where b2 is small."""
+    with Team(every=50, betas=(0.9, beta2)) as team:
+        team.run(range(54))
+        before = team.moment("weight").moment.double()
+        result = team.step(random_grads(3, TENSORS, seed=54))[0]["weight"].double()
+        counts = min(50.0, math.log(0.9) / math.log(beta2))
+        keep, mine = beta2**counts, team.moment("weight")
+        share = 1 - beta2 ** (mine.steps - counts)
+        expected = (before * share * keep + (1 - keep) * result.square()) / (1 - beta2**mine.steps)
+        assert mine.since == 55 and 1 - keep < 0.1 + 1e-9
+        assert torch.allclose(mine.moment.double(), expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize("method", ["topk", "powersgd", "onebit_adam", *slow("ef_signsgd", "stc")])
 def test_what_waits_keeps_its_meaning_when_the_second_moment_moves(method: str) -> None:
     """Summed over the steps, results and what waits are the ranks' mean gradients."""

@@ -5,6 +5,7 @@ code rounds off, and both enter that mean as if they were gradient: the steps be
 to element. Here the second moment moves in exact rounds, which are few, and is held in between:
 
     exact round    r = the ranks' mean gradient, in 16 or 8 bits;  V = b2^n V + (1 - b2^n) r^2, n steps since the last
+                   one, or fewer, so that r makes at most a tenth of V
     other rounds   r = c * decode(encode(gradient / c)),  c = sqrt(V / (1 - b2^s)) + eps, at least 0.3 of its tensor's
 
 Of elements that were left out until then, r is a sum, and counts for one step. Where r is far larger than usual, see
@@ -333,7 +334,9 @@ class HeldSecondMoment:
                 elif coded:
                     self._form.take_coded(held, group, grad)
                 else:
-                    self._form.move(held, group, held.once(grad, steps) if self._all_exact else held.like(grad), steps)
+                    counts = moments.counted(self._form.betas(group)[1], steps)
+                    grad = held.once(grad, counts) if self._all_exact else held.like(grad)
+                    self._form.move(held, group, grad, counts)
                 held.since, self._shown = now if coded else held.since + steps, ""
                 note_units(factors, name, before, held.divisor)
                 if self._all_exact:

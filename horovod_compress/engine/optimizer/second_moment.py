@@ -2,7 +2,7 @@
 
 V moves by exact mean gradients, which every rank has, and so it is equal everywhere and costs no bytes:
 
-    V = b2^n V + (1 - b2^n) r^2     r = mean of the ranks' gradients, n steps since the last such r
+    V = b2^n V + (1 - b2^n) r^2     r = mean of the ranks' gradients, n steps since the last such r, or :func:`counted`
 
 The optimizer stays what it is: before its step, its state is set so that its own formula divides by what is held.
 :mod:`.family` knows the optimizers; :mod:`.held` does this where gradients are exchanged, :mod:`.update_moment` where
@@ -34,6 +34,11 @@ BOUND = 10.0
 #: In a second moment that no exact gradient has moved yet, a coded one stands for so many steps, and all of them for at
 #: most so many. Below 1 it is known by that: the first exact gradient takes their place.
 BRIEF, MOST_BRIEF = 0.001, 0.5
+
+#: One exact gradient makes at most this part of V. Where b2 is small, it would be nearly all of V, after the many steps
+#: that it stands for: the square of one gradient is next to nothing in some elements by chance, and such elements would
+#: move several times as far as others until the next one. With b2 = 0.999, no more than 105 steps make that part.
+MOST_OF_ONE = 0.1
 
 #: What stands in for V in a row counts where it is more than so many times the largest of V there. Else V serves: as
 #: results of a code are larger than gradients everywhere, rows that are small in all steps would move too little.
@@ -144,6 +149,13 @@ class Moment(BareMoment):
         """Return what has to be saved: the arguments of another one. The tensor ``moment`` is the one in use."""
         more = {} if self.stand_in is None else {"stand_in": self.stand_in.clone()}
         return more | {"moment": self.moment, "steps": self.steps}
+
+
+def counted(beta2: float, steps: float) -> float:
+    """Return for how many of the steps since the last one an exact gradient counts, see :data:`MOST_OF_ONE`."""
+    if steps <= 1 or not 0 < beta2 < 1:
+        return steps
+    return max(1.0, min(steps, math.log(1 - MOST_OF_ONE) / math.log(beta2)))
 
 
 def unmoved(moment: Tensor, group: int, before: Tensor | None = None) -> Tensor | None:
