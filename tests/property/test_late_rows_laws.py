@@ -333,3 +333,21 @@ def test_local_steps_move_such_a_row_as_adam_does_and_go_on_after_a_resume() -> 
             del kept["moments"]["p"]["stand_in"]
         again.load_state_dict(kept)
         assert torch.equal(torch.stack(locally(range(12, 80), q, other, again)), torch.stack(whole)) is not forget
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_row_stands_in_where_v_has_moved_before_this_rank_had_a_state(saves: bool) -> None:
+    """Its first step leaves a first moment; a row of which V has nothing moved by 10 rates a step after a resume."""
+    p = nn.Parameter(torch.zeros(6, 8))
+    adam = torch.optim.AdamW([p], lr=RATE, weight_decay=0.0)
+    held = SharedSecondMoment(adam, {"p": p})
+    held.begin(1)
+    p.grad = torch.ones(6, 8)  # the mean over ranks, of which another had one
+    p.grad[ROW] = 0.0
+    held.rebuild(2)
+    locally(range(LATE, LATE + 1), p, adam, held)
+    if saves:
+        saved, held = held.state_dict(), SharedSecondMoment(adam, {"p": p})
+        held.load_state_dict(saved)
+    locally(range(LATE + 1, LATE + 30), p, adam, held)
+    assert 0 < float(p.detach()[ROW].abs().max()) < 11 * RATE

@@ -96,7 +96,9 @@ class SharedSecondMoment:
                     self._moments[name].begin_stand_in()
                 grad, held = _ADAM.gradient(self._optimizer, group, parameter), self._moments[name]
                 held.move(grad, float(group["betas"][1]), steps - self._moved)
-                if (state := self._optimizer.state.get(parameter)) and held.moment.dim() > 1 and held.moment.numel():
+                if not (state := self._optimizer.state.get(parameter)):
+                    held.stand_in = None  # its first step here is not done yet: what that leaves stands in then
+                elif held.moment.dim() > 1 and held.moment.numel():
                     rare_rows.find(_ADAM, held, group, state, float(state["step"]))
         self._moved, self._shown = steps, ""
 
