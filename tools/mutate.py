@@ -394,7 +394,7 @@ FAULTS = (
     Fault(
         "engine: what waited of an element counts in V for every step since the last exact round",
         "horovod_compress/engine/optimizer/held.py",
-        "held.once(grad, steps) if",
+        "held.once(grad, counts) if",
         "grad if",
         "tests/property/test_zero_laws.py",
     ),
