@@ -238,7 +238,7 @@ FAULTS = (
         "tests/unit/test_ratio.py",
     ),
     Fault(
-        "held: where b2 is small, one exact gradient makes nearly all of V",
+        "held: where b2 is small, V forgets nearly all in one exact round",
         "horovod_compress/engine/optimizer/held.py",
         "moments.counted(self._form.betas(group)[1], steps)",
         "steps",
@@ -247,8 +247,8 @@ FAULTS = (
     Fault(
         "held: nothing stands in for V in rows that begin between two exact rounds",
         "horovod_compress/engine/optimizer/rare_rows.py",
-        "= own.moment.clamp_(",
-        "= own.moment.zero_().clamp_(",
+        "_finite(own.moment)",
+        "_finite(own.moment.zero_())",
         "tests/property/test_late_rows_laws.py",
     ),
     Fault(
@@ -256,6 +256,13 @@ FAULTS = (
         "horovod_compress/engine/optimizer/rare_rows.py",
         "if first is not None and steps and",
         "if False and",
+        "tests/property/test_late_rows_laws.py",
+    ),
+    Fault(
+        "update mode: nothing stands in for V where it moves before a rank has a state",
+        "horovod_compress/engine/optimizer/update_moment.py",
+        "held.stand_in = None  #",
+        "pass  #",
         "tests/property/test_late_rows_laws.py",
     ),
     Fault(

@@ -123,7 +123,7 @@ def document(arguments: argparse.Namespace, world: int, timings: list[dict[str, 
         "times_faster": other / method,
         "saved_seconds": other - method,
         "pays": other / method >= _LEAST_GAIN,
-        "advice": advice["name"],  # if it does not pay; then a step is compared with that
+        "advice": advice["name"],  # if it does not pay
     }
     if arguments.compute_ms is not None:
         compute = arguments.compute_ms / 1e3

@@ -158,7 +158,7 @@ def read(folder: Path) -> tuple[list[FlightRecord], list[str]]:
     records, older = _of_newest_run(records)
     if older:
         ranks = ", ".join(_runs(sorted({record.rank for record in older})))
-        problems.append(f"the records of rank(s) {ranks} are of an earlier run, and are left out")
+        problems.append(f"the records of rank(s) {ranks} are of a run that failed earlier, and are left out")
     world = world_size(records)
     outside = [record.rank for record in records if record.rank >= world]
     problems += [f"rank {rank} has a record, but most others are of a job of {world} ranks" for rank in outside]
@@ -172,17 +172,17 @@ def read(folder: Path) -> tuple[list[FlightRecord], list[str]]:
 
 
 def _of_newest_run(records: Sequence[FlightRecord]) -> tuple[list[FlightRecord], list[FlightRecord]]:
-    """Return the records of the run that ended last, and the others."""
+    """Return the records of the run that failed last, and the others."""
     ends: dict[str, dict[str, float]] = {}  # by run, and by host, each by its own clock
     for record in records:
         of_run = ends.setdefault(record.run, {})
         of_run[record.host] = max(record.time, of_run.get(record.host, 0.0))
-    newest = reduce(partial(_later, ends), ends, next(iter(ends), ""))
+    newest = reduce(partial(_later, ends), ends) if ends else ""
     return [r for r in records if r.run == newest], [r for r in records if r.run != newest]
 
 
 def _later(ends: Mapping[str, Mapping[str, float]], one: str, other: str) -> str:
-    """Return the run that ended later: by the clocks of the hosts that both were on, where there are any."""
+    """Return the run that failed later: by the clocks of the hosts that both were on, where there are any."""
     both = ends[one].keys() & ends[other].keys() or ends[one].keys() | ends[other].keys()
     return max(one, other, key=lambda run: max(end for host, end in ends[run].items() if host in both))
 

@@ -104,6 +104,7 @@ def start(
         host = sharing.share_memory(found, transport, tensors, job, seconds) if found else None
         choose = Choose(options.exchange, () if host else transport.adds)
         hooks = replace(hooks, run=documents[0].run)
+        _runs[job] = hooks.run  # a process set in which another rank is the first calls it so, too
         reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks, host)
         undo.pop_all()
     return methods, reducer, documents[0].name
@@ -111,13 +112,11 @@ def start(
 
 def _run_of(job: Job) -> str:
     """Return what this rank 0 calls the run of the framework that a job is in."""
-    name = ""
-    for other, known in [*_runs.items()]:
+    for other, known in reversed([*_runs.items()]):
         with contextlib.suppress(ConfigError):
             other.check()
-            name = known
-    name = _runs[job] = name or secrets.token_hex(8)
-    return name
+            return _runs.setdefault(job, known)
+    return _runs.setdefault(job, secrets.token_hex(8))
 
 
 def check_alone(method: str | Codec | Masked | Methods, named: object, given: Mapping[str, Any]) -> None:

@@ -74,6 +74,7 @@ def test_dump(nursery: Nursery, tmp_path: Path, path: str) -> None:
         document = json.loads((folder / f"rank{rank.number}.json").read_text())
         assert document["failure"] == rank.report["first"]["text"]
         assert document["rank"] == rank.number
+        assert document["run"] == json.loads((folder / "rank0.json").read_text())["run"] != ""
         assert 10 < len(document["events"]) <= 256
         assert document["events"][-1]["step"] == 2
         assert set(document["events"][0]) == {"time", "step", "bucket", "event", "hop"}

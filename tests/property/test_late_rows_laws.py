@@ -311,6 +311,20 @@ def locally(steps: range, p: nn.Parameter, adam: Any, held: SharedSecondMoment) 
     return found
 
 
+def test_some_steps_may_be_made_in_inference_mode() -> None:
+    """What stands in from then on is made there, and has to take in what comes in other steps."""
+
+    def weights(inferred: set[int]) -> Tensor:
+        with team() as ranks:
+            for step in range(40):
+                results = ranks.exchange(grads(step))
+                with torch.inference_mode(step in inferred):
+                    ranks.use(results)
+            return ranks.weights()["words"]
+
+    assert torch.equal(weights({34, 35}), weights(set()))
+
+
 def test_local_steps_move_such_a_row_as_adam_does_and_go_on_after_a_resume() -> None:
     """V is that of the ranks' mean gradient; what stands in is this rank's own."""
     p = nn.Parameter(torch.zeros(6, 8))

@@ -143,7 +143,9 @@ def test_only_the_newest_run_is_read(first_run: str, tmp_path: Path, capsys: pyt
         if run == "b":
             assert ([rank["rank"] for rank in found["ranks"]], found["without_record"]) == ([1], [0, 2])
             assert found["verdict"].startswith("No sign of life from rank(s) 0, 2")
-            assert found["problems"] == ["the records of rank(s) 0, 2 are of an earlier run, and are left out"]
+            assert found["problems"] == [
+                "the records of rank(s) 0, 2 are of a run that failed earlier, and are left out"
+            ]
         else:
             assert len(found["ranks"]) == 3 and not found["problems"]
 

@@ -332,3 +332,14 @@ def test_no_warm_up_begins_again() -> None:
     ours = Ours()
     with pytest.raises(ConfigError, match="finished its warm-up within 1 local steps"):
         ours.held.check(ours.held.state_dict(), warming=True)
+
+
+@pytest.mark.parametrize(
+    ("beta2", "steps", "counts"),
+    [(0.999, 50, 50), (0.999, 1000, 105), (0.99, 50, 10), (0.95, 50, 2), (0.8, 50, 1), (0.5, 0.0, 0.0), (1.0, 50, 50)],
+)
+def test_an_exact_gradient_counts_for_no_more_steps_than_let_the_second_moment_forget_a_tenth(
+    beta2: float, steps: float, counts: float
+) -> None:
+    """But for one at least; Adagrad's, with a beta of 1, forgets nothing."""
+    assert second_moment.counted(beta2, steps) == counts

@@ -209,7 +209,7 @@ def _table(text: str, found: object) -> Table:
 def _entries(found: Any) -> list[tuple[Any, ...]]:
     """Return (name, tensor or shape) and perhaps multiply-adds of everything but parameters without a gradient.
 
-    One without elements has none that could be exchanged.
+    Parameters without elements are left out, too; a shape with a 0 is refused.
     """
     import torch
     from torch.nn.parameter import is_lazy

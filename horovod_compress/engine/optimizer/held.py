@@ -5,7 +5,7 @@ code rounds off, and both enter that mean as if they were gradient: the steps be
 to element. Here the second moment moves in exact rounds, which are few, and is held in between:
 
     exact round    r = the ranks' mean gradient, in 16 or 8 bits;  V = b2^n V + (1 - b2^n) r^2, n steps since the last
-                   one, or fewer, so that r makes at most a tenth of V
+                   one, or fewer, so that V forgets at most a tenth
     other rounds   r = c * decode(encode(gradient / c)),  c = sqrt(V / (1 - b2^s)) + eps, at least 0.3 of its tensor's
 
 Of elements that were left out until then, r is a sum, and counts for one step. Where r is far larger than usual, see

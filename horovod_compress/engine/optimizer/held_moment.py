@@ -30,13 +30,15 @@ class HeldMoment(Moment):
 
     Attributes:
         since: the optimizer's step of the last exact round, and one more for each surge that was taken in since then:
-            the next exact round counts for the steps that are left. Of coded gradients alone, that of the last one.
+            the next exact round counts for the steps that are left, or for fewer, see
+            :func:`.second_moment.counted`. Of coded gradients alone, that of the last one.
         divides: gradients are divided before they are encoded, not only in the optimizer.
         zero_group: see ``Layout.zero_groups``.
         usual: the mean square of the elements of coded results that are looked at, a running mean; 0 before the first.
         code_floor: to a code, a divisor is at least this part of the root mean square of all rows that have had a
             gradient. 0 until V moves where it was loaded from a state of earlier versions, as what waits has that unit.
         unmoved: the elements that coded rounds leave out.
+        derived: what follows from V has been found once, so the next time V has moved.
         divisor: what gradients are divided by, in units of its root mean square, flat.
         size: the mean of the second moment where results are looked at; None until it is needed.
         is_zero: it has taken in zeros only; None until it is needed.

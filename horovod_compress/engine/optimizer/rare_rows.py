@@ -20,7 +20,7 @@ from .second_moment import SURPASSES, BareMoment, Form, Group, Moment, State
 RARE = 0.01
 #: In a row that is no longer rare, what stands in is dropped below this part of V's floor.
 NEGLIGIBLE = 1e-6
-#: One row in so many is read by itself: to copy them takes longer than to read as many.
+#: Where fewer than one row in so many are asked for, only these are read: it takes a copy of them.
 FEW = 6
 
 
@@ -44,13 +44,15 @@ def take_in(
     rows = find(form, held, group, state, now - 1)
     if held.surpassed is None:
         return
-    assert held.stand_in is not None
-    own = BareMoment(held.stand_in.view(-1)[rows], now - 1)
+    stand_in = held.stand_in
+    assert stand_in is not None
+    own = BareMoment(stand_in.view(-1)[rows], now - 1)
     form.move(own, group, _largest(local(parameter.grad), rows).to(own.moment).mul_(by), 1.0)
     if held.fades:
-        held.stand_in *= form.betas(group)[0] ** 2
-        held.stand_in *= held.stand_in > NEGLIGIBLE * held.floor
-    held.stand_in.view(-1)[rows] = own.moment.clamp_(max=torch.finfo(own.moment.dtype).max)
+        stand_in = stand_in * form.betas(group)[0] ** 2
+        stand_in *= stand_in > NEGLIGIBLE * held.floor
+    # Not in place: the step before may have been made in inference mode.
+    held.stand_in = stand_in.view(-1).index_copy(0, rows, _finite(own.moment)).view(held.floor.shape)
 
 
 def find(form: Form, held: Moment, group: Group, state: State, steps: float) -> Tensor:
@@ -82,8 +84,13 @@ def _remembered(form: Form, held: Moment, group: Group, state: State, steps: flo
     found, first = torch.zeros_like(held.floor), state.get(form.first)
     if first is not None and steps and held.rare_rows is not None:
         mean = _largest(local(first), held.rare_rows).to(found).div_(1 - form.betas(group)[0] ** steps)
-        found.view(-1).index_copy_(0, held.rare_rows, mean.square_())
+        found.view(-1).index_copy_(0, held.rare_rows, _finite(mean.square_()))
     return found
+
+
+def _finite(squares: Tensor) -> Tensor:
+    """Let squares that have overflowed be the largest number."""
+    return squares.clamp_(max=torch.finfo(squares.dtype).max)
 
 
 def _largest(values: Tensor, rows: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 V moves by exact mean gradients, which every rank has, and so it is equal everywhere and costs no bytes:
 
-    V = b2^n V + (1 - b2^n) r^2     r = mean of the ranks' gradients, n steps since the last such r, or :func:`counted`
+    V = b2^n V + (1 - b2^n) r^2     r = mean of the ranks' gradients, n steps since the last such r
+
+Where gradients are exchanged, n is limited, see :func:`counted`.
 
 The optimizer stays what it is: before its step, its state is set so that its own formula divides by what is held.
 :mod:`.family` knows the optimizers; :mod:`.held` does this where gradients are exchanged, :mod:`.update_moment` where
@@ -35,10 +37,11 @@ BOUND = 10.0
 #: most so many. Below 1 it is known by that: the first exact gradient takes their place.
 BRIEF, MOST_BRIEF = 0.001, 0.5
 
-#: One exact gradient makes at most this part of V. Where b2 is small, it would be nearly all of V, after the many steps
-#: that it stands for: the square of one gradient is next to nothing in some elements by chance, and such elements would
-#: move several times as far as others until the next one. With b2 = 0.999, no more than 105 steps make that part.
-MOST_OF_ONE = 0.1
+#: In one exact round, V forgets at most this part of itself, unless one step alone lets it forget more. Where b2 is
+#: small, it would forget nearly all, over the many steps that the round stands for. Then it would be the square of one
+#: gradient, which is next to nothing in some elements by chance: they would move several times as far as others until
+#: the next exact round. With b2 = 0.999, this limits rounds that are more than 105 steps apart, with 0.99 more than 10.
+MOST_FORGOTTEN = 0.1
 
 #: What stands in for V in a row counts where it is more than so many times the largest of V there. Else V serves: as
 #: results of a code are larger than gradients everywhere, rows that are small in all steps would move too little.
@@ -76,7 +79,7 @@ class BareMoment:
     steps: float
 
     def derive(self) -> None:
-        """Find what follows from V."""
+        """Find what follows from V: here, nothing does."""
 
     def move(self, grad: Tensor, beta2: float, steps: float) -> None:
         """Take in an exact mean gradient, for all steps since the last one."""
@@ -152,10 +155,13 @@ class Moment(BareMoment):
 
 
 def counted(beta2: float, steps: float) -> float:
-    """Return for how many of the steps since the last one an exact gradient counts, see :data:`MOST_OF_ONE`."""
+    """Return for how many of the steps since the last one an exact gradient counts, see :data:`MOST_FORGOTTEN`.
+
+    A whole number of them, at least 1, so that ranks whose logarithms differ in the last bit agree.
+    """
     if steps <= 1 or not 0 < beta2 < 1:
         return steps
-    return max(1.0, min(steps, math.log(1 - MOST_OF_ONE) / math.log(beta2)))
+    return min(steps, max(1.0, math.floor(math.log(1 - MOST_FORGOTTEN) / math.log(beta2))))
 
 
 def unmoved(moment: Tensor, group: int, before: Tensor | None = None) -> Tensor | None:

@@ -341,10 +341,12 @@ def _check_kept(
             want, got = checksums.kind_of(mine[name]), checksums.kind_of(theirs[name])
             _expect(f"{kind} of {name}", want, got, "resume with the same model")
         if len(both) < len(mine) or len(both) < len(theirs):
-            state, job = (some_of(map(repr, sorted({*x} - {*y}))) for x, y in ((theirs, mine), (mine, theirs)))
+            only_saved, only_here = (
+                some_of(map(repr, sorted({*x} - {*y}))) for x, y in ((theirs, mine), (mine, theirs))
+            )
             raise StateError(
                 f"the saved compression state has a different list of what has a {kind}: only the state has one "
-                f"of {state or 'nothing'}, only this job one of {job or 'nothing'}; {again}"
+                f"of {only_saved or 'nothing'}, only this job one of {only_here or 'nothing'}; {again}"
             )
         for name in both:
             _refuse_spoilt(withheld.count(theirs[name]), "value", f"{kind} of {name}")
