@@ -25,10 +25,11 @@ TASKS = {
     "digits": "digits: points of accuracy",
     "text": "text: per cent of the loss",
     "lstm": "lstm: per cent of the loss",
+    "words": "words: per cent of the loss",
 }
 #: How much worse a method with error feedback may be.
-LIMITS = {"digits": 1.5, "text": 5.0, "lstm": 5.0}
-WORST = {"digits": -12.0, "text": -45.0, "lstm": -45.0}  # left end of the axis
+LIMITS = {"digits": 1.5, "text": 5.0, "lstm": 5.0, "words": 5.0}
+WORST = {"digits": -12.0, "text": -45.0, "lstm": -45.0, "words": -45.0}  # left end of the axis
 NOTES = """\
 One dot for each seed, a bar at their mean, against no compression with the same seeds;
 shaded: within {digits} points and {text:.0f} % of no compression.

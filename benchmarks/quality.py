@@ -1,11 +1,12 @@
-r"""Learning quality of every method against no compression: real jobs, several seeds, equal steps.
+r"""Learning quality of every method against no compression: several seeds, equal steps, real jobs or one process.
 
     python benchmarks/quality.py --task digits --ranks 4 --steps 300 --seeds 1,2,3 \
         --run none --run "marsit full_precision_every=100"
 
 Each run is `METHOD [option=value ...] [--train.py's-options ...]`. The first is what the others are compared
 with. With `--keep FILE` every training leaves a line there, and one that has a line is not done again: a long table
-can be measured piece by piece. Take another file after a change of the package.
+can be measured piece by piece. Take another file after a change of the package. With `--one-process`,
+examples/virtual_ranks.py trains, with its options: on few cores that takes half the time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,17 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.horovodrun import Job, JobFailed, run  # noqa: E402
 
 #: What makes a training another one, beside its words and seed.
-ASKED = ("task", "shards", "ranks", "steps", "optimizer", "lr", "lr_schedule")
+ASKED = ("task", "shards", "ranks", "steps", "optimizer", "lr", "beta2", "lr_schedule", "one_process")
 DEFAULT_RUNS = ["none", "fp16", "bf16", "marsit"]
+
+
+@dataclass(frozen=True)
+class OneProcess(Job):
+    """A training whose ranks share a process."""
+
+    def command(self) -> list[str]:
+        script = ROOT / "examples" / "virtual_ranks.py"
+        return [sys.executable, str(script), "--ranks", str(self.ranks), *self.arguments]
 
 
 def main() -> None:
@@ -45,15 +56,17 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--task", choices=("digits", "text", "lstm"), default="digits")
+    parser.add_argument("--task", choices=("digits", "text", "lstm", "words"), default="digits")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--optimizer", choices=("sgd", "adam", "adamw"), help="default: the task's own")
     parser.add_argument("--lr", type=float, help="default: the task's own for this optimizer")
+    parser.add_argument("--beta2", type=float, help="the second beta of adam and adamw (default 0.999)")
     parser.add_argument("--lr-schedule", choices=("constant", "cosine"), default="constant")
     parser.add_argument("--shards", choices=("even", "uneven"), default="even")
     parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'")
+    parser.add_argument("--one-process", action="store_true", help="train all ranks in one process")
     parser.add_argument("--limit", type=float, default=900, help="seconds for one job")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "quality")
     parser.add_argument(
@@ -73,6 +86,7 @@ def measure(words: list[str], chosen: argparse.Namespace) -> dict[str, Any]:
         "task": chosen.task,
         "shards": chosen.shards,
         "optimizer": records[0]["optimizer"],
+        "beta2": chosen.beta2,
         "lr_schedule": chosen.lr_schedule,
         "ranks": chosen.ranks,
         "steps": chosen.steps,
@@ -113,36 +127,51 @@ def read(path: Path | None) -> Iterator[dict[str, Any]]:
 
 
 def train(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Train once, with real ranks."""
-    method, *options = words
+    """Train once."""
+    extra = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
     stem = chosen.out / f"{chosen.task}-{chosen.optimizer or 'default'}-{chosen.shards}-{'-'.join(words)}-{seed}"
-    path = stem.with_suffix(".json")
-    path.unlink(missing_ok=True)
-    command = ["--task", chosen.task, "--method", method, "--steps", str(chosen.steps)]
-    command += ["--seed", str(seed), "--eval-every", str(chosen.steps), "--json", str(path)]
-    command += ["--shards", chosen.shards, "--lr-schedule", chosen.lr_schedule]
-    extra = next((index for index, word in enumerate(options) if word.startswith("--")), len(options))
-    for option in options[:extra]:
-        command += ["--option", option]
-    command += options[extra:]
-    if chosen.optimizer:
-        command += ["--optimizer", chosen.optimizer]
-    if chosen.lr:
-        command += ["--lr", str(chosen.lr)]
+    command = ["--task", chosen.task, "--steps", str(chosen.steps), "--seed", str(seed), "--shards", chosen.shards]
+    command += ["--lr-schedule", chosen.lr_schedule, *words[extra:]]
+    for option in ("optimizer", "beta2", "lr"):
+        if (value := getattr(chosen, option)) is not None:
+            command += [f"--{option}", str(value)]
     name = f"{' '.join(words)}, seed {seed}"
-    run(Job(name, chosen.ranks, command, stem.with_suffix(".log"), chosen.limit), lambda text: None)
+    log = stem.with_suffix(".log")
+    if chosen.one_process:
+        found = _in_one_process(OneProcess(name, chosen.ranks, command, log, chosen.limit), words[:extra])
+    else:
+        found = _with_real_ranks(Job(name, chosen.ranks, command, log, chosen.limit), words[:extra], chosen.steps)
+    print(f"  {name}: {found['final']}", file=sys.stderr, flush=True)
+    return found
+
+
+def _with_real_ranks(job: Job, method: list[str], steps: int) -> dict[str, Any]:
+    path = job.log.with_suffix(".json")
+    path.unlink(missing_ok=True)
+    command = [*job.arguments, "--method", method[0], "--eval-every", str(steps), "--json", str(path)]
+    for option in method[1:]:
+        command += ["--option", option]
+    run(replace(job, arguments=command), lambda text: None)
     record: dict[str, Any] = json.loads(path.read_text())
     metric = record["final"]["metric"]
-    final = record["final"][metric]  # None for a loss that is no number: the run diverged
-    print(f"  {name}: {final}", file=sys.stderr, flush=True)
     return {
-        "final": final,
+        "final": record["final"][metric],  # None for a loss that is no number: the run diverged
         "metric": metric,
         "optimizer": record["config"]["optimizer"],
         "lr": record["config"]["lr"],
         "bytes_ratio": times_fewer(record["stats"]),
         "ranks_identical": record["ranks_identical"],
     }
+
+
+def _in_one_process(job: OneProcess, method: list[str]) -> dict[str, Any]:
+    lines: list[str] = []
+    run(replace(job, arguments=[*job.arguments, "--run", " ".join(method)]), lines.append)
+    record: dict[str, Any] = json.loads(lines[-1])
+    metric = "accuracy" if record["task"] in ("digits", "mlp") else "loss"
+    found = {name: record[name] for name in ("optimizer", "lr")} | {"metric": metric, "ranks_identical": True}
+    final = record[metric] if math.isfinite(record["loss"]) else None
+    return found | {"final": final, "bytes_ratio": times_fewer(record)}
 
 
 def compared(mean: float, first: float, task: str) -> str:

@@ -96,5 +96,5 @@ def distributed(chosen: Namespace, model: nn.Module, compression: Any) -> Any:
 
 def plain_optimizer(chosen: Namespace, model: nn.Module) -> torch.optim.Optimizer:
     if chosen.optimizer in ADAMS:
-        return ADAMS[chosen.optimizer](model.parameters(), lr=chosen.lr)
+        return ADAMS[chosen.optimizer](model.parameters(), lr=chosen.lr, betas=(0.9, chosen.beta2))
     return torch.optim.SGD(model.parameters(), lr=chosen.lr, momentum=chosen.momentum)

@@ -27,6 +27,7 @@ FIXED = (
     "fragments",
     "second_moment",
     "momentum",
+    "beta2",
     "exact_steps",
 )
 

@@ -89,6 +89,19 @@ class CharLSTM(nn.Module):
         return self.head(states)
 
 
+class NextWord(nn.Module):
+    """A perceptron over the embeddings of some words, of 800 thousand parameters if there are 4,000 words."""
+
+    def __init__(self, vocabulary: int, context: int, width: int = 64, hidden: int = 128) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.hidden = nn.Linear(context * width, hidden)
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(torch.relu(self.hidden(self.words(words).flatten(1))))
+
+
 def _small_weights(module: nn.Module) -> None:
     # The default embedding scale (1.0) drowns the attention signal for hundreds of steps.
     if isinstance(module, (nn.Linear, nn.Embedding)):

@@ -31,14 +31,14 @@ from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.schedule.by_name import make_plan
 from horovod_compress.schedule.plan import TensorSpec
-from options import exchanged, positive, value_of
+from options import exchanged, fraction, positive, value_of
 from tasks import TASKS, Task
 from train import cosine, cross_entropy
 
 #: Seconds for one exchange: all ranks share two or three cores.
 TIMEOUT = 600.0
 #: What a caller need not choose.
-UNCHOSEN = {"match_norm": True, "max_norm": 0.0, "clip": "norm", "batch": None}
+UNCHOSEN = {"beta2": 0.999, "match_norm": True, "max_norm": 0.0, "clip": "norm", "batch": None}
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -57,6 +57,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--optimizer", choices=(*OPTIMIZERS, "sgd"), default="adamw")
     parser.add_argument("--lr", type=positive(float), default=1e-3)
+    parser.add_argument("--beta2", type=fraction, default=0.999, help="the second beta of adam and adamw (default 0.999)")
     parser.add_argument(
         "--batch", type=positive(int), help="samples per rank and step, instead of a share of the task's batch"
     )
@@ -150,7 +151,7 @@ class Training:
     def _optimizer(self) -> torch.optim.Optimizer:
         chosen, parameters = self.chosen, self.model.parameters()
         if chosen.optimizer in OPTIMIZERS:
-            return OPTIMIZERS[chosen.optimizer](parameters, lr=chosen.lr)
+            return OPTIMIZERS[chosen.optimizer](parameters, lr=chosen.lr, betas=(0.9, chosen.beta2))
         return torch.optim.SGD(parameters, lr=chosen.lr, momentum=0.9)
 
     def run(self) -> dict[str, Any]:

@@ -36,8 +36,9 @@ def test_what_is_kept_is_not_measured_again(monkeypatch, tmp_path: Path, trainin
     run(monkeypatch, "--seeds", "1,3", "--run", "none", "--run", "marsit", *keep)
     assert trainings == [("none", 1), ("none", 2), ("none", 3), ("marsit", 1), ("marsit", 3)]
     run(monkeypatch, "--seeds", "1", "--run", "none", "--lr-schedule", "cosine", *keep)
-    assert trainings[5:] == [("none", 1)]
-    assert [json.loads(line)["mean"] for line in capsys.readouterr().out.splitlines()] == [0.9] * 4
+    run(monkeypatch, "--seeds", "1", "--run", "none", "--beta2", "0.95", *keep)
+    assert trainings[5:] == [("none", 1)] * 2
+    assert [json.loads(line)["mean"] for line in capsys.readouterr().out.splitlines()] == [0.9] * 5
 
 
 def test_a_line_that_was_cut_off_is_measured_again(monkeypatch, tmp_path: Path, trainings) -> None:

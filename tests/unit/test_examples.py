@@ -40,7 +40,7 @@ def tasks(examples: None) -> ModuleType:
     return tasks
 
 
-@pytest.fixture(scope="module", params=["digits", "mlp", "text", "code", "lstm"])
+@pytest.fixture(scope="module", params=["digits", "mlp", "text", "code", "lstm", "words"])
 def task(request: pytest.FixtureRequest, tasks: ModuleType):
     return tasks.TASKS[request.param]()
 
@@ -60,6 +60,7 @@ def test_model_gives_a_score_for_every_class(task) -> None:
         ("text", 1_000_000, 2_000_000),
         ("code", 1_000_000, 2_000_000),
         ("lstm", 200_000, 300_000),
+        ("words", 800_000, 810_000),
     ],
 )
 def test_model_has_the_promised_size(tasks, name: str, low: int, high: int) -> None:
