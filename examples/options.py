@@ -107,7 +107,9 @@ def _add_task(group: Any) -> None:
         default="constant",
         help="cosine: linear warm-up over a tenth of the steps, then down to a tenth of the rate",
     )
-    group.add_argument("--beta2", type=fraction, default=0.999, help="the second beta of adam and adamw (default 0.999)")
+    group.add_argument(
+        "--beta2", type=fraction, default=0.999, help="the second beta of adam and adamw (default 0.999)"
+    )
     group.add_argument(
         "--momentum", type=fraction, default=0.9, help="momentum of sgd; use 0 if the method has its own"
     )

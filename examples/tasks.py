@@ -110,6 +110,7 @@ class Text:
 
     name = "text"
     metric = "loss"
+    unit = "nats per character"
     piece = "character"
     defaults = Defaults("adam", batch=8, rates={"sgd": 0.05, "adam": 1e-3})
     context = 64
@@ -120,10 +121,6 @@ class Text:
         codes, self.vocabulary = self.codes()
         cut = len(codes) * 9 // 10
         self.train, self.validation = codes[:cut], codes[cut:]
-
-    @property
-    def unit(self) -> str:
-        return f"nats per {self.piece}"
 
     def codes(self) -> tuple[Tensor, int]:
         """Return the text as numbers, and how many different ones there may be."""
@@ -189,6 +186,7 @@ class Words(Text):
     """Predict the next word of Python's own library from four: most rows of the embedding seldom have a gradient."""
 
     name = "words"
+    unit = "nats per word"
     piece = "word"
     defaults = Defaults("adam", batch=64, rates={"sgd": 0.5, "adam": 2e-3})
     context = 4

@@ -57,7 +57,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--optimizer", choices=(*OPTIMIZERS, "sgd"), default="adamw")
     parser.add_argument("--lr", type=positive(float), default=1e-3)
-    parser.add_argument("--beta2", type=fraction, default=0.999, help="the second beta of adam and adamw (default 0.999)")
+    parser.add_argument(
+        "--beta2", type=fraction, default=0.999, help="the second beta of adam and adamw (default 0.999)"
+    )
     parser.add_argument(
         "--batch", type=positive(int), help="samples per rank and step, instead of a share of the task's batch"
     )

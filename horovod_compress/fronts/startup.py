@@ -32,7 +32,7 @@ from ..ops import loader
 from ..ops.algebra import Algebra
 from ..options import Options
 from ..schedule.by_name import OPTIONAL, is_adaptive, make_plan
-from ..schedule.plan import DTYPES, Plan, TensorSpec
+from ..schedule.plan import Plan, TensorSpec, supported_dtype
 from . import sharing
 from .gather import check_all, gather_stage
 
@@ -196,9 +196,7 @@ def specs(named: object) -> list[TensorSpec]:
     found = [(name, parameter) for name, parameter in given if parameter.requires_grad]
     for name, given_one in reversed(found):
         parameter = local(given_one)
-        dtype = str(parameter.dtype).removeprefix("torch.")
-        if dtype not in DTYPES:
-            raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(DTYPES)}")
+        dtype = supported_dtype(f"parameter {name}", parameter.dtype)
         if parameter.layout is not torch.strided:
             raise ConfigError(
                 f"parameter {name} is {parameter.layout}; parameters must be dense, their gradients may be sparse"

@@ -23,11 +23,22 @@ ALIGNMENT = 64
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 _MOST_METHODS, _MOST_ELEMENTS = 1 << 16, 1 << 48
 
-
 USUAL_SIZE = "25MB"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _MOST_SIZE = 1 << 62  # more than any model has
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def supported_dtype(what: str, given: Any) -> str:
+    """Return the name of a torch dtype that gradients may have.
+
+    Raises:
+        ConfigError: says what has another one.
+    """
+    dtype = str(given).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ConfigError(f"{what} is {dtype}; supported are {', '.join(DTYPES)}")
+    return dtype
 
 
 @dataclass(frozen=True)

@@ -249,14 +249,18 @@ def test_a_state_says_options_that_came_later_only_where_they_do_something(
 
 def test_resetting_is_proposed_only_where_the_second_moment_fits(fleet: Fleet) -> None:
     """It is restored with empty residuals too, so where it is of another parameter that leads to the next error."""
-    state = unsealed(checkpoint.save(fleet.reducers[0], fleet.methods))
-    for kind in state["state"].values():
+    kept = unsealed(checkpoint.save(fleet.reducers[0], fleet.methods))
+    waits = copy.deepcopy(kept) | {"waiting": {"d": torch.ones(5, dtype=torch.float64)}}
+    for kind in kept["state"].values():
         kind["d"] = kind.pop("c")
-    told = "only the state has one of 'd', only this job one of 'c'; resume with the same model and min_elements="
-    for name, more in (("a", ', or pass residuals="reset"'), ("d", "")):
-        with pytest.raises(StateError) as caught:
-            checkpoint.load(fleet.reducers[0], fleet.methods, state | {"second_moment": {name: {}}}, "restore")
-        assert str(caught.value).endswith(told + more)
+    for state, told in (
+        (kept, "only the state has one of 'd', only this job one of 'c'"),
+        (waits, "gradients of d wait in the saved state, and this job has none"),
+    ):
+        for name, more in (("a", ', or pass residuals="reset"'), ("d", "")):
+            with pytest.raises(StateError) as caught:
+                checkpoint.load(fleet.reducers[0], fleet.methods, state | {"second_moment": {name: {}}}, "restore")
+            assert str(caught.value).endswith(f"{told}; resume with the same model and min_elements={more}")
 
 
 FREE = {"exchange": "ring", "nonfinite": "zero", "warmup_steps": 9, "total_steps": 50, "follow_lr": True}

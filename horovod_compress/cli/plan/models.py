@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...options import meant
-from ...schedule.plan import DTYPES
+from ...schedule.plan import DTYPES, supported_dtype
 
 FOLDER = Path(__file__).parent / "shapes"
 _COLUMNS = ("name", "shape", "macs")
@@ -241,9 +241,7 @@ def _checked(text: str, entry: tuple[Any, ...]) -> TensorShape:
             f"{text}: parameter {entry[0]} has no shape yet, as in LazyLinear; "
             "run a forward pass before returning the model"
         ) from None
-    dtype = str(getattr(given, "dtype", DTYPES[0])).removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise ConfigError(f"{text}: parameter {name} is {dtype}; supported are {', '.join(DTYPES)}")
+    supported_dtype(f"{text}: parameter {name}", getattr(given, "dtype", DTYPES[0]))
     return TensorShape(name, shape, int(macs))
 
 

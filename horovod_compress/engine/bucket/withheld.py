@@ -77,10 +77,14 @@ class _Waiting:
         return cls(index, kept, torch.zeros_like(kept), leaves)
 
     @classmethod
-    def leaving(cls, index: Tensor, kept: Tensor) -> list[_Waiting]:
-        """Return those of some elements that are coded from now on, if anything waits for any of them."""
+    def leaving(cls, kept: Tensor, index: Tensor | None = None) -> list[_Waiting]:
+        """Return those of some elements that are coded from now on, if anything waits for any of them.
+
+        Args:
+            index: what these are; None for all of the tensor.
+        """
         left = kept.nonzero().view(-1)
-        return [cls.of(index[left], kept[left], leaves=True)] if left.numel() else []
+        return [cls.of(left if index is None else index[left], kept[left], leaves=True)] if left.numel() else []
 
 
 class Withheld:
@@ -141,27 +145,22 @@ class Withheld:
     def _arrange(self, position: int) -> None:
         """Let what waits follow its elements."""
         values, unmoved, masked = self.dense(position), self._unmoved.get(position), self._masked.get(position)
-        known = torch.zeros(values.numel(), dtype=torch.bool, device=self._device)
-        for some in self._waiting.pop(position, ()):
-            known[some.index] = True
-        waits = torch.zeros_like(known)
-        if unmoved is not None:
-            waits[unmoved] = True
+        index, out = unmoved, masked if unmoved is None else unmoved
         if masked is not None:
-            waits[masked] = known[masked] = False
-        found = []
-        if unmoved is not None:
-            index = unmoved if masked is None else waits.nonzero().view(-1)
-            found.append(_Waiting.of(index, values[index], leaves=False))
-            known[index] = False
-        left = known.nonzero().view(-1)
-        found += _Waiting.leaving(left, values[left])
-        if found:
-            self._waiting[position] = found
-        out = masked if unmoved is None else unmoved
+            values[masked] = 0
         if masked is not None and unmoved is not None:
-            waits[masked] = True
-            out = waits.nonzero().view(-1)
+            left_out = torch.zeros(values.numel(), dtype=torch.bool, device=self._device)
+            left_out[unmoved] = True
+            left_out[masked] = False
+            index = left_out.nonzero().view(-1)
+            left_out[masked] = True
+            out = left_out.nonzero().view(-1)
+        found = []
+        if index is not None:
+            found.append(_Waiting.of(index, values[index], leaves=False))
+            values[index] = 0
+        found += _Waiting.leaving(values)
+        _put(self._waiting, position, found or None)
         _put(self.index, position, out)
         self._note()
 
@@ -187,10 +186,8 @@ class Withheld:
         for some in withheld:
             some.kept.copy_(values[some.index])
             values[some.index] = 0
-        left = values.nonzero().view(-1)
-        withheld += _Waiting.leaving(left, values[left])
-        if withheld:
-            self._waiting[position] = withheld
+        withheld += _Waiting.leaving(values)
+        _put(self._waiting, position, withheld or None)
         self._note()
 
     def add(self, position: int, index: Tensor, values: Tensor) -> None:
@@ -248,7 +245,7 @@ class Withheld:
         if any(some.leaves for some in self._waiting.get(position, ())):
             stays = [some for some in self._waiting[position] if not some.leaves]
             for some in self._waiting[position]:
-                stays += _Waiting.leaving(some.index, some.kept) if some.leaves and rounds_off else []
+                stays += _Waiting.leaving(some.kept, some.index) if some.leaves and rounds_off else []
             _put(self._waiting, position, stays or None)
             self._note()
 

@@ -105,8 +105,9 @@ def check(
         _expect("number of ranks", reducer.world, state.get("world"), again)
         _expect("rank", reducer.rank, state.get("rank"), again)
         _check_hosts(parts.hosts, state.get("hosts"))
-        _check_kept(parts.whole(), state["state"], _same_or_reset(reducer.plan, state))
-        _check_waiting(parts.shares(reducer.plan), state.get("waiting", {}))
+        again = _same_or_reset(reducer.plan, state)
+        _check_kept(parts.whole(), state["state"], again)
+        _check_waiting(parts.shares(reducer.plan), state.get("waiting", {}), again)
     _check_more(state)
     plan = reducer.plan
     if go_on:
@@ -150,11 +151,11 @@ def _check_hosts(mine: list[int] | None, saved: object) -> None:
     )
 
 
-def _check_waiting(plan: Plan, waiting: Mapping[str, Tensor]) -> None:
+def _check_waiting(plan: Plan, waiting: Mapping[str, Tensor], again: str) -> None:
     """Refuse what is to wait for elements that are not there, or would corrupt later steps."""
     tensors = {t.name: (bucket, t.count) for bucket in plan.buckets for t in bucket.tensors}
-    unknown = sorted(set(waiting) - set(tensors))[:5]
-    _expect("list of tensors for which something waits", [], unknown, 'or pass residuals="reset"')
+    if unknown := sorted({*waiting} - {*tensors}):
+        raise StateError(f"gradients of {some_of(unknown)} wait in the saved state, and this job has none; {again}")
     like = {n: torch.empty(tensors[n][1], dtype=work_dtype(tensors[n][0]), device="meta") for n in waiting}
     _check_kept({"waiting": like}, {"waiting": waiting})
 
