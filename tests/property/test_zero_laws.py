@@ -309,6 +309,30 @@ def test_what_exact_rounds_round_off_of_elements_that_are_no_longer_left_out_is_
         assert not any(reducer.kept.withholding.waiting() for reducer in fleet.reducers)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["coded", "exact"])
+def test_what_waits_beside_a_gradient_that_counts_as_zero_is_sent_later(kind: Any, dtype: torch.dtype) -> None:
+    """With the next round, though coded ones leave these elements out no longer."""
+    with Fleet(WORLD, [spec("w", 4, 64, dtype=dtype)], "ef_signsgd", nonfinite="zero") as fleet:
+        wide = torch.promote_types(dtype, torch.float32)
+        for reducer in fleet.reducers:
+            reducer.kept.withholding.load({"w": torch.full((4 * 64,), 0.5, dtype=wide)})
+        got = torch.zeros(4 * 64, dtype=wide)
+        for value, waiting in ((torch.nan, {"w": 1}), (0.0, {})):
+            for reducer in fleet.reducers:
+                reducer.buckets.choose(Next(kind))
+            given = [{"w": torch.zeros(4, 64, dtype=dtype)} for _ in range(WORLD)]
+            for mine in given:
+                mine["w"][2, 5] = value
+            got += fleet.step(given)[0]["w"].view(-1)
+            assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
+            for reducer in fleet.reducers:
+                left = reducer.kept.withholding.waiting()
+                assert {name: int(values.count_nonzero()) for name, values in left.items()} == waiting
+        kept = sum(mine["w"] for mine in fleet.residuals()) / WORLD if kind == "coded" else 0.0
+        assert torch.allclose(got + kept, torch.tensor(0.5, dtype=wide), atol=1e-3)
+
+
 @pytest.mark.parametrize("waits", [0.0, 0.3])
 def test_of_elements_for_which_nothing_waits_nothing_is_kept_once_they_are_coded(waits: float) -> None:
     """After a resume nobody knows of them. The control: something waits, so what is rounded off is kept."""

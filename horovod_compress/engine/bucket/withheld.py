@@ -220,7 +220,9 @@ class Withheld:
             kind = wire or grad.dtype
             most = min(torch.finfo(kind).max, torch.finfo(grad.dtype).max) / 2
             sent = total.clamp(-most, most).to(kind).to(grad.dtype)
-            some.next.copy_(torch.where(good, total - sent, some.kept))
+            # Of those that leave, gradients of 16 bits would round off something for ever.
+            drops = some.leaves and kind.itemsize >= grad.element_size()
+            some.next.copy_(torch.where(good, 0.0 if drops else total - sent, some.kept))
             grad[some.index] = torch.where(good, sent, given)
         index = self._left_out(position, wire)
         if index is not None:
@@ -241,11 +243,10 @@ class Withheld:
                 kept.data.index_fill_(0, index.to(kept.device), 0)  # no change from outside, see onebit_adam
         for some in self._waiting.get(position, ()):
             some.kept, some.next = some.next, some.kept
-        rounds_off = wire is not None and wire.itemsize < result.element_size()
         if any(some.leaves for some in self._waiting.get(position, ())):
             stays = [some for some in self._waiting[position] if not some.leaves]
             for some in self._waiting[position]:
-                stays += _Waiting.leaving(some.kept, some.index) if some.leaves and rounds_off else []
+                stays += _Waiting.leaving(some.kept, some.index) if some.leaves else []
             _put(self._waiting, position, stays or None)
             self._note()
 
