@@ -169,6 +169,12 @@ def form_of(optimizer: Any) -> Form:
     return TABLE[_key(kind)][0]
 
 
+def has_first_moment(optimizer: Any) -> bool:
+    """Return whether the first beta is known to be a momentum; Lion's and schedulefree's say something else."""
+    kind = _listed(optimizer)
+    return kind is not None and bool(TABLE[_key(kind)][0].first)
+
+
 def may_share(optimizer: Any, second_moment: str, *, updates: bool = False) -> bool:
     """Return whether the second moment of an optimizer may be held, as far as the optimizer goes.
 

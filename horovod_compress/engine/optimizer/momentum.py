@@ -22,6 +22,7 @@ from ...codecs.work import LAST
 from ...errors import ConfigError, StateError
 from ..kept import Kept
 from ..methods import Methods
+from . import family
 
 Named = Iterable[tuple[str, nn.Parameter]]
 
@@ -31,8 +32,6 @@ LONG = 100
 FAST = 5
 #: How many exact rounds begin such a training by default; one in so many where its length is known, at most as many.
 EXACT_FIRST, EXACT_SHARE = 30, 10
-#: The first of their betas is a momentum; that of others, such as Lion and schedulefree's, says something else.
-_WITH_FIRST_MOMENT = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
 
 
 def refuse_twice(optimizer: Any, methods: Methods, named: Named, updates: bool = False) -> None:
@@ -93,7 +92,7 @@ def _told_of_method(optimizer: Any, group: Mapping[str, Any], codec: Codec) -> s
             "does: training may learn nothing or diverge; choose global_qsgd, qsgd with 8 bits, fp16 or none"
         )
     kept, own = _kept(group, updates=True), _own(codec)
-    if not (kept and own and isinstance(optimizer, _WITH_FIRST_MOMENT)):
+    if not (kept and own and family.has_first_moment(optimizer)):
         return None
     return (
         f"{type(optimizer).__name__} has {kept[0]}, and {codec.name} applies its own momentum, "
