@@ -301,6 +301,13 @@ FAULTS = (
         "tests/property/test_zero_laws.py",
     ),
     Fault(
+        "withheld: what waits beside a gradient that counts as zero is dropped once its element is coded",
+        "horovod_compress/engine/bucket/withheld.py",
+        "0.0 if drops else total - sent, some.kept",
+        "0.0 if drops else total - sent, 0.0",
+        "tests/property/test_zero_laws.py",
+    ),
+    Fault(
         "withholding: what was kept for elements that are withheld from now on stays with their method",
         "horovod_compress/engine/withholding.py",
         "self.withheld.add(self.position, index, self._emptied(index))",
