@@ -73,7 +73,10 @@ def arguments() -> argparse.Namespace:
         "--keep", type=Path, metavar="FILE", help="JSON lines of training runs that need not be repeated"
     )
     parser.add_argument("--json", action="store_true", help="one JSON line per run")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.one_process and None in (chosen.optimizer, chosen.lr):
+        parser.error("--one-process needs --optimizer and --lr")
+    return chosen
 
 
 def measure(words: list[str], chosen: argparse.Namespace) -> dict[str, Any]:
@@ -167,7 +170,7 @@ def _with_real_ranks(job: Job, method: list[str], steps: int) -> dict[str, Any]:
 def _in_one_process(job: OneProcess, method: list[str]) -> dict[str, Any]:
     lines: list[str] = []
     run(replace(job, arguments=[*job.arguments, "--run", " ".join(method)]), lines.append)
-    record: dict[str, Any] = json.loads(lines[-1])
+    record: dict[str, Any] = json.loads(next(line for line in reversed(lines) if line.startswith("{")))
     metric = "accuracy" if record["task"] in ("digits", "mlp") else "loss"
     found = {name: record[name] for name in ("optimizer", "lr")} | {"metric": metric, "ranks_identical": True}
     final = record[metric] if math.isfinite(record["loss"]) else None

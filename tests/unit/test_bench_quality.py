@@ -48,3 +48,15 @@ def test_a_line_that_was_cut_off_is_measured_again(monkeypatch, tmp_path: Path, 
     for _ in range(2):
         run(monkeypatch, "--seeds", "1,2", "--run", "none", "--keep", str(path))
     assert trainings == [("none", 1), ("none", 2), ("none", 2)]
+
+
+def test_all_ranks_may_train_in_one_process(monkeypatch, tmp_path: Path, capsys) -> None:
+    given = [*"--one-process --task digits --ranks 2 --steps 2 --seeds 1 --out".split(), str(tmp_path)]
+    with pytest.raises(SystemExit):
+        run(monkeypatch, *given, "--run", "none")
+    assert "--one-process needs --optimizer and --lr" in capsys.readouterr().err
+    run(monkeypatch, *given, "--optimizer", "adam", "--lr", "1e-3", "--beta2", "0.9", "--run", "marsit levels=2")
+    row = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["optimizer"], row["lr"], row["metric"]) == ("marsit levels=2", "adam", 1e-3, "accuracy")
+    assert 0 <= row["mean"] <= 1 and float(row["bytes_ratio"].removesuffix("x")) > 1
+    assert '"beta2": 0.9' in (tmp_path / "digits-adam-even-marsit-levels=2-1.log").read_text()
