@@ -51,7 +51,7 @@ def test_a_line_that_was_cut_off_is_measured_again(monkeypatch, tmp_path: Path, 
 
 
 def test_all_ranks_may_train_in_one_process(monkeypatch, tmp_path: Path, capsys) -> None:
-    given = [*"--one-process --task digits --ranks 2 --steps 2 --seeds 1 --out".split(), str(tmp_path)]
+    given = ["--one-process", "--out", str(tmp_path), "--ranks", "2", "--steps", "2", "--seeds", "1"]
     with pytest.raises(SystemExit):
         run(monkeypatch, *given, "--run", "none")
     assert "--one-process needs --optimizer and --lr" in capsys.readouterr().err
