@@ -53,7 +53,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--draw-only", action="store_true", help="train nothing")
     parser.add_argument("--plot", type=Path, metavar="FILE", help=".png or .svg")
-    parser.set_defaults(shards="even", optimizer=None, lr_schedule="constant")
+    parser.set_defaults(shards="even", optimizer=None, beta2=None, lr_schedule="constant", one_process=False)
     return parser.parse_args(argv)
 
 
