@@ -5,8 +5,8 @@ r"""Learning quality of every method against no compression: several seeds, equa
 
 Each run is `METHOD [option=value ...] [--train.py's-options ...]`. The first is what the others are compared
 with. With `--keep FILE` every training leaves a line there, and one that has a line is not done again: a long table
-can be measured piece by piece. Take another file after a change of the package. With `--one-process`,
-examples/virtual_ranks.py trains, with its options: on few cores that takes half the time.
+can be measured piece by piece. Take another file after a change of the package. With `--one-process`, all ranks train
+in examples/virtual_ranks.py, whose options then apply, and share the batch of four ranks: half the time on few cores.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from benchmarks.horovodrun import Job, JobFailed, run  # noqa: E402
 
 #: What makes a training another one, beside its words and seed.
 ASKED = ("task", "shards", "ranks", "steps", "optimizer", "lr", "beta2", "lr_schedule", "one_process")
+#: What later ones of these were when a file that is kept does not say so.
+_BEFORE = {"beta2": None, "one_process": False}
 DEFAULT_RUNS = ["none", "fp16", "bf16", "marsit"]
 
 
@@ -105,16 +107,24 @@ def measure(words: list[str], chosen: argparse.Namespace) -> dict[str, Any]:
 
 def trained(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
     """Return what one training came to, from the file that keeps it if it is there."""
-    asked = {name: getattr(chosen, name) for name in ASKED} | {"words": words, "seed": seed}
-    for kept in read(chosen.keep):
-        if kept["asked"] == asked:
-            return kept
-    found = train(words, seed, chosen) | {"asked": asked}
+    if found := kept(words, seed, chosen):
+        return found
+    found = train(words, seed, chosen) | {"asked": _asked(words, seed, chosen)}
     if chosen.keep:
         chosen.keep.parent.mkdir(parents=True, exist_ok=True)
         with chosen.keep.open("a") as file:
             file.write("\n" * _cut_off(chosen.keep) + json.dumps(found) + "\n")
     return found
+
+
+def kept(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, Any] | None:
+    """Return what one training came to, if the file has it."""
+    asked = _asked(words, seed, chosen)
+    return next((found for found in read(chosen.keep) if _BEFORE | found["asked"] == asked), None)
+
+
+def _asked(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(chosen, name) for name in ASKED} | {"words": words, "seed": seed}
 
 
 def _cut_off(path: Path) -> bool:
@@ -132,14 +142,13 @@ def read(path: Path | None) -> Iterator[dict[str, Any]]:
 def train(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
     """Train once."""
     extra = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
-    stem = chosen.out / f"{chosen.task}-{chosen.optimizer or 'default'}-{chosen.shards}-{'-'.join(words)}-{seed}"
     command = ["--task", chosen.task, "--steps", str(chosen.steps), "--seed", str(seed), "--shards", chosen.shards]
     command += ["--lr-schedule", chosen.lr_schedule, *words[extra:]]
     for option in ("optimizer", "beta2", "lr"):
         if (value := getattr(chosen, option)) is not None:
             command += [f"--{option}", str(value)]
     name = f"{' '.join(words)}, seed {seed}"
-    log = stem.with_suffix(".log")
+    log = chosen.out / f"{'-'.join([*(str(getattr(chosen, option)) for option in ASKED), *words, str(seed)])}.log"
     if chosen.one_process:
         found = _in_one_process(OneProcess(name, chosen.ranks, command, log, chosen.limit), words[:extra])
     else:
@@ -171,9 +180,9 @@ def _in_one_process(job: OneProcess, method: list[str]) -> dict[str, Any]:
     lines: list[str] = []
     run(replace(job, arguments=[*job.arguments, "--run", " ".join(method)]), lines.append)
     record: dict[str, Any] = json.loads(next(line for line in reversed(lines) if line.startswith("{")))
-    metric = "accuracy" if record["task"] in ("digits", "mlp") else "loss"
+    metric = "accuracy" if record["task"] == "digits" else "loss"
     found = {name: record[name] for name in ("optimizer", "lr")} | {"metric": metric, "ranks_identical": True}
-    final = record[metric] if math.isfinite(record["loss"]) else None
+    final = record[metric] if math.isfinite(record[metric]) else None
     return found | {"final": final, "bytes_ratio": times_fewer(record)}
 
 

@@ -81,10 +81,7 @@ def measured(chosen: argparse.Namespace) -> dict[Cell, tuple[float, float]]:
 
 
 def _record(cell: Cell, seed: int, chosen: argparse.Namespace) -> dict[str, Any] | None:
-    if not chosen.draw_only:
-        return quality.trained(words(cell), seed, chosen)
-    asked = {name: getattr(chosen, name) for name in quality.ASKED} | {"words": words(cell), "seed": seed}
-    return next((kept for kept in quality.read(chosen.keep) if kept["asked"] == asked), None)
+    return (quality.kept if chosen.draw_only else quality.trained)(words(cell), seed, chosen)
 
 
 def table(found: dict[Cell, tuple[float, float]], chosen: argparse.Namespace) -> str:

@@ -183,7 +183,10 @@ class RecurrentText(Text):
 
 
 class Words(Text):
-    """Predict the next word of Python's own library from four: most rows of the embedding seldom have a gradient."""
+    """Predict the next word of Python's own library from four; punctuation marks are words, too.
+
+    Most rows of the embedding seldom have a gradient.
+    """
 
     name = "words"
     unit = "nats per word"
@@ -191,7 +194,7 @@ class Words(Text):
     defaults = Defaults("adam", batch=64, rates={"sgd": 0.5, "adam": 2e-3})
     context = 4
     windows = 4096
-    known = 4000  # the most common words, among them one for all others
+    known = 4000  # the most common words, and one number for all others
 
     def text(self) -> str:
         return library_source()

@@ -33,7 +33,7 @@ def supported_dtype(what: str, given: Any) -> str:
     """Return the name of a torch dtype that gradients may have.
 
     Raises:
-        ConfigError: says what has another one.
+        ConfigError: it is another one; the text says what has it.
     """
     dtype = str(given).removeprefix("torch.")
     if dtype not in DTYPES:

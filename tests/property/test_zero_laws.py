@@ -333,6 +333,23 @@ def test_what_waits_beside_a_gradient_that_counts_as_zero_is_sent_later(kind: An
         assert torch.allclose(got + kept, torch.tensor(0.5, dtype=wide), atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["coded", "exact"])
+def test_what_16_bits_cannot_hold_is_sent_over_several_rounds(kind: Any) -> None:
+    with Fleet(WORLD, [spec("w", 4, 64, dtype=torch.float16)], "ef_signsgd") as fleet:
+        for reducer in fleet.reducers:
+            reducer.kept.withholding.load({"w": torch.full((4 * 64,), 1e5)})
+        got = torch.zeros(4 * 64)
+        for more in (True, True, True, False):  # 1e5 is a little more than three times what one sends
+            for reducer in fleet.reducers:
+                reducer.buckets.choose(Next(kind))
+            given = [{"w": torch.zeros(4, 64, dtype=torch.float16)} for _ in range(WORLD)]
+            got += fleet.step(given)[0]["w"].view(-1)
+            assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
+            assert all(bool(reducer.kept.withholding.waiting()) is more for reducer in fleet.reducers)
+        kept = sum(mine["w"] for mine in fleet.residuals()) / WORLD if kind == "coded" else 0.0
+        assert torch.allclose(got + kept, torch.tensor(1e5), rtol=1e-3)
+
+
 @pytest.mark.parametrize("waits", [0.0, 0.3])
 def test_of_elements_for_which_nothing_waits_nothing_is_kept_once_they_are_coded(waits: float) -> None:
     """After a resume nobody knows of them. The control: something waits, so what is rounded off is kept."""

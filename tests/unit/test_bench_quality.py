@@ -50,13 +50,33 @@ def test_a_line_that_was_cut_off_is_measured_again(monkeypatch, tmp_path: Path, 
     assert trainings == [("none", 1), ("none", 2), ("none", 2)]
 
 
+def test_a_file_of_before_later_options_still_counts(monkeypatch, tmp_path: Path, trainings) -> None:
+    path = tmp_path / "kept.jsonl"
+    given = ["--seeds", "1", "--run", "none", "--keep", str(path)]
+    run(monkeypatch, *given)
+    record = json.loads(path.read_text())
+    assert record["asked"].pop("beta2") is None and record["asked"].pop("one_process") is False
+    path.write_text(json.dumps(record) + "\n")
+    run(monkeypatch, *given)
+    assert trainings == [("none", 1)]
+    run(monkeypatch, *given, "--beta2", "0.9")
+    assert trainings == [("none", 1)] * 2
+
+
 def test_all_ranks_may_train_in_one_process(monkeypatch, tmp_path: Path, capsys) -> None:
     given = ["--one-process", "--out", str(tmp_path), "--ranks", "2", "--steps", "2", "--seeds", "1"]
     with pytest.raises(SystemExit):
         run(monkeypatch, *given, "--run", "none")
     assert "--one-process needs --optimizer and --lr" in capsys.readouterr().err
-    run(monkeypatch, *given, "--optimizer", "adam", "--lr", "1e-3", "--beta2", "0.9", "--run", "marsit levels=2")
+    run(monkeypatch, *given, "--optimizer", "adam", "--lr", "1e-3", "--beta2", "0.9", "--run", "topk density=0.1")
     row = json.loads(capsys.readouterr().out)
-    assert (row["name"], row["optimizer"], row["lr"], row["metric"]) == ("marsit levels=2", "adam", 1e-3, "accuracy")
+    assert (row["name"], row["optimizer"], row["lr"], row["metric"]) == ("topk density=0.1", "adam", 1e-3, "accuracy")
     assert 0 <= row["mean"] <= 1 and float(row["bytes_ratio"].removesuffix("x")) > 1
-    assert '"beta2": 0.9' in (tmp_path / "digits-adam-even-marsit-levels=2-1.log").read_text()
+    [log] = tmp_path.glob("*-topk-density=0.1-1.log")
+    assert '"beta2": 0.9' in log.read_text()
+
+
+def test_a_training_that_diverges_is_not_the_best(monkeypatch, tmp_path: Path, capsys) -> None:
+    given = ["--one-process", "--out", str(tmp_path), "--ranks", "2", "--steps", "4", "--seeds", "1", "--run", "none"]
+    run(monkeypatch, *given, "--optimizer", "sgd", "--lr", "1e30")
+    assert json.loads(capsys.readouterr().out)["mean"] < 0.3

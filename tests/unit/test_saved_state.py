@@ -255,7 +255,7 @@ def test_resetting_is_proposed_only_where_the_second_moment_fits(fleet: Fleet) -
         kind["d"] = kind.pop("c")
     for state, told in (
         (kept, "only the state has one of 'd', only this job one of 'c'"),
-        (waits, "gradients of d wait in the saved state, and this job has none"),
+        (waits, "in the saved state, gradients wait for d, which this job does not have"),
     ):
         for name, more in (("a", ', or pass residuals="reset"'), ("d", "")):
             with pytest.raises(StateError) as caught:

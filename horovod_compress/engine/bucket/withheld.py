@@ -64,7 +64,8 @@ class _Waiting:
 
     Attributes:
         leaves: they are coded from now on: the next round, of whatever kind, sends what is left, and later ones what it
-            rounds off. Only elements for which something waits are here, as after a resume.
+            rounds off, or what stood beside a gradient that counted as zero. Only elements for which something waits
+            are here, as after a resume.
     """
 
     index: Tensor
@@ -145,20 +146,20 @@ class Withheld:
     def _arrange(self, position: int) -> None:
         """Let what waits follow its elements."""
         values, unmoved, masked = self.dense(position), self._unmoved.get(position), self._masked.get(position)
-        index, out = unmoved, masked if unmoved is None else unmoved
+        waits, out = unmoved, masked if unmoved is None else unmoved  # nobody writes to these
         if masked is not None:
             values[masked] = 0
         if masked is not None and unmoved is not None:
-            left_out = torch.zeros(values.numel(), dtype=torch.bool, device=self._device)
-            left_out[unmoved] = True
-            left_out[masked] = False
-            index = left_out.nonzero().view(-1)
-            left_out[masked] = True
-            out = left_out.nonzero().view(-1)
+            chosen = torch.zeros(values.numel(), dtype=torch.bool, device=self._device)
+            chosen[unmoved] = True
+            chosen[masked] = False
+            waits = chosen.nonzero().view(-1)
+            chosen[masked] = True
+            out = chosen.nonzero().view(-1)
         found = []
-        if index is not None:
-            found.append(_Waiting.of(index, values[index], leaves=False))
-            values[index] = 0
+        if waits is not None:
+            found.append(_Waiting.of(waits, values[waits], leaves=False))
+            values[waits] = 0
         found += _Waiting.leaving(values)
         _put(self._waiting, position, found or None)
         _put(self.index, position, out)
@@ -220,9 +221,10 @@ class Withheld:
             kind = wire or grad.dtype
             most = min(torch.finfo(kind).max, torch.finfo(grad.dtype).max) / 2
             sent = total.clamp(-most, most).to(kind).to(grad.dtype)
-            # Of those that leave, gradients of 16 bits would round off something for ever.
+            # What gradients of 16 bits round off of elements that leave is dropped: they would never be done.
             drops = some.leaves and kind.itemsize >= grad.element_size()
-            some.next.copy_(torch.where(good, 0.0 if drops else total - sent, some.kept))
+            rest = total - (total.clamp(-most, most) if drops else sent)
+            some.next.copy_(torch.where(good, rest, some.kept))
             grad[some.index] = torch.where(good, sent, given)
         index = self._left_out(position, wire)
         if index is not None:
@@ -241,12 +243,13 @@ class Withheld:
             result.index_fill_(0, index, 0)
             for kept in state:
                 kept.data.index_fill_(0, index.to(kept.device), 0)  # no change from outside, see onebit_adam
-        for some in self._waiting.get(position, ()):
+        waiting = self._waiting.get(position, ())
+        for some in waiting:
             some.kept, some.next = some.next, some.kept
-        if any(some.leaves for some in self._waiting.get(position, ())):
-            stays = [some for some in self._waiting[position] if not some.leaves]
-            for some in self._waiting[position]:
-                stays += _Waiting.leaving(some.kept, some.index) if some.leaves else []
+        if any(some.leaves for some in waiting):
+            stays = list[_Waiting]()
+            for some in waiting:
+                stays += _Waiting.leaving(some.kept, some.index) if some.leaves else [some]
             _put(self._waiting, position, stays or None)
             self._note()
 

@@ -105,9 +105,9 @@ def check(
         _expect("number of ranks", reducer.world, state.get("world"), again)
         _expect("rank", reducer.rank, state.get("rank"), again)
         _check_hosts(parts.hosts, state.get("hosts"))
-        again = _same_or_reset(reducer.plan, state)
-        _check_kept(parts.whole(), state["state"], again)
-        _check_waiting(parts.shares(reducer.plan), state.get("waiting", {}), again)
+        of_model = _same_or_reset(reducer.plan, state)
+        _check_kept(parts.whole(), state["state"], of_model)
+        _check_waiting(parts.shares(reducer.plan), state.get("waiting", {}), of_model)
     _check_more(state)
     plan = reducer.plan
     if go_on:
@@ -155,7 +155,9 @@ def _check_waiting(plan: Plan, waiting: Mapping[str, Tensor], again: str) -> Non
     """Refuse what is to wait for elements that are not there, or would corrupt later steps."""
     tensors = {t.name: (bucket, t.count) for bucket in plan.buckets for t in bucket.tensors}
     if unknown := sorted({*waiting} - {*tensors}):
-        raise StateError(f"gradients of {some_of(unknown)} wait in the saved state, and this job has none; {again}")
+        raise StateError(
+            f"in the saved state, gradients wait for {some_of(unknown)}, which this job does not have; {again}"
+        )
     like = {n: torch.empty(tensors[n][1], dtype=work_dtype(tensors[n][0]), device="meta") for n in waiting}
     _check_kept({"waiting": like}, {"waiting": waiting})
 
