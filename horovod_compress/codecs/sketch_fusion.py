@@ -61,7 +61,7 @@ class _Sketching(Codec):
 
     def properties(self) -> Properties:
         plain = Momentum(float(self.momentum)) if self.momentum else None
-        return Properties(small_tensors=plain)
+        return Properties(share_sent=self.density, small_tensors=plain)
 
     def most(self, bucket: Bucket) -> int:
         """Return k: how many elements of a bucket the result holds at most."""
@@ -322,6 +322,3 @@ class SketchFusion(ByForm):
         dense = self.error_feedback == "dense"
         options = (self.density, self.cells, self.rows, self.candidates if dense else 1, self.momentum)
         return FullState(*options) if dense else InSketch(*options)
-
-    def properties(self) -> Properties:
-        return replace(super().properties(), share_sent=self.density)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ..engine.reducer import Reducer
@@ -96,31 +96,29 @@ _followers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Scale]] = weakref.Wea
 
 
 def _tell_followers(scaler: Any) -> None:
-    """Let a scaler tell its followers of each new scale, and refuse gradients that are being exchanged."""
-    stock, _followers[scaler] = scaler.update, weakref.WeakSet()
+    """Let a scaler tell its followers of each new scale, and refuse gradients that are being exchanged.
 
-    def update(new_scale: Any = None) -> None:
-        stock(new_scale)
-        for follower in _followers[scaler]:
-            follower.rescale(float(scaler.get_scale()))
-
-    scaler.update = update
+    What stands before its methods refers to it by arguments, which a copy of the scaler replaces by itself.
+    """
+    _followers[scaler] = weakref.WeakSet()
+    scaler.update = partial(_update, scaler, scaler.update)
     for name in ("unscale_", "step"):
         if method := getattr(scaler, name, None):
-            setattr(scaler, name, _after_the_exchange(method))
+            setattr(scaler, name, partial(_after_the_exchange, method))
 
 
-def _after_the_exchange(whole: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a scaler's method that refuses gradients which are being exchanged: it would read and divide them."""
+def _update(scaler: Any, stock: Callable[..., None], new_scale: Any = None) -> None:
+    stock(new_scale)
+    for follower in _followers.get(scaler, ()):
+        follower.rescale(float(scaler.get_scale()))
 
-    @functools.wraps(whole)
-    def call(optimizer: Any, *given: Any, **options: Any) -> Any:
-        if getattr(optimizer, "_handles", None):  # Horovod's, of results that it has not fetched
-            raise ConfigError(
-                "the gradient scaler was used while gradients are being exchanged; call optimizer.synchronize() "
-                "first, then scaler.unscale_(optimizer), and scaler.step(optimizer) within "
-                "optimizer.skip_synchronize()"
-            )
-        return whole(optimizer, *given, **options)
 
-    return call
+def _after_the_exchange(stock: Callable[..., Any], optimizer: Any, *given: Any, **options: Any) -> Any:
+    """Call a scaler's method, but refuse gradients which are being exchanged: it would read and divide them."""
+    if getattr(optimizer, "_handles", None):  # Horovod's, of results that it has not fetched
+        raise ConfigError(
+            "the gradient scaler was used while gradients are being exchanged; call optimizer.synchronize() "
+            "first, then scaler.unscale_(optimizer), and scaler.step(optimizer) within "
+            "optimizer.skip_synchronize()"
+        )
+    return stock(optimizer, *given, **options)

@@ -18,7 +18,7 @@ def _play(nursery: Nursery, world: int, path: str, joining: list[int], before: i
         assert rank.report, f"rank {rank.number}: {rank.status} {rank.output}"
         assert rank.report.get("even", [None, ""]) == [None, ""]  # the control
         kind, text = rank.report["uneven"]
-        assert rank.report["seconds"] < SECONDS
+        assert rank.report["seconds"] < SECONDS, [(one.status, one.report, one.output) for one in ranks]
         assert rank.report["steps"] == before + 4 * (before > 0)
         if rank.number in joining:
             assert kind == "HorovodInternalError"  # from hvd.join()

@@ -171,7 +171,7 @@ LEFT_OUT = {
 ENVIRONMENT = {
     "BACKEND": "gloo",
     "WORLD_SIZE": "2",
-    "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "100",
+    "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "300",
     "TEMP_DIR": tempfile.gettempdir(),
     "OMP_NUM_THREADS": "1",  # ranks share the cores of one machine
 }

@@ -187,7 +187,10 @@ def test_the_table_of_exact_rounds_is_that_of_the_code() -> None:
     assert [plain(number) for number in every[:4]] == ["20", "20", "30", "30"] and "at most 100 later" in begun[0]
 
 
-HISTORY = r"(?:now|then) the default|older default|(?:earlier|previous|present) version\b|quieter machine|fixed\s+since"
+HISTORY = (
+    r"(?:now|then) the default|older default|(?:earlier|previous) versions?\b|versions before|present version\b|"
+    r"quieter machine|fixed\s+since"
+)
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from horovod_compress.codecs.registry import methods
 from horovod_compress.engine.methods import parse, per_layer
 from horovod_compress.engine.optimizer import momentum
 from horovod_compress.errors import ConfigError
@@ -109,10 +110,14 @@ def test_one_bit_and_momentum_begin_with_exact_rounds(method: str) -> None:
     methods = parse(method, {})[0]
     assert momentum.exact_first(HEAVY, methods, NAMED) == momentum.EXACT_FIRST
     assert momentum.exact_first(SGD, methods, NAMED) == momentum.exact_first(ADAM, methods, NAMED) == 0
-    assert momentum.exact_first(HEAVY, parse("powersgd", {})[0], NAMED) == 0
     for total, first in ((1, 1), (100, 10), (10_000, momentum.EXACT_FIRST)):
         assert momentum.exact_first(HEAVY, methods, NAMED, total) == first
     assert momentum.exact_first(ADAM, methods, NAMED, 100) == 0
+
+
+def test_other_methods_do_not() -> None:
+    begin_so = [method for method in methods() if momentum.exact_first(HEAVY, parse(method, {})[0], NAMED)]
+    assert begin_so == ["ef_signsgd", "marsit", "onebit", "onebit_adam"]
 
 
 def test_of_several_methods_the_one_that_waits_longest_is_named() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import pickle
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -468,6 +469,22 @@ def test_a_scaler_keeps_no_compression_alive() -> None:
     gc.collect()
     assert gone() is None
     scaler.update(2.0)
+    compression.close()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))])
+def test_a_copy_of_a_followed_scaler_has_a_scale_of_its_own(copied: Callable[[Any], Any]) -> None:
+    scaler, (model, compression) = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1), pair()
+    compression.follow(scaler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler.scale(torch.ones(1))  # only then has it a scale
+    other = copied(scaler)
+    other.scale(sum(parameter.sum() for parameter in model.parameters())).backward()
+    other.step(optimizer)
+    other.update()
+    assert (scaler.get_scale(), other.get_scale()) == (4.0, 8.0)
+    assert compression.state_dict()["scale"] == 4.0
     compression.close()
 
 

@@ -235,11 +235,16 @@ def test_after_an_error_in_the_middle_nothing_goes_on(net: Net, compression: hvc
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_so_does_the_step_of_the_optimizer(net: Net, compression: hvc.Compression, reentrant: bool) -> None:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    compression.register(net, optimizer)
+@pytest.mark.parametrize("given", [False, True])
+def test_so_does_the_step_of_the_optimizer(
+    net: Net, compression: hvc.Compression, reentrant: bool, given: bool
+) -> None:
+    """Also of one that the compression was not given; the control has parameters of another model."""
+    optimizer, other = torch.optim.SGD(net.parameters(), lr=0.1), torch.optim.SGD(Net().parameters(), lr=0.1)
+    compression.register(net, optimizer if given else None)
     interrupt(net, net.first.weight)
     assert str(passed(net, reentrant)) == "no luck"
+    other.step()
     with pytest.raises(hvc.ExchangeError, match="an error has ended a backward pass in the middle, after 5 of 6"):
         optimizer.step()
 

@@ -104,20 +104,15 @@ def _told_of_method(optimizer: Any, group: Mapping[str, Any], codec: Codec) -> s
 def exact_first(optimizer: Any, methods: Methods, named: Named, total_steps: int | None = None) -> int:
     """Return how many first rounds should be exact: with one bit at a high rate, those alone can make training diverge.
 
-    So many as :data:`EXACT_FIRST` says where a result counts :data:`FAST` times and every element is sent as one bit.
+    So many as :data:`EXACT_FIRST` says where a result counts :data:`FAST` times.
 
     Args:
         total_steps: the length of the training, if known.
     """
     pairs = _pairs(optimizer, methods, named)
-    if not any(_times(group) >= FAST and _is_one_bit(codec) for group, codec in pairs):
+    if not any(_times(group) >= FAST and codec.properties().one_bit for group, codec in pairs):
         return 0
     return EXACT_FIRST if total_steps is None else max(1, min(EXACT_FIRST, total_steps // EXACT_SHARE))
-
-
-def _is_one_bit(codec: Codec) -> bool:
-    found = codec.properties()
-    return found.divides == "before" and found.feedback == "own" and found.share_sent == 1
 
 
 def _pairs(optimizer: Any, methods: Methods, named: Named) -> Iterator[tuple[Mapping[str, Any], Codec]]:

@@ -24,9 +24,10 @@ from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Strangers
 from ..session import Session, look_for_steps, weakly
 from ..startup import Wrap, before_handshake, check_alone
+from ..torch_dist.alike import begin_alike
 from ..torch_dist.checks import not_exchanged, refuse_no_optimizer
 from ..torch_dist.of_group import TorchCompression
-from ..torch_dist.unwrapped import Unwrapped, begin_alike
+from ..torch_dist.unwrapped import Unwrapped
 from . import divided
 from .checkpoints import Resharded, Sharded
 from .grid import Column, Unmet

@@ -27,10 +27,11 @@ from ..session import Session, in_backward, weakly
 from ..startup import Wrap
 from ..update_options import TAKEN
 from . import checks
+from .alike import begin_alike
 from .hooks import leave_other
 from .job import TorchJob
 from .of_group import TorchCompression
-from .unwrapped import Unwrapped, begin_alike
+from .unwrapped import Unwrapped
 from .wrapped import Wrapped
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -10,7 +10,6 @@ from torch import nn
 
 from ...engine.agreement.notes import last_error
 from ...engine.job import Job
-from ...engine.optimizer.step_hooks import uncompiled
 from ...engine.optimizer.taker import kinds_of, refuse_lists
 from ...engine.reducer import Hooks
 from ...errors import ConfigError
@@ -125,16 +124,8 @@ class TorchCompression(BaseCompression):
         for each in optimizers:
             checks.refuse_sharded(each, own=second_moment == "own" or not _needs_held(session))
             checks.check_optimizer(each, [*steps.named, *session.others])
-        known = steps.met
         steps.meet(optimizers, second_moment, warmup_steps, rebuild_every, match_norm=match_norm, step=step)
-        for each in () if known else optimizers:
-            each.register_step_pre_hook(uncompiled(weakly(self._refuse_open)))
         return given
-
-    def _refuse_open(self, *given: object) -> None:
-        """Before the optimizer's step, refuse gradients that are still being exchanged."""
-        if unwrapped := self._unwrapped():
-            unwrapped.refuse_open()
 
     def _is_attached(self) -> bool:
         session = self._here()

@@ -11,23 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
+from ...engine.optimizer.step_hooks import builds_state
 from ...engine.shards import local
-from ...errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError, NonFiniteError, in_job, some_of
+from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError, in_job, some_of
 from ..fresh import FreshGradients, needing_gradient
 from ..session import Session, before_each_step, drop_zeros, gradient_of, in_backward, weakly
 from . import checks
 from .backward import at_the_end, raising
 from .hooks import GradientHook, Wrappers, keep
-
-_BROADCAST_BYTES = 250 << 20  # at once, as DistributedDataParallel does it
 
 
 class _End:
@@ -334,27 +332,27 @@ class Unwrapped:
             parameter.grad = checks.mean_of(grad, self._group).wait()
 
     def _refuse_step(self, optimizer: Any) -> None:
-        """Refuse an optimizer's step within a backward pass, with gradients of this rank.
+        """Refuse an optimizer's step with gradients of this rank, or with some that are still being exchanged.
 
         Raises:
-            ConfigError: it has some of these parameters.
+            ConfigError: it has some of these parameters, and comes within a backward pass, or after one without an end.
+            ExchangeError: an error has ended the last pass in the middle.
         """
-        if not in_backward() or self._paused or self._session.is_over():
+        within = in_backward()
+        if (self._paused if within else self._pass is None) or self._session.is_over():
             return
         index, of = self._session.steps.index, (p for group in optimizer.param_groups for p in group["params"])
-        if found := [index[id(parameter)] for parameter in of if id(parameter) in index]:
+        found = [index[id(parameter)] for parameter in of if id(parameter) in index]
+        if found and within:
             self._session.failure.report("a backward pass", error := in_job(self._used_up(found[0])))
             raise error
+        if found and not builds_state():
+            self._refuse_open()
 
-    def refuse_open(self) -> None:
-        """Before an optimizer's step, refuse gradients that are still being exchanged.
-
-        Raises:
-            ExchangeError: an error has ended the last pass in the middle.
-            ConfigError: it has come to no end, and says why.
-        """
-        if (left := self._pass) is None or self._session.is_over():
-            return
+    def _refuse_open(self) -> None:
+        """Refuse a step with gradients of a pass that has come to no end."""
+        left = self._pass
+        assert left
         if left.interrupted():
             self._stop(left)
         plan = self._session.reducer.plan.names()
@@ -364,36 +362,3 @@ class Unwrapped:
             f"{len(names)} parameter(s) have got no gradient, {some_of(names)}, or others have got two; "
             "write checkpoint(..., use_reentrant=False)"
         )
-
-
-# ---- all ranks begin alike ----
-
-
-def begin_alike(of_module: Iterable[tuple[str, Tensor]], session: Session, group: Any) -> None:
-    """Let every rank begin with the parameters and buffers of rank 0, as DistributedDataParallel does.
-
-    Args:
-        of_module: these, by name.
-
-    Raises:
-        MismatchError: the modules of ranks differ.
-        ExchangeError: not every rank came in time.
-    """
-    named = [(name, local(one)) for name, one in of_module]
-    mine = [[name, f"{tensor.dtype}".removeprefix("torch."), list(tensor.shape)] for name, tensor in named]
-    for rank, theirs in enumerate(session.gather(mine, "hvc.register", by_name=True)):
-        if theirs == mine:
-            continue
-        here, there = (next((o for o in a if o not in b), None) for a, b in ((mine, theirs), (theirs, mine)))
-        if here or there:
-            raise MismatchError(
-                f"the modules given to register() differ: rank {session.job.rank} has {_in_words(here)}, rank {rank} "
-                f"has {_in_words(there)}; names, shapes and types of parameters and buffers have to be equal"
-            )
-    if session.job.size > 1:
-        tensors = [tensor.detach() for _, tensor in named]
-        dist._broadcast_coalesced(group, tensors, _BROADCAST_BYTES, 0)
-
-
-def _in_words(one: Any) -> str:
-    return "none beside those of the other" if one is None else f"{one[0]} of type {one[1]} and shape {tuple(one[2])}"
