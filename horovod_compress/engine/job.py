@@ -44,8 +44,12 @@ class Job(Protocol):
     def row(self) -> Job | None:
         """Return the ranks, this one included, that have one model in parts; None where each has the whole."""
 
-    def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
-        """Return the error that training can go on after, of this rank or of any other one of its row."""
+    def agree(self, mine: NonFiniteError | None, seconds: float) -> NonFiniteError | None:
+        """Return the error that training can go on after, of this rank or of any other one of its row.
+
+        Raises:
+            ExchangeError: not all of them came within so many seconds.
+        """
 
     @property
     def number(self) -> int:

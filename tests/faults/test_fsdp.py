@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,3 +55,17 @@ def test_a_rank_s_own_error_ends_all(nursery: Nursery) -> None:
     ranks = run(nursery, "raise")
     assert "this rank's own error" in ranks[VICTIM].report["first"]["text"]
     assert all(rank.report["first"]["error"] for rank in ranks)
+
+
+@pytest.mark.slow
+def test_a_rank_of_another_shard_that_does_not_come_is_named_in_time(tmp_path: Path) -> None:
+    job = Path(__file__).parent / "jobs" / "row.py"
+    ranks = [
+        subprocess.Popen([sys.executable, str(job), str(rank), f"{tmp_path}/store"], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    told, _ = ranks[0].communicate(timeout=BOUND)
+    assert float(told.partition(" s: ")[0]) < 8.0, told  # it was to wait for 1, and the other sleeps for 10
+    assert "expected to hear within 1 s from rank(s) 1, which have the other shards of this replica" in told
+    ranks[1].kill()
+    ranks[1].communicate()

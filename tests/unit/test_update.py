@@ -33,7 +33,9 @@ class Compression:
         self._fleet, self._reducer = fleet, fleet.reducers[rank]
         self.method = method or fleet.methods.name
         share = lambda value, asked: [value] * fleet.world  # noqa: E731
-        job: Any = SimpleNamespace(number=rank, row=None, gather=share, gather_all=share, agree=lambda mine: mine)
+        job: Any = SimpleNamespace(
+            number=rank, row=None, gather=share, gather_all=share, agree=lambda mine, seconds: mine
+        )
         self._session = Session(job, fleet.methods, self._reducer, list(named.items()), "fleet")
         self._counters = Counters(self._session, self.method)
 

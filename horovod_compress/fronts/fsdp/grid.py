@@ -5,6 +5,7 @@ Each column has an engine of its own, whose ranks are numbered by replica.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...engine.agreement.differences import explained
 from ...engine.job import Gathering
-from ...errors import ConfigError, NonFiniteError
+from ...errors import ConfigError, ExchangeError, NonFiniteError, one_line
 from ..torch_dist.job import TorchJob, gather_among
 
 RECIPE = (
@@ -108,9 +109,18 @@ class Column(TorchJob):
         by_replica = numbers.view(self.size, self.row.size)
         return DeviceMesh.from_group(groups, self._divides.device_type, by_replica, mesh_dim_names=tuple(names))
 
-    def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
+    def agree(self, mine: NonFiniteError | None, seconds: float) -> NonFiniteError | None:
         flag = torch.tensor(float(mine is not None), device=self._divides.device_type)
-        dist.all_reduce(flag, dist.ReduceOp.MAX, self.row.group)
+        under_way = dist.all_reduce(flag, dist.ReduceOp.MAX, self.row.group, async_op=True)
+        try:
+            under_way.wait(timedelta(seconds=seconds))
+        except RuntimeError as error:
+            row = [rank for rank in dist.get_process_group_ranks(self.row.group) if rank != self.number]
+            raise ExchangeError(
+                f"rank {self.number}: expected to hear within {seconds:g} s from rank(s) {', '.join(map(str, row))}, "
+                "which have the other shards of this replica, whether all their values are finite; look for an error "
+                f"there ({one_line(str(error), 200)})"
+            ) from None
         if mine is None and bool(flag):
             mine = NonFiniteError(
                 f"rank {self.number}: gradients of another shard than that of this rank, {self.row.rank}, are not "

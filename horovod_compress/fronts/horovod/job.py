@@ -80,7 +80,7 @@ class HorovodJob:
     def row(self) -> None:
         return None
 
-    def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
+    def agree(self, mine: NonFiniteError | None, seconds: float) -> NonFiniteError | None:
         return mine
 
     @property

@@ -61,7 +61,7 @@ class TorchJob:
     def row(self) -> TorchJob | None:
         return None
 
-    def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
+    def agree(self, mine: NonFiniteError | None, seconds: float) -> NonFiniteError | None:
         return mine
 
     @property

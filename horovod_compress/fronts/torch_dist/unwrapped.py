@@ -288,7 +288,7 @@ class Unwrapped:
         try:
             error = self._await(ended)
             if self._session.reducer.options.nonfinite == "raise":
-                error = self._session.job.agree(error)
+                error = self._session.job.agree(error, self._session.reducer.options.longest_seconds)
             if error:
                 at_the_end(raising(error))  # training may go on: let other modules end this pass
         except HorovodCompressError:
