@@ -39,7 +39,7 @@ MOST_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Recording(Codec):
+class InRecords(Codec):
     """What every round does."""
 
     scale: str
@@ -212,7 +212,7 @@ class OneBitAdam(ByForm):
 
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
-    summary: ClassVar[str] = Recording.summary
+    summary: ClassVar[str] = InRecords.summary
     source: ClassVar[str] = "Tang et al., ICML 2021, arXiv:2102.02888"
     page: ClassVar[str] = "sign_methods.md#onebit_adam"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -234,6 +234,6 @@ class OneBitAdam(ByForm):
         check_choice("owner_scale", self.owner_scale, "shared", "own")
 
     @cached_property
-    def form(self) -> Recording:
+    def form(self) -> InRecords:
         assert self.step_scale is not None  # see above
-        return Recording(self.scale, self.block, self.step_scale, self.owner_scale)
+        return InRecords(self.scale, self.block, self.step_scale, self.owner_scale)

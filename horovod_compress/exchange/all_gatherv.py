@@ -10,6 +10,7 @@ Unlike the other collectives it reduces nothing, so ``run`` takes and returns wh
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -65,15 +66,24 @@ def run(exchange: Exchange, own: Tensor, inbox: Inbox) -> tuple[NonFiniteCount, 
     if inbox.out is None:
         return bad, [own]
     sizes = [int(length.view(torch.int64)) for length in lengths]
-    for peer in inbox.frames:
-        if not 0 <= sizes[peer] <= inbox.capacity:
-            raise CorruptFrameError(
-                f"rank {exchange.number(peer)} announced a payload of {sizes[peer]} bytes for bucket "
-                f"{exchange.bucket}, at most {inbox.capacity} are possible; check that every rank runs the same version"
-            )
+    check_sizes(exchange, sizes, inbox.capacity)
     everywhere.to_all(
         exchange, GATHER, [own], inbox.out, inbox.frames, dict(enumerate(sizes)), 1, lambda: exchange.note("hop", 1)
     )
     payloads = {peer: frame.payload(0, sizes[peer]) for peer, frame in inbox.frames.items()}
     payloads[exchange.transport.rank] = own
     return bad, [payloads[rank] for rank in range(len(sizes))]
+
+
+def check_sizes(exchange: Exchange, sizes: Sequence[int], capacity: int) -> None:
+    """Refuse payloads that are longer than possible, by the sizes that ranks announce.
+
+    Raises:
+        CorruptFrameError: names the first one.
+    """
+    for peer, size in enumerate(sizes):
+        if not 0 <= size <= capacity:
+            raise CorruptFrameError(
+                f"rank {exchange.number(peer)} announced a payload of {size} bytes for bucket {exchange.bucket}, at "
+                f"most {capacity} are possible; check that every rank runs the same version"
+            )

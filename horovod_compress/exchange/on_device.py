@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, CorruptFrameError
 from . import everywhere, fold, ring
+from .all_gatherv import check_sizes
 from .collective import Collective, Exchange, Partition, Reduction, Segment
 from .device import Event
 from .transports.transport import NcclLink, Transfer
@@ -232,12 +233,7 @@ class Mailbox:
         bad, sizes = _agree(exchange, own.numel(), alike=False)
         if bad.count:
             return bad, []
-        for peer, size in enumerate(sizes):
-            if not 0 <= size <= self.capacity:
-                raise CorruptFrameError(
-                    f"rank {peer} announced a payload of {size} bytes for bucket {exchange.bucket}, at most "
-                    f"{self.capacity} are possible; check that every rank runs the same version"
-                )
+        check_sizes(exchange, sizes, self.capacity)
         payloads = [self._places[peer][:size] if peer in self._places else own for peer, size in enumerate(sizes)]
         link.run(_counted(exchange, gather_steps(link, own, payloads)), exchange.deadline)
         link.finish(exchange.deadline)

@@ -29,6 +29,11 @@ class Training(NamedTuple):
     called: Callable[..., Any]
 
 
+def usual_optimizer(model: nn.Module) -> Optimizer:
+    """Return what commands train with if nothing else is asked for."""
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
 class Ranks(Protocol):
     """The ranks of a job that the framework has started."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -18,14 +17,13 @@ from torch.optim import Optimizer
 from ...codecs.base import Codec
 from ...known import MethodName
 from .. import selftest
-from ..ranks import Training
+from ..ranks import Training, usual_optimizer
 from ..startup import Wrap, as_it_is
 from ..torch_dist.ranks import TorchRanks, begin as begin_torch, run_local as run_torch
 from .compression import Compression
 from .grid import Unmet
 
 _MODULE = "horovod_compress.fronts.fsdp.ranks"
-_LR = 0.01
 _SHARDS = 2  # of a replica, where so many divide the ranks
 
 
@@ -64,7 +62,7 @@ class FsdpRanks(TorchRanks):
         fully_shard(model, mesh=self._mesh["shard"])
         replicate = self._mesh["replicate"]
         compression = Compression(method, model.named_parameters(), options, Unmet(replicate), wrap)
-        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=_LR)
+        optimizer = optimizer or usual_optimizer(model)
         called = compression.register(model, optimizer, replicate=replicate, match_norm=match_norm)
         return Training(compression, optimizer, called)
 

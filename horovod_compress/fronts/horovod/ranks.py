@@ -18,13 +18,12 @@ from ...engine.job import Gathering
 from ...known import MethodName
 from .. import local_ranks, selftest
 from ..local_ranks import End, Look
-from ..ranks import PATIENCE, Training
+from ..ranks import PATIENCE, Training, usual_optimizer
 from ..startup import Wrap, as_it_is
 from .compression import Compression
 from .job import HorovodJob
 
 _MODULE = "horovod_compress.fronts.horovod.ranks"
-_LR = 0.01
 
 
 def begin() -> HorovodRanks:
@@ -77,7 +76,7 @@ class HorovodRanks:
     ) -> Training:
         named = list(model.named_parameters())
         compression = Compression(method, named, options, HorovodJob(hvd.global_process_set), wrap)
-        plain = optimizer or torch.optim.SGD(model.parameters(), lr=_LR)
+        plain = optimizer or usual_optimizer(model)
         optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=compression)
         return Training(compression, compression.attach(optimizer, match_norm=match_norm), model)
 

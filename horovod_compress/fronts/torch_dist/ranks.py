@@ -21,14 +21,13 @@ from ...engine.job import Gathering
 from ...known import MethodName
 from .. import local_ranks, selftest
 from ..local_ranks import End, Look
-from ..ranks import PATIENCE, Training
+from ..ranks import PATIENCE, Training, usual_optimizer
 from ..startup import Wrap, as_it_is
 from .compression import Compression
 from .job import TorchJob
 
 _MODULE = "horovod_compress.fronts.torch_dist.ranks"
 _HOST = "127.0.0.1"
-_LR = 0.01
 _START = timedelta(minutes=5)  # hosts of a cluster start ranks at different times
 
 
@@ -83,7 +82,7 @@ class TorchRanks:
         **options: Any,
     ) -> Training:
         compression = Compression(method, model.named_parameters(), options, TorchJob(None), wrap)
-        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=_LR)
+        optimizer = optimizer or usual_optimizer(model)
         called = compression.register(DistributedDataParallel(model), optimizer, match_norm=match_norm)
         return Training(compression, optimizer, called)
 
