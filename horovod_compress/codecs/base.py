@@ -110,7 +110,8 @@ class Properties:
             the optimizer's own may move with them.
 
         share_sent: which share of the elements a round sends, if the others wait.
-        one_bit: every element is sent as one bit, or as one of three values, of a measured size; the error waits.
+        exact_first: under an optimizer's momentum, which multiplies what a code makes of the first gradients, a
+            training begins with exact rounds.
         has_private_state: something waits here that no other method would send: none may come after this one.
         moves_tables: how what its tables hold is taken to other buckets, tensor by tensor; None if it can't be.
         stands_for_mean: results stand for the mean of what the ranks have; None for what the law says of it.
@@ -128,7 +129,7 @@ class Properties:
 
     # what waits, and what may take the method's place
     share_sent: float = 1.0
-    one_bit: bool = False
+    exact_first: bool = False
     has_private_state: bool = False
     moves_tables: TableMoves | None = None
     stands_for_mean: bool | None = None

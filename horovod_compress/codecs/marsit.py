@@ -141,7 +141,7 @@ class Marsit(Signs):
             super().properties(),
             law=Law(conserves=conserves, epsilon=epsilon, bound=bound, few_exact=self._ternary()),
             feedback=self.compensation,
-            one_bit=self.compensation == "own" and self._measured(),
+            exact_first=self.compensation == "own" and self._measured(),
             stands_for_mean=self._measured(),  # results are then of the gradients' size
             variants=(self, self._exact()) if self.full_precision_every else (),
             full_precision_every=self.full_precision_every,

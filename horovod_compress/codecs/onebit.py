@@ -78,7 +78,7 @@ class GatheredSigns(Codec):
         factor = "" if self.step_scale == 1 else f"{self.step_scale * (2 - self.step_scale):g} "
         epsilon, bound = epsilon_of(self.residual_dtype), f"own: |x|^2 - {factor}{self.taken}"
         law = Law(conserves=True, epsilon=epsilon, bound=bound)
-        return Properties(law, feedback="own", divides="before", one_bit=True)
+        return Properties(law, feedback="own", divides="before", exact_first=True)
 
     # ---- layout ----
 

@@ -57,7 +57,7 @@ class InRecords(Codec):
         l1 = f"|x|^2 - {c * (2 - c):g} |x|_1^2 / d"
         l2 = f"{1 + c * c:g} |x|^2 - {2 * c:g} |x|_1 |x| / sqrt(d)"
         law = Law(bound=f"of each record: {l1 if self.scale == 'l1' else l2}; what both sides lack is kept")
-        return Properties(law, feedback="own", divides="before", one_bit=True, has_private_state=True)
+        return Properties(law, feedback="own", divides="before", exact_first=True, has_private_state=True)
 
     # ---- layout ----
 

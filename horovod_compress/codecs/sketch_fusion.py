@@ -121,7 +121,7 @@ class FullState(_Sketching):
         law = Law(
             conserves=not self.momentum, bound="own: (1 - k/d) |x|^2 where the sketch finds the largest", zeros=True
         )
-        return replace(super().properties(), law=law, feedback="own", divides="before")
+        return replace(super().properties(), law=law, feedback="own", divides="before", exact_first=True)
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         local, most, dtype = self._local(bucket), self.most(bucket), work_dtype(bucket)

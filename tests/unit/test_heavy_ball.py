@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress.codecs.registry import methods
+from horovod_compress.codecs.registry import available
 from horovod_compress.engine.methods import parse, per_layer
 from horovod_compress.engine.optimizer import momentum
 from horovod_compress.errors import ConfigError
@@ -106,7 +106,7 @@ def test_nothing_is_said_of_what_does_not_wait(method: str, options: dict[str, A
 
 
 @pytest.mark.parametrize("method", ["marsit", "ef_signsgd", "onebit", "onebit_adam"])
-def test_one_bit_and_momentum_begin_with_exact_rounds(method: str) -> None:
+def test_some_begin_with_exact_rounds_under_momentum(method: str) -> None:
     methods = parse(method, {})[0]
     assert momentum.exact_first(HEAVY, methods, NAMED) == momentum.EXACT_FIRST
     assert momentum.exact_first(SGD, methods, NAMED) == momentum.exact_first(ADAM, methods, NAMED) == 0
@@ -115,9 +115,10 @@ def test_one_bit_and_momentum_begin_with_exact_rounds(method: str) -> None:
     assert momentum.exact_first(ADAM, methods, NAMED, 100) == 0
 
 
-def test_other_methods_do_not() -> None:
-    begin_so = [method for method in methods() if momentum.exact_first(HEAVY, parse(method, {})[0], NAMED)]
-    assert begin_so == ["ef_signsgd", "marsit", "onebit", "onebit_adam"]
+def test_these_are_all_that_do() -> None:
+    begin_so = [method for method in available() if momentum.exact_first(HEAVY, parse(method, {})[0], NAMED)]
+    named = {"marsit", "ef_signsgd", "onebit", "onebit_adam", "sketch_fusion", "sparse_dithering"}  # in choosing.md
+    assert {*begin_so} == named | {"cd_sgd"}  # a preset of one of these
 
 
 def test_of_several_methods_the_one_that_waits_longest_is_named() -> None:

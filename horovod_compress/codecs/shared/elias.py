@@ -169,7 +169,7 @@ class Bounded(Elias):
 
     def properties(self) -> Properties:
         law = Law(conserves=True, bound="own: error |x|^2", error=self._error, zeros=True)
-        return Properties(law, feedback="own", divides="before")
+        return Properties(law, feedback="own", divides="before", exact_first=True)
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         x = {"x": (work_dtype(bucket), bucket.padded)}

@@ -102,7 +102,7 @@ def _told_of_method(optimizer: Any, group: Mapping[str, Any], codec: Codec) -> s
 
 
 def exact_first(optimizer: Any, methods: Methods, named: Named, total_steps: int | None = None) -> int:
-    """Return how many first rounds should be exact: with one bit at a high rate, those alone can make training diverge.
+    """Return how many first rounds should be exact: at a high rate, those alone can make a coded training diverge.
 
     So many as :data:`EXACT_FIRST` says where a result counts :data:`FAST` times.
 
@@ -110,7 +110,7 @@ def exact_first(optimizer: Any, methods: Methods, named: Named, total_steps: int
         total_steps: the length of the training, if known.
     """
     pairs = _pairs(optimizer, methods, named)
-    if not any(_times(group) >= FAST and codec.properties().one_bit for group, codec in pairs):
+    if not any(_times(group) >= FAST and codec.properties().exact_first for group, codec in pairs):
         return 0
     return EXACT_FIRST if total_steps is None else max(1, min(EXACT_FIRST, total_steps // EXACT_SHARE))
 
