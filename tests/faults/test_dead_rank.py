@@ -25,7 +25,7 @@ def test_control(nursery: Nursery, path: str) -> None:
         assert (rank.status, rank.output) == (0, "")
 
 
-@pytest.mark.parametrize(("phase", "victim", "path"), FEW)
+@pytest.mark.parametrize(("phase", "victim", "path"), [*FEW, *slow(*(case for case in ALL if case not in FEW))])
 def test_killed(nursery: Nursery, phase: str, victim: int, path: str) -> None:
     check_survivors(strike(nursery, "kill", phase, victim, path), victim, path, 0.0, SECONDS)
 
@@ -35,12 +35,6 @@ def test_killed_beside_its_children(nursery: Nursery, child: str) -> None:
     """Such as the workers of a data loader, which live on with copies of what it had open."""
     survivors = strike(nursery, "kill", "idle", 1, DDP, child=child, timeout=4 * SECONDS)
     check_survivors(survivors, 1, DDP, 0.0, SECONDS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("phase", "victim", "path"), [case for case in ALL if case not in FEW])
-def test_killed_anywhere(nursery: Nursery, phase: str, victim: int, path: str) -> None:
-    check_survivors(strike(nursery, "kill", phase, victim, path), victim, path, 0.0, SECONDS)
 
 
 @pytest.mark.slow

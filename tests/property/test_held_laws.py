@@ -517,6 +517,7 @@ def test_an_exact_round_that_is_not_finite_moves_nothing(method: str) -> None:
         assert all(bool(weight.isfinite().all()) for weight in team.weights().values())
 
 
+@each_value
 @pytest.mark.parametrize("method", ["marsit", "topk", "onebit_adam"])
 @pytest.mark.parametrize("at", [0, 2, 9])
 def test_a_square_that_overflows_stops_one_element_as_in_adam(at: int, method: str) -> None:

@@ -20,7 +20,7 @@ from horovod_compress.fronts.session import Session
 from horovod_compress.fronts.updates import distributed_update_optimizer
 from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet
-from tests.support.marks import slow
+from tests.support.marks import each_value, slow
 from tests.support.states import unsealed
 
 WORLD = 2
@@ -369,6 +369,7 @@ def test_a_warm_up_gradient_that_is_not_finite_leaves_no_trace() -> None:
     assert all(bool(torch.tensor(values).isfinite().all()) for _, values in digests(made[0]).values())
 
 
+@each_value
 @pytest.mark.parametrize("size", [1e30, -1e30, 1.0])
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}], ids=str)
 def test_a_square_that_overflows_stops_one_element_as_in_adam(options: dict[str, Any], size: float) -> None:
