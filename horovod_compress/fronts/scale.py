@@ -98,7 +98,7 @@ _followers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Scale]] = weakref.Wea
 def _tell_followers(scaler: Any) -> None:
     """Let a scaler tell its followers of each new scale, and refuse gradients that are being exchanged.
 
-    What stands before its methods refers to it by arguments, which a copy of the scaler replaces by itself.
+    These are partials, and no closures: a copy of the scaler, or one that was pickled, then has its own.
     """
     _followers[scaler] = weakref.WeakSet()
     scaler.update = partial(_update, scaler, scaler.update)

@@ -25,7 +25,7 @@ from ..engine.methods import Methods
 from ..engine.optimizer.step_hooks import uncompiled
 from ..engine.reducer import Reducer
 from ..engine.shards import is_divided, local
-from ..errors import ConfigError, ExchangeError, HorovodCompressError, in_job
+from ..errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError, in_job
 from .gather import why_not_together
 from .steps import Named, Steps
 
@@ -240,6 +240,18 @@ class Session:
             return False
         index = self.steps.index.get(id(parameter))
         return index is not None and self.reducer.plan.names()[index] in names
+
+    def agree(self, mine: NonFiniteError | None) -> NonFiniteError | None:
+        """Return the error that training can go on after, of this rank or of those that have other shards.
+
+        Raises:
+            ExchangeError: not all of them came in time; this rank's column cannot go on without them.
+        """
+        try:
+            return self.job.agree(mine, self.reducer.options.longest_seconds)
+        except ExchangeError as error:
+            self.failure.report("a step", in_job(error))
+            raise
 
     def result(self, index: int, step: int, result_scale: float | None = None) -> Tensor:
         """Wait for one result and return it, see :meth:`~horovod_compress.engine.reducer.Reducer.result`."""

@@ -170,8 +170,8 @@ class Steps:
         self._exact_first = max(self._exact_first, mine)
         if mine and self._reducer.rank == 0 and not self._reducer.step:
             _log.info(
-                "the first %d steps are exact: with momentum, one-bit compression of "
-                "their large gradients could make training diverge; warmup_steps= sets another number",
+                "the first %d steps are exact: with momentum, compression of their "
+                "large gradients could make training diverge; warmup_steps= sets another number",
                 self._exact_first,
             )
         if self._exact_first and self.tuner:

@@ -262,7 +262,7 @@ class UpdateMode:
             session.steps.tuner.stop()
         session.updating = self
         self._planned = frozenset(session.steps.parameters if reducer.world > 1 else ())
-        self._agree = partial(session.job.agree, seconds=session.reducer.options.longest_seconds)
+        self._agree = session.agree
 
     def _go_on(self, compression: Any, session: Session) -> None:
         """After a reset of an elastic job, go on with the ranks of another session.

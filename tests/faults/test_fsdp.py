@@ -64,8 +64,11 @@ def test_a_rank_of_another_shard_that_does_not_come_is_named_in_time(tmp_path: P
         subprocess.Popen([sys.executable, str(job), str(rank), f"{tmp_path}/store"], stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    told, _ = ranks[0].communicate(timeout=BOUND)
+    try:
+        told, _ = ranks[0].communicate(timeout=BOUND)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert "expected to hear within 1 s from rank(s) 1, which have the other shards of this replica" in told, told
     assert float(told.partition(" s: ")[0]) < 8.0, told  # it was to wait for 1, and the other sleeps for 10
-    assert "expected to hear within 1 s from rank(s) 1, which have the other shards of this replica" in told
-    ranks[1].kill()
-    ranks[1].communicate()

@@ -32,11 +32,12 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "odd",
-    [torch.eye(4).to_sparse(), torch.ones(3, dtype=torch.int16), torch.ones(1).expand(4)],
-    ids=["sparse", "int16", "expanded"],
+    [torch.eye(4).to_sparse(), torch.ones(2, 3, dtype=torch.int16).T, torch.ones(1).expand(4)],
+    ids=["sparse", "transposed int16", "expanded"],
 )
 def test_what_torch_cannot_broadcast_is_named(odd: Tensor) -> None:
     usual = [("usual", torch.ones(3)), ("complex", torch.ones(3, dtype=torch.complex64)), ("flags", torch.ones(2) > 0)]
+    usual += [("short", torch.ones(2, 3, dtype=torch.int16)), ("one", torch.ones((), dtype=torch.int16))]
     begin_alike(usual, SESSION, dist.group.WORLD)
     with pytest.raises(ConfigError, match="rank 0: torch cannot broadcast odd of the module given to register"):
         begin_alike([*usual, ("odd", odd)], SESSION, dist.group.WORLD)

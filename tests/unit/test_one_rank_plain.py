@@ -249,6 +249,18 @@ def test_so_does_the_step_of_the_optimizer(
         optimizer.step()
 
 
+def test_building_the_state_of_an_optimizer_is_no_step(net: Net, compression: hvc.Compression) -> None:
+    """As torch does it before it saves; the control is a step."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    compression.register(net, optimizer)
+    interrupt(net, net.first.weight)
+    assert str(passed(net)) == "no luck"
+    optimizer.zero_grad()
+    get_state_dict(net, optimizer)
+    with pytest.raises(hvc.ExchangeError, match="in the middle"):
+        optimizer.step()
+
+
 def test_an_error_before_the_first_gradient_leaves_no_trace(net: Net, compression: hvc.Compression) -> None:
     compression.register(net)
     handle = interrupt(net, net.last.weight)

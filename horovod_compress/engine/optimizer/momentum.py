@@ -2,8 +2,8 @@
 
 With momentum b a result counts 1 / (1 - b) times over the steps that follow. Upon a method's own momentum that grows
 without end. And what waited for many steps before it was sent counts late and that often: at a learning rate that suits
-uncompressed training the loss may rise. So it may with one bit from the first step on, when gradients are largest: such
-trainings begin with exact rounds.
+uncompressed training the loss may rise. So it may with coarse codes from the first step on, when gradients are largest:
+such trainings begin with exact rounds.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def _told_of_method(optimizer: Any, group: Mapping[str, Any], codec: Codec) -> s
 
 
 def exact_first(optimizer: Any, methods: Methods, named: Named, total_steps: int | None = None) -> int:
-    """Return how many first rounds should be exact: at a high rate, those alone can make a coded training diverge.
+    """Return how many first rounds should be exact: at a high rate, these alone can make training diverge if coded.
 
-    So many as :data:`EXACT_FIRST` says where a result counts :data:`FAST` times.
+    So many as :data:`EXACT_FIRST` says where a result counts :data:`FAST` times and the method asks for it.
 
     Args:
         total_steps: the length of the training, if known.

@@ -119,7 +119,7 @@ class Column(TorchJob):
             raise ExchangeError(
                 f"rank {self.number}: expected to hear within {seconds:g} s from rank(s) {', '.join(map(str, row))}, "
                 "which have the other shards of this replica, whether all their values are finite; look for an error "
-                f"there ({one_line(str(error), 200)})"
+                f"there ({one_line(error, 200)}){'' if mine is None else f'. {mine}'}"
             ) from None
         if mine is None and bool(flag):
             mine = NonFiniteError(

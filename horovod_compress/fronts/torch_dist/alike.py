@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...engine.shards import local
-from ...errors import ConfigError, MismatchError, some_of
+from ...errors import ConfigError, MismatchError, one_line, some_of
 from ..session import Session
 
 _BROADCAST_BYTES = 250 << 20  # at once, as DistributedDataParallel does it
@@ -44,24 +44,30 @@ def begin_alike(of_module: Iterable[tuple[str, Tensor]], session: Session, group
                 f"has {_in_words(there)}; names, shapes and types of parameters and buffers have to be equal"
             )
     if session.job.size > 1:
-        tensors = [tensor.detach() for _, tensor in named]
+        tensors = [_broadcast_as(tensor.detach()) for _, tensor in named]
         try:
             dist._broadcast_coalesced(group, tensors, _BROADCAST_BYTES, 0)
         except RuntimeError as error:
-            if not (odd := [name for name, tensor in named if _is_odd(tensor)]):
+            if not (odd := [name for (name, _), tensor in zip(named, tensors, strict=True) if _is_odd(tensor)]):
                 raise
             raise ConfigError(
                 f"rank {session.job.number}: torch cannot broadcast {some_of(odd)} of the module given to register(), "
-                f"so ranks would not begin alike ({error}); make it a dense buffer of a usual type, or a plain "
+                f"so ranks would not begin alike ({one_line(error, 200)}); make it dense and contiguous, or a plain "
                 "attribute, which every rank makes itself"
             ) from None
 
 
+def _broadcast_as(tensor: Tensor) -> Tensor:
+    """Return a tensor, as its bytes if it is of a rare type, such as int16 or float8."""
+    if tensor.layout is not torch.strided or tensor.dtype in _USUAL or not tensor.is_contiguous():
+        return tensor
+    return tensor.view(-1).view(torch.uint8)
+
+
 def _is_odd(tensor: Tensor) -> bool:
-    """Return whether a tensor is one that torch may not broadcast: sparse, of a rare type, or with shared elements."""
-    if tensor.layout is not torch.strided or torch._debug_has_internal_overlap(tensor) == 1:
-        return True
-    return tensor.dtype not in _USUAL
+    """Return whether a tensor is one that torch may not broadcast: sparse, with shared elements, or of a rare type."""
+    shared = tensor.layout is not torch.strided or torch._debug_has_internal_overlap(tensor) == 1
+    return shared or tensor.dtype not in _USUAL
 
 
 def _in_words(one: Any) -> str:

@@ -288,7 +288,7 @@ class Unwrapped:
         try:
             error = self._await(ended)
             if self._session.reducer.options.nonfinite == "raise":
-                error = self._session.job.agree(error, self._session.reducer.options.longest_seconds)
+                error = self._session.agree(error)
             if error:
                 at_the_end(raising(error))  # training may go on: let other modules end this pass
         except HorovodCompressError:
@@ -338,21 +338,19 @@ class Unwrapped:
             ConfigError: it has some of these parameters, and comes within a backward pass, or after one without an end.
             ExchangeError: an error has ended the last pass in the middle.
         """
-        within = in_backward()
-        if (self._paused if within else self._pass is None) or self._session.is_over():
+        within, left = in_backward() and not self._paused, self._pass
+        if not (within or left) or self._session.is_over():
             return
         index, of = self._session.steps.index, (p for group in optimizer.param_groups for p in group["params"])
         found = [index[id(parameter)] for parameter in of if id(parameter) in index]
         if found and within:
             self._session.failure.report("a backward pass", error := in_job(self._used_up(found[0])))
             raise error
-        if found and not builds_state():
-            self._refuse_open()
+        if found and left and not builds_state():
+            self._refuse_open(left)
 
-    def _refuse_open(self) -> None:
-        """Refuse a step with gradients of a pass that has come to no end."""
-        left = self._pass
-        assert left
+    def _refuse_open(self, left: Pass) -> None:
+        """Refuse a step with gradients of a pass that has come to no end, and say why."""
         if left.interrupted():
             self._stop(left)
         plan = self._session.reducer.plan.names()
