@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 import horovod_compress.fsdp as hvc
 from horovod_compress.engine.agreement import differences
 from horovod_compress.engine.optimizer.held_moment import loaded
-from horovod_compress.errors import ConfigError, MismatchError, StateError
+from horovod_compress.errors import ConfigError, ExchangeError, MismatchError, StateError
 from horovod_compress.fronts.ending import left_open
 from horovod_compress.fronts.fsdp.divided import DivideFactors
 from horovod_compress.fronts.fsdp.grid import Column
@@ -322,3 +322,22 @@ def test_one_that_was_refused_a_model_is_closed_quietly(
             compression.register(nn.Linear(4, 3), replicate=mesh["replicate"])
     compression.close()
     assert sum("topk has compressed nothing" in text for text in caplog.messages) == (not asks)
+
+
+def test_after_a_rank_of_another_shard_has_not_come_nothing_goes_on(mesh: DeviceMesh) -> None:
+    """Else this one would have skipped a step that the late one makes."""
+    net = nn.Linear(4, 3)
+    fully_shard(net, mesh=mesh["shard"])
+    compression = hvc.Compression.topk(net.named_parameters(), nonfinite="raise")
+    compression.register(net, torch.optim.SGD(net.parameters(), lr=0.1), replicate=mesh["replicate"])
+    net(torch.ones(2, 4)).sum().backward()  # the control
+    job: Any = compression._here().job
+
+    def late(mine: object, seconds: float) -> None:
+        raise ExchangeError(f"nobody came within {seconds:g} s")
+
+    job.agree = late
+    for _ in range(2):
+        with pytest.raises(ExchangeError, match="nobody came within 630 s"):
+            net(torch.ones(2, 4)).sum().backward()
+    compression.close()
