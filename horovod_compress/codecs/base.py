@@ -110,8 +110,6 @@ class Properties:
             the optimizer's own may move with them.
 
         share_sent: which share of the elements a round sends, if the others wait.
-        exact_first: under an optimizer's momentum, which multiplies what a code makes of the first gradients, a
-            training begins with exact rounds.
         has_private_state: something waits here that no other method would send: none may come after this one.
         moves_tables: how what its tables hold is taken to other buckets, tensor by tensor; None if it can't be.
         stands_for_mean: results stand for the mean of what the ranks have; None for what the law says of it.
@@ -129,7 +127,6 @@ class Properties:
 
     # what waits, and what may take the method's place
     share_sent: float = 1.0
-    exact_first: bool = False
     has_private_state: bool = False
     moves_tables: TableMoves | None = None
     stands_for_mean: bool | None = None
@@ -202,6 +199,9 @@ class Codec(NoCompression):
     counts_late: ClassVar[bool] = False
     #: What waits in the residual of any element is sent in time, whoever left it there.
     drains_residual: ClassVar[bool] = True
+    #: Under an optimizer's momentum, which multiplies what a code makes of the first gradients, a training begins with
+    #: exact rounds. Options for which gradients are not divided, or have no residual of their own, take this back.
+    exact_first: ClassVar[bool] = False
     #: The state and the local arrays that merging works with. They are where payloads are exchanged, which may be the
     #: host while all else is on a GPU.
     folded: ClassVar[frozenset[str]] = frozenset()

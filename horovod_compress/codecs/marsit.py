@@ -82,6 +82,7 @@ class Marsit(Signs):
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
     wire_version: ClassVar[int] = 3
+    exact_first: ClassVar[bool] = True
     summary: ClassVar[str] = "1 bit: signs, merged to 1.6 bits by owners or to a bit on every hop, with error feedback"
     source: ClassVar[str] = "Wu et al., DAC 2022, arXiv:2204.06787"
     page: ClassVar[str] = "marsit.md"
@@ -141,7 +142,6 @@ class Marsit(Signs):
             super().properties(),
             law=Law(conserves=conserves, epsilon=epsilon, bound=bound, few_exact=self._ternary()),
             feedback=self.compensation,
-            exact_first=self.compensation == "own" and self._measured(),
             stands_for_mean=self._measured(),  # results are then of the gradients' size
             variants=(self, self._exact()) if self.full_precision_every else (),
             full_precision_every=self.full_precision_every,

@@ -64,6 +64,7 @@ class GatheredSigns(Codec):
     algebra: ClassVar[Algebra] = Algebra.GATHER
     wire_version: ClassVar[int] = 2
     batched: ClassVar[bool] = True
+    exact_first: ClassVar[bool] = True
     #: How many values a step group has: one, of which the bit 0 means the negative, or two.
     values: ClassVar[int]
     #: How much of |x|^2 a payload whose values are means takes away, as a formula.
@@ -78,7 +79,7 @@ class GatheredSigns(Codec):
         factor = "" if self.step_scale == 1 else f"{self.step_scale * (2 - self.step_scale):g} "
         epsilon, bound = epsilon_of(self.residual_dtype), f"own: |x|^2 - {factor}{self.taken}"
         law = Law(conserves=True, epsilon=epsilon, bound=bound)
-        return Properties(law, feedback="own", divides="before", exact_first=True)
+        return Properties(law, feedback="own", divides="before")
 
     # ---- layout ----
 

@@ -51,13 +51,14 @@ class InRecords(Codec):
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit both ways: signs with scales of blocks, errors kept on both sides"
     folded: ClassVar[frozenset[str]] = frozenset({"server", "left"})
+    exact_first: ClassVar[bool] = True
 
     def properties(self) -> Properties:
         c = self.step_scale
         l1 = f"|x|^2 - {c * (2 - c):g} |x|_1^2 / d"
         l2 = f"{1 + c * c:g} |x|^2 - {2 * c:g} |x|_1 |x| / sqrt(d)"
         law = Law(bound=f"of each record: {l1 if self.scale == 'l1' else l2}; what both sides lack is kept")
-        return Properties(law, feedback="own", divides="before", exact_first=True, has_private_state=True)
+        return Properties(law, feedback="own", divides="before", has_private_state=True)
 
     # ---- layout ----
 

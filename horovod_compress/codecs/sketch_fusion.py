@@ -117,11 +117,13 @@ class _Sketching(Codec):
 class FullState(_Sketching):
     """Residual and momentum of every element are kept; values are exchanged exactly."""
 
+    exact_first: ClassVar[bool] = True
+
     def properties(self) -> Properties:
         law = Law(
             conserves=not self.momentum, bound="own: (1 - k/d) |x|^2 where the sketch finds the largest", zeros=True
         )
-        return replace(super().properties(), law=law, feedback="own", divides="before", exact_first=True)
+        return replace(super().properties(), law=law, feedback="own", divides="before")
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         local, most, dtype = self._local(bucket), self.most(bucket), work_dtype(bucket)

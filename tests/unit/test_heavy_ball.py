@@ -115,6 +115,19 @@ def test_some_begin_with_exact_rounds_under_momentum(method: str) -> None:
     assert momentum.exact_first(ADAM, methods, NAMED, 100) == 0
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("marsit", {"compensation": "none"}),
+        ("marsit", {"step_size": 0.01}),
+        ("sketch_fusion", {"error_feedback": "sketch", "cells": 0.5}),
+        ("qsgd", {}),
+    ],
+)
+def test_options_may_take_that_back(method: str, options: dict[str, Any]) -> None:
+    assert momentum.exact_first(HEAVY, parse(method, options)[0], NAMED) == 0
+
+
 def test_these_are_all_that_do() -> None:
     begin_so = [method for method in available() if momentum.exact_first(HEAVY, parse(method, {})[0], NAMED)]
     named = {"marsit", "ef_signsgd", "onebit", "onebit_adam", "sketch_fusion", "sparse_dithering"}  # in choosing.md

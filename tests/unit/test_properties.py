@@ -13,7 +13,7 @@ from horovod_compress.codecs.base import Codec, Properties
 CODECS = Path(horovod_compress.__file__).parent / "codecs"
 FIELDS = [field.name for field in dataclasses.fields(Properties)]
 #: What is true of a class with any options is said by a class variable instead.
-OF_A_CLASS = ("batched", "divides_itself", "counts_late", "drains_residual", "folded")
+OF_A_CLASS = ("batched", "divides_itself", "counts_late", "drains_residual", "exact_first", "folded")
 
 
 def setters() -> dict[str, set[str]]:

@@ -166,10 +166,11 @@ class Bounded(Elias):
     error: float = field(kw_only=True)
 
     summary: ClassVar[str] = "integers on the widest scale that keeps an error in bounds, in Elias codes, gathered"
+    exact_first: ClassVar[bool] = True
 
     def properties(self) -> Properties:
         law = Law(conserves=True, bound="own: error |x|^2", error=self._error, zeros=True)
-        return Properties(law, feedback="own", divides="before", exact_first=True)
+        return Properties(law, feedback="own", divides="before")
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         x = {"x": (work_dtype(bucket), bucket.padded)}

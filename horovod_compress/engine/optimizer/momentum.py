@@ -110,9 +110,14 @@ def exact_first(optimizer: Any, methods: Methods, named: Named, total_steps: int
         total_steps: the length of the training, if known.
     """
     pairs = _pairs(optimizer, methods, named)
-    if not any(_times(group) >= FAST and codec.properties().exact_first for group, codec in pairs):
+    if not any(_times(group) >= FAST and _begins_exact(codec) for group, codec in pairs):
         return 0
     return EXACT_FIRST if total_steps is None else max(1, min(EXACT_FIRST, total_steps // EXACT_SHARE))
+
+
+def _begins_exact(codec: Codec) -> bool:
+    found = codec.properties()
+    return codec.exact_first and found.feedback == "own" and found.divides == "before"
 
 
 def _pairs(optimizer: Any, methods: Methods, named: Named) -> Iterator[tuple[Mapping[str, Any], Codec]]:
