@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import gpu_cases, gpu_steps, results, single
 from benchmarks.gpu_cases import Arguments, Case, Inputs
+from benchmarks.kernel_cases.case import differences
 from benchmarks.results import Record, spread, table
 from horovod_compress import ops
 from horovod_compress.exchange import device
@@ -93,12 +94,6 @@ def tensors(value: Any) -> list[Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for part in value for tensor in tensors(part)]
     return [value] if isinstance(value, Tensor) else []
-
-
-def differences(a: Tensor, b: Tensor) -> int:
-    """Count elements that are not the same bits."""
-    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[a.element_size()]
-    return int((a.view(integers) != b.view(integers)).sum())
 
 
 def whole(value: Any) -> Any:

@@ -67,7 +67,7 @@ class CharTransformer(nn.Module):
         self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self.apply(_small_weights)
+        self.apply(small_weights)
 
     def forward(self, characters: Tensor) -> Tensor:
         positions = torch.arange(characters.shape[1], device=characters.device)
@@ -102,7 +102,8 @@ class NextWord(nn.Module):
         return self.head(torch.relu(self.hidden(self.words(words).flatten(1))))
 
 
-def _small_weights(module: nn.Module) -> None:
+def small_weights(module: nn.Module) -> None:
+    """Draw the weights of one layer: of a transformer's embeddings and linear ones."""
     # The default embedding scale (1.0) drowns the attention signal for hundreds of steps.
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)

@@ -82,3 +82,14 @@ def few_threads() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() > 2:
         torch.set_num_threads(2)
+
+
+@pytest.fixture
+def one_thread(few_threads: None) -> Iterator[None]:
+    """Use one thread per kernel, for ranks that are threads themselves."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

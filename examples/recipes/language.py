@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from files import write_whole
+from models import small_weights
 from recipes.base import Recipe, Result, classified
 from recipes.bpe import encoded
 from tasks import library_source, reference_text
@@ -98,7 +99,7 @@ class GPT(nn.Module):
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(CONTEXT, width)
         self.layers = nn.ModuleList(Layer(width, dropout, self._mlp(width)) for _ in range(layers))
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
-        self.apply(_small_weights)
+        self.apply(small_weights)
 
     def _mlp(self, width: int) -> nn.Module | None:
         return None
@@ -108,11 +109,6 @@ class GPT(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return F.linear(self.norm(x), self.tokens.weight)
-
-
-def _small_weights(module: nn.Module) -> None:
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=0.02)
 
 
 class GPTText(Text):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from horovod_compress.codecs import registry
 from tests.battery.toys import TOYS
@@ -27,9 +26,5 @@ def case(request: pytest.FixtureRequest) -> Iterator[Sample]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread(few_threads: None) -> Iterator[None]:
-    """Use one thread per kernel: the arrays are small, and the ranks are threads themselves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def one_thread_each(one_thread: None) -> None:
+    """The arrays are small, and the ranks are threads themselves."""

@@ -38,11 +38,6 @@ def _saved(fleet: Fleet) -> list[dict[str, Any]]:
     return found
 
 
-def _load(fleet: Fleet, states: list[dict[str, Any]], residuals: str = "restore") -> None:
-    for reducer, state in zip(fleet.reducers, states, strict=True):
-        checkpoint.load(reducer, fleet.methods, state, residuals)
-
-
 @each_value
 @each_case()
 @pytest.mark.parametrize("at", [1, 2])
@@ -54,7 +49,7 @@ def test_resume_is_exact(case: Sample, at: int) -> None:
         states = _saved(fleet)
         whole, left = [fleet.step(grads) for grads in GRADS[at:]], kept(fleet)
     with _fleet(case) as fleet:
-        _load(fleet, states)
+        fleet.load(states)
         assert [reducer.step for reducer in fleet.reducers] == [at] * WORLD
         again = [fleet.step(grads) for grads in GRADS[at:]]
         assert all(same(a, b) for a, b in zip(whole, again, strict=True)) and same(left, kept(fleet))
@@ -71,7 +66,7 @@ def test_without_what_was_kept_the_run_goes_elsewhere(case: Sample) -> None:
         first = fleet.step(GRADS[2])
     with _fleet(case) as fleet:
         fleet.step(GRADS[0])  # something to be emptied
-        _load(fleet, states, "reset")
+        fleet.load(states, "reset")
         assert not anything(kept(fleet)) and fleet.reducers[0].step == 2
         assert not same(first, fleet.step(GRADS[2]))
 
@@ -91,7 +86,7 @@ def test_the_state_of_another_method_or_sample_is_refused(case: Sample) -> None:
                 with pytest.raises(ConfigError, match=want):
                     checkpoint.load(reducer, fleet.methods, foreign, "restore")
         assert same(before, kept(fleet))
-        _load(fleet, states)  # the control
+        fleet.load(states)  # the control
 
 
 @each_case(keeps_anything)

@@ -11,17 +11,14 @@ from horovod_compress.codecs.base import Algebra
 from horovod_compress.exchange.device import Device
 from horovod_compress.exchange.transports.nccl import NcclTransport
 from horovod_compress.exchange.transports.transport import NcclLink, Transport
+from tests.battery.both_ways import MIXED, STEPS, TENSORS, with_infinity
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support import nccl
-from tests.support.local import Fleet, random_grads, spec
+from tests.support.local import Fleet, random_grads
 from tests.support.marks import each_value, slow
 from tests.support.samples import FEW, Sample
 from tests.support.turns import decode_in_parts
-
-TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
-MIXED = [spec("x", 30, 70), spec("y", 129, dtype=torch.float16), spec("z", 77, dtype=torch.float64), spec("empty", 0)]
-STEPS = 3
 
 
 def linked(world: int) -> dict[str, Any]:
@@ -104,16 +101,5 @@ def test_many_segments_parts_and_folded_preludes(case: Sample, world: int, monke
 @each_case()
 def test_values_that_are_not_finite(case: Sample) -> None:
     """Every rank gets NaN, keeps what it has, and goes on."""
-
-    def run(**options: Any) -> tuple[list[Kept], Kept]:
-        with case.fleet(2, MIXED, timeout=10.0, **options) as fleet:
-            results = []
-            for step in range(3):
-                grads = random_grads(2, MIXED, seed=step)
-                if step == 1:
-                    grads[1]["x"].view(-1)[7] = float("inf")
-                results.append(fleet.step(grads))
-            return results, kept(fleet)
-
-    (plain, left), (there, left_there) = run(), run(**linked(2))
+    (plain, left), (there, left_there) = with_infinity(case), with_infinity(case, **linked(2))
     assert all(same(a, b) for a, b in zip(plain, there, strict=True)) and same(left, left_there)

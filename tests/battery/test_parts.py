@@ -9,14 +9,12 @@ from horovod_compress.codecs.base import Algebra, Codec, variants_of
 from horovod_compress.codecs.work import Layout, Work
 from horovod_compress.engine.bucket import memory
 from horovod_compress.exchange import fold, ring
+from tests.battery.both_ways import TENSORS
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
-from tests.support.local import Fleet, random_grads, spec
+from tests.support.local import Fleet, random_grads
 from tests.support.marks import each_value, slow
 from tests.support.samples import ANY_BUCKET, Sample
-
-# A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar.
-TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
 
 
 def in_parts(codec: Codec) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from horovod_compress.codecs.work import Work
 from horovod_compress.exchange.transports.transport import Transport
+from tests.battery.both_ways import MIXED, STEPS, TENSORS, with_infinity
 from tests.battery.cases import CASES, each_case
 from tests.battery.kept import Kept, kept, same
 from tests.battery.toys import Steps
@@ -20,11 +21,6 @@ from tests.support.local import Fleet, random_grads, spec
 from tests.support.marks import each_value, slow
 from tests.support.samples import FEW, Sample
 from tests.support.turns import decode_in_parts
-
-# A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar; another dtype.
-TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
-MIXED = [spec("x", 30, 70), spec("y", 129, dtype=torch.float16), spec("z", 77, dtype=torch.float64), spec("empty", 0)]
-STEPS = 3
 
 
 def _run(case: Sample, world: int, tensors: list, **options: Any) -> tuple[list[Kept], Kept, list[list[str]]]:
@@ -93,20 +89,9 @@ def test_chunks_are_staged_in_time(case: Sample, world: int, monkeypatch: pytest
 @each_case()
 def test_staged_values_that_are_not_finite(case: Sample) -> None:
     """Every rank gets NaN, keeps what it has, and goes on."""
-
-    def run() -> tuple[list[Kept], Kept]:
-        with case.fleet(2, MIXED, timeout=10.0) as fleet:
-            results = []
-            for step in range(3):
-                grads = random_grads(2, MIXED, seed=step)
-                if step == 1:
-                    grads[1]["x"].view(-1)[7] = float("inf")
-                results.append(fleet.step(grads))
-            return results, kept(fleet)
-
-    plain, left = run()
+    plain, left = with_infinity(case)
     with everything_on_accelerator():
-        staged, left_there = run()
+        staged, left_there = with_infinity(case)
     assert all(same(a, b) for a, b in zip(plain, staged, strict=True)) and same(left, left_there)
     assert bool(torch.isnan(staged[1][0]["x"]).all())
 

@@ -7,23 +7,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab import Lab, LabError
-from benchmarks.lab.needs import namespaces
+from benchmarks.lab import Lab
 from tests.faults import JOBS
+from tests.support.marks import needs_lab
 
 WORLD, VICTIM, STEP, STEPS = 3, 1, 3, 6
 TIMEOUT, SLACK = 4.0, 30.0
 
 
-def _refused() -> str:
-    try:
-        namespaces()
-    except LabError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(_refused()), reason=_refused())]
+pytestmark = [pytest.mark.slow, needs_lab()]
 
 
 def _train(victim: int | None, method: str, front: str) -> dict[int, dict[str, Any]]:

@@ -179,8 +179,7 @@ def loaded_of_format_2(name: str) -> tuple[Found, list[dict[str, Any]], list[dic
     """Load what an early version wrote; return what is found then, those states, and what would be saved now."""
     states: list[dict[str, Any]] = torch.load(FOLDER / "format2" / f"{name}.pt", weights_only=True)
     with Fleet(WORLD, SPECS, FORMAT_2[name](), schedule="layerwise") as fleet:
-        for reducer, state in zip(fleet.reducers, states, strict=True):
-            checkpoint.load(reducer, fleet.methods, state, "restore")
+        fleet.load(states)
         kept = what_is_kept(fleet)
         again = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
         results = [digest_of(fleet.step(inputs(step))) for step in range(3, 3 + MORE)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,16 +11,9 @@ import torch
 from tests.golden import runs
 from tests.golden.play import TORCH_ROUNDS_ALIKE
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # the ranks are threads themselves
+
 GOLDEN: dict[str, Any] = json.loads(runs.FILE.read_text())
-
-
-@pytest.fixture(autouse=True)
-def one_thread(few_threads: None) -> Iterator[None]:
-    """The ranks are threads themselves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

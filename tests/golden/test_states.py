@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from tests.golden import states
 from tests.golden.play import TORCH_ROUNDS_ALIKE, digest
 from tests.support.jobs import needs_front
 from tests.support.states import unsealed
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # the ranks are threads themselves
 
 GOLDEN: dict[str, Any] = json.loads(states.FILE.read_text())
 #: The options that states have of each method, by default: those of another would not load.
@@ -42,15 +43,6 @@ SAID = {
     "topk": "density value_bits",
 }
 QUICK = ("marsit", "marsit-masked", "topk")
-
-
-@pytest.fixture(autouse=True)
-def one_thread(few_threads: None) -> Iterator[None]:
-    """The ranks are threads themselves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", states.FORMAT_2)

@@ -70,6 +70,12 @@ def bits(count: int, seed: int) -> Tensor:
     return vector
 
 
+def mask(count: int, density: float, seed: int) -> Tensor:
+    """Return random positions."""
+    chosen = np.random.default_rng(seed).random(count) < density
+    return torch.from_numpy(np.flatnonzero(chosen).astype(np.int32))
+
+
 def poison(count: int, dtype: torch.dtype) -> Tensor:
     """An output that still holds something else."""
     size = torch.empty(0, dtype=dtype).element_size()

@@ -18,15 +18,9 @@ from horovod_compress.ops.reference.sparse import section_positions
 from tests.support.marks import slow
 from tests.support.sections import begins, binary_encode, binary_select
 
-from .support import DTYPES, LENGTHS, Guarded, compare, numbers, poison, tame, work
+from .support import DTYPES, LENGTHS, Guarded, compare, mask, numbers, poison, tame, work
 
 I32, U8 = torch.int32, torch.uint8
-
-
-def mask(count: int, density: float, seed: int) -> Tensor:
-    """Return random positions."""
-    chosen = np.random.default_rng(seed).random(count) < density
-    return torch.from_numpy(np.flatnonzero(chosen).astype(np.int32))
 
 
 def encoded(positions: Tensor, b: int, elements: int, mean: float = 0.5, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -17,16 +17,10 @@ from horovod_compress.ops.sizes import levels_of
 from tests.support.marks import each_value
 from tests.support.sections import begins, head_of, top_select, values_encode
 
-from .support import FEW_DTYPES, KEY, LENGTHS, Guarded, compare, numbers, poison, tame, work
+from .support import FEW_DTYPES, KEY, LENGTHS, Guarded, compare, mask, numbers, poison, tame, work
 
 I32, U8 = torch.int32, torch.uint8
 FORMS = tuple(sizes.FORMS)
-
-
-def mask(count: int, density: float, seed: int) -> Tensor:
-    """Return random positions."""
-    chosen = np.random.default_rng(seed).random(count) < density
-    return torch.from_numpy(np.flatnonzero(chosen).astype(np.int32))
 
 
 def encoded(positions: Tensor, values: Tensor, b: int, elements: int, form: str) -> Tensor:

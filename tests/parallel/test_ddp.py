@@ -57,20 +57,21 @@ def test_training_goes_on_after_a_step_that_was_not_finite(reports: list[dict[st
         ("late optimizer", "call attach() before the first backward pass"),
         ("updates", "a compression serves one optimizer"),
         ("averaged", "ConfigError: this model is in DistributedDataParallel, which averages gradients"),
-        ("averaged alone", "nothing was raised"),
-        ("averaged elsewhere", "nothing was raised"),
-        ("averaged before", "nothing was raised"),
-        ("averaged in vain", "nothing was raised"),
+        ("averaged alone", "accepted"),
+        ("averaged elsewhere", "accepted"),
+        ("averaged before", "accepted"),
+        ("averaged in vain", "accepted"),
         ("local steps", "diloco takes local steps: write optimizer = hvc.DistributedUpdateOptimizer"),
         ("group", "process_group should be None"),
         ("mismatch", "MismatchError: the ranks do not agree on seed: rank 0 = 0, rank 1 = 1"),
         ("one rank", "ConfigError: rank 1 cannot start: none has no option 'colour'"),
-        ("control", "nothing was raised"),
+        ("control", "accepted"),
     ],
 )
 def test_what_cannot_work_is_refused(case: str, text: str, reports: list[dict[str, Any]]) -> None:
     for report in reports:
-        assert text in report["refused"][case]
+        told = report["refused"][case]
+        assert told == text or (text != "accepted" and text in told)
 
 
 WITHOUT = """

@@ -11,8 +11,7 @@ import pytest
 pytest.importorskip("horovod.torch")
 
 from benchmarks import fsdp, fsdp_memory
-from benchmarks.lab import LabError
-from benchmarks.lab.needs import namespaces
+from tests.support.marks import needs_lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(400)]
 SMALL = ["--width", "64", "--layers", "2", "--vocabulary", "3000"]
@@ -22,11 +21,8 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()][1:]
 
 
+@needs_lab()
 def test_hosts_send_their_shards(tmp_path: Path) -> None:
-    try:
-        namespaces()
-    except LabError as error:
-        pytest.skip(str(error))
     path = tmp_path / "fsdp.json"
     cases = ['native={"native": "float32"}', 'marsit={"method": "marsit", "full_precision_every": 0}']
     words = [word for case in cases for word in ("--case", case)]

@@ -17,11 +17,10 @@ import psutil
 import pytest
 
 from benchmarks.lab import Lab, LabError
-from benchmarks.lab.needs import namespaces
 from benchmarks.lab.rates import Rate
 from benchmarks.lab.relay import Relay
 from benchmarks.launch import JobFailed
-from tests.support.marks import slow
+from tests.support.marks import needs_lab, slow
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTES = 2
@@ -41,15 +40,7 @@ if hvd.rank() == 0:
 """
 
 
-def _refused() -> str:
-    try:
-        namespaces()
-    except LabError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(_refused()), reason=_refused())]
+pytestmark = [pytest.mark.alone, needs_lab()]
 
 
 @pytest.fixture(autouse=True)

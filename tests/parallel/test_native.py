@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from tests.support.jobs import run_ranks
+from tests.support.jobs import run_ranks, values_of
 
 WORLD = 3
 COUNT = 100_003
@@ -20,15 +20,9 @@ def found() -> list[dict[str, Any]]:
     return run_ranks(WORLD, "native.py", timeout=120).reports
 
 
-def values(found: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    errors = [report[name].get("traceback") for report in found]
-    assert not any(errors), next(filter(None, errors))
-    return [report[name]["value"] for report in found]
-
-
 @pytest.mark.parametrize("name", TOLERANCES)
 def test_the_mean_of_all_ranks_equal_on_every_rank(found, name: str) -> None:
-    for value in values(found, name):
+    for value in values_of(found, name):
         exact = value["off"][:1] if name == "full precision round" else value["off"]
         assert max(exact) < TOLERANCES[name]
         for digests in value["digests"]:
@@ -46,16 +40,16 @@ def test_the_mean_of_all_ranks_equal_on_every_rank(found, name: str) -> None:
     ],
 )
 def test_which_collective_is_taken(found, name: str, collective: str) -> None:
-    for value in values(found, name):
+    for value in values_of(found, name):
         assert value["collectives"] == [collective]
 
 
 def test_one_infinite_value_spoils_the_step_on_every_rank_and_no_later_one(found) -> None:
-    for value in values(found, "spoiled"):
+    for value in values_of(found, "spoiled"):
         assert value["finite"] == [[0, 0], [COUNT, COUNT]]
         assert value["off"][1] < 1e-6
 
 
 def test_bytes_are_those_of_a_ring(found) -> None:
-    for native, ring in zip(values(found, "float32"), values(found, "ring"), strict=True):
+    for native, ring in zip(values_of(found, "float32"), values_of(found, "ring"), strict=True):
         assert native["bytes"] == pytest.approx(ring["bytes"], rel=0.01)

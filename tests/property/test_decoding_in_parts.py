@@ -16,11 +16,9 @@ from horovod_compress.engine.bucket import memory
 from horovod_compress.engine.context import Worker
 from horovod_compress.errors import ExchangeError
 from horovod_compress.schedule.plan import Bucket, TensorSpec
+from tests.battery.both_ways import TENSORS
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.turns import decode_in_parts
-
-# A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar.
-TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
 
 
 def _work(codec: Codec, world: int) -> Work:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from horovod_compress.codecs.work import Work
 from horovod_compress.errors import ConfigError
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket, TensorSpec
+from tests.support.chance import z
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 from tests.support.marks import each_value, slow
 
@@ -36,12 +36,6 @@ each_form = pytest.mark.parametrize(
 )
 NORMS = ("max", 1, 2, 4)
 MIXED = [(norm, across) for norm in NORMS for across in NORMS if norm != across]
-_FALSE_ALARM = 1e-6
-
-
-def _z(tests: int) -> float:
-    """Return the two-sided bound on a normal variable for that many tests together (Bonferroni)."""
-    return NormalDist().inv_cdf(1 - _FALSE_ALARM / (2 * tests))
 
 
 def _samples(grads: list[Tensor], steps: int, copies: int = 1, **options: Any) -> Tensor:
@@ -71,9 +65,9 @@ def test_unbiased(world: int, form: dict[str, Any]) -> None:
     # The empirical Bernstein bound: where a level is seldom drawn the sample says little of its variance.
     levels = ((1 << (form["bits"] - 1)) - 1) // world if form["dithering"] == "standard" else 4
     levels = form.get("levels", levels)
-    seldom = 7 / 6 * _z(256) ** 2 * (norm / levels) / len(samples)
+    seldom = 7 / 6 * z(256) ** 2 * (norm / levels) / len(samples)
     error = (samples.mean(0) - mean).abs()
-    assert bool((error <= _z(256) * sigma + seldom + 2.0**-15 * norm).all())
+    assert bool((error <= z(256) * sigma + seldom + 2.0**-15 * norm).all())
     assert float(sigma.max()) > 0
 
 
@@ -84,7 +78,7 @@ def test_the_bound_on_the_bias_is_tight_enough() -> None:
     sigma = samples.std(0) / math.sqrt(len(samples))
     level = float(grad[0].abs().max()) / 127
     nearest = (grad[0].double() / level).round() * level
-    usual = 7 / 6 * _z(256) ** 2 * level / len(samples) + _z(256) * sigma
+    usual = 7 / 6 * z(256) ** 2 * level / len(samples) + z(256) * sigma
     assert float(((nearest - grad[0].double()).abs() / usual).median()) > 3
 
 
@@ -126,8 +120,8 @@ def test_mixed_norms_are_unbiased_and_within_their_bound(norm: str | int, across
     assert bound is not None
     assert float((error**2).sum() / 40) <= 1.03 * bound
     level = math.sqrt(4 * bound / (64 * 256) / 3)  # of one rank's part in the mean
-    seldom = 7 / 6 * _z(256) ** 2 * 3 * level / len(samples)
-    usual = _z(256) * samples.std(0) / math.sqrt(len(samples))
+    seldom = 7 / 6 * z(256) ** 2 * 3 * level / len(samples)
+    usual = z(256) * samples.std(0) / math.sqrt(len(samples))
     assert bool((error.mean(0).abs() <= usual + seldom + 2.0**-15 * 42 * level).all())
 
 
@@ -191,7 +185,7 @@ def test_exponential_merge_of_two_numbers_is_unbiased(kind: str) -> None:
             single.exponential_decode(a, one.double(), count, out, bits=8, headroom=20, scale=1.0)
             first = -1.0 if kind == "same" and sign else 1.0
             expected = first + (-1.0 if sign else 1.0) * 2.0**-distance
-            assert abs(float(out.mean()) - expected) <= _z(36) * float(out.std()) / math.sqrt(count)
+            assert abs(float(out.mean()) - expected) <= z(36) * float(out.std()) / math.sqrt(count)
 
 
 # ---- scales ----

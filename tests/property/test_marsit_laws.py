@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.support.chance import z
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
 from tests.support.marks import each_value, slow
 
 _PLAIN = {"merge": "sampled", "full_precision_every": 0, "compensation": "none", "step_size": 1.0, "zeros": "random"}
-_FALSE_ALARM = 1e-6  # of a whole test; the seeds are fixed, so it either always passes or never
-
-
-def _z(tests: int) -> float:
-    """Return the two-sided bound on a normal variable for that many tests together (Bonferroni)."""
-    return NormalDist().inv_cdf(1 - _FALSE_ALARM / (2 * tests))
 
 
 def _samples(world: int, exchange: str, coordinates: int, steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -54,19 +48,19 @@ def test_unbiased_with_the_promised_variance(world: int, exchange: str) -> None:
     uneven = variance > 0
     error = (samples.mean(0) - mean)[uneven] / (variance[uneven] / number).sqrt()
     assert int(uneven.sum()) > 50
-    assert float(error.abs().max()) < _z(int(uneven.sum()))
+    assert float(error.abs().max()) < z(int(uneven.sum()))
     # Unanimous coordinates are deterministic.
     assert torch.equal(samples[:, ~uneven], mean[~uneven].expand(number, -1))
     # The variance of a sum over coordinates is the sum of variances only if they are independent.
     sums = samples.sum(1)
     ratio = float(sums.var() / variance.sum())
-    assert abs(ratio - 1) < _z(1) * math.sqrt(2 / number)
+    assert abs(ratio - 1) < z(1) * math.sqrt(2 / number)
 
 
 def test_the_bound_on_the_bias_is_tight_enough() -> None:
     """A merge that took the wrong weight, 1/2 for every hop, would be seen at once."""
     number, right, wrong = 64 * 40, 1 / 3, 1 / 4
-    assert abs(wrong - right) / math.sqrt(right * (1 - right) / number) > _z(250)
+    assert abs(wrong - right) / math.sqrt(right * (1 - right) / number) > z(250)
 
 
 @pytest.mark.parametrize(("world", "other"), [(3, "fold"), (4, "torus"), *slow((4, "fold"), (6, "torus"))])
@@ -95,7 +89,7 @@ def test_zero_gets_a_fair_bit_and_positive_on_request() -> None:
     zeros = [{"w": torch.zeros(64 * 500)} for _ in range(3)]
     with Fleet(3, [spec("w", 64 * 500)], **_PLAIN) as fleet:
         mean = float(fleet.step(zeros)[0]["w"].mean())
-        assert abs(mean) < _z(1) / math.sqrt(64 * 500)
+        assert abs(mean) < z(1) / math.sqrt(64 * 500)
     with Fleet(3, [spec("w", 64 * 500)], **_PLAIN | {"zeros": "positive"}) as fleet:
         assert float(fleet.step(zeros)[0]["w"].min()) == 1.0
 

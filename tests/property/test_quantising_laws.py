@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from horovod_compress.codecs.base import Codec, check_world
 from horovod_compress.codecs.work import Part
 from horovod_compress.errors import ConfigError, CorruptFrameError
 from horovod_compress.ops.keys import Key
+from tests.support.chance import z
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 from tests.support.marks import each_value, slow
 from tests.support.sections import elias_encode
@@ -31,12 +31,6 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "natural 2": ("natural", {"mantissa": 2}),
 }
 each_form = pytest.mark.parametrize("form", FORMS)
-_FALSE_ALARM = 1e-6
-
-
-def _z(tests: int) -> float:
-    """Return the two-sided bound on a normal variable for that many tests together (Bonferroni)."""
-    return NormalDist().inv_cdf(1 - _FALSE_ALARM / (2 * tests))
 
 
 def _samples(form: str, grads: list[Tensor], steps: int, copies: int = 1, **more: Any) -> Tensor:
@@ -68,9 +62,9 @@ def test_unbiased(form: str, world: int) -> None:
     sigma = samples.std(0) / math.sqrt(len(samples))
     # The empirical Bernstein bound: where a level is seldom drawn the sample says little of its variance.
     largest = float(torch.stack(grads).abs().max()) * (8 if "norm 2" in form or "elias" in form else 1)
-    seldom = 7 / 6 * _z(256) ** 2 * largest / len(samples)
+    seldom = 7 / 6 * z(256) ** 2 * largest / len(samples)
     error = (samples.mean(0) - mean).abs()
-    assert bool((error <= _z(256) * sigma + seldom + 2.0**-15 * largest).all())
+    assert bool((error <= z(256) * sigma + seldom + 2.0**-15 * largest).all())
     assert float(sigma.max()) > 0
 
 
@@ -175,7 +169,7 @@ def test_terngrad_is_unbiased_with_respect_to_the_clipped_value() -> None:
     assert float(clipped[0].max()) < 8.0
     found = _samples("terngrad 16", grads, steps=20, copies=50, clip=2.5)
     error = (found.mean(0) - torch.stack(clipped).mean(0)).abs()
-    assert bool((error <= _z(256) * found.std(0) / math.sqrt(len(found)) + 1e-3).all())
+    assert bool((error <= z(256) * found.std(0) / math.sqrt(len(found)) + 1e-3).all())
 
 
 def test_the_scale_of_terngrad_is_that_of_all_ranks_for_each_tensor() -> None:

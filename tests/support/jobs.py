@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -160,11 +160,16 @@ def checks_of(script: str, later: Collection[str], world: int = 2, **options: An
         done = job(name in later)
         if isinstance(done, BaseException):
             raise done
-        errors = [report[name].get("traceback") for report in done.reports]
-        assert not any(errors), next(filter(None, errors))
-        return [report[name]["value"] for report in done.reports]
+        return values_of(done.reports, name)
 
     return values
+
+
+def values_of(reports: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    """Return every rank's value of one check of a job; one that failed fails the test with its traceback."""
+    errors = [report[name].get("traceback") for report in reports]
+    assert not any(errors), next(filter(None, errors))
+    return [report[name]["value"] for report in reports]
 
 
 def _fork(

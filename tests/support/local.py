@@ -14,6 +14,7 @@ from horovod_compress.codecs.base import Codec
 from horovod_compress.engine.bucket.shares import nbytes_of
 from horovod_compress.engine.methods import Methods, parse
 from horovod_compress.engine.reducer import Hooks, Reducer
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.exchange.choose import Choose
 from horovod_compress.exchange.device import Device
 from horovod_compress.exchange.hosts import LocalHost, groups
@@ -108,6 +109,10 @@ class Fleet:
     def residuals(self) -> list[dict[str, Tensor]]:
         """Return copies of every rank's residuals."""
         return [{n: r.clone() for n, r in reducer.kept.residuals().items()} for reducer in self.reducers]
+
+    def load(self, states: Sequence[dict[str, Any]], residuals: str = "restore") -> None:
+        for reducer, state in zip(self.reducers, states, strict=True):
+            checkpoint.load(reducer, self.methods, state, residuals)
 
     def resume(self, step: int) -> None:
         for reducer in self.reducers:

@@ -16,6 +16,18 @@ each_value = pytest.mark.each_value
 needs_sklearn = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
 
 
+def needs_lab() -> pytest.MarkDecorator:
+    """Return what skips tests where the network lab cannot be started."""
+    from benchmarks.lab.needs import LabError, namespaces
+
+    refused = ""
+    try:
+        namespaces()
+    except LabError as error:
+        refused = str(error)
+    return pytest.mark.skipif(bool(refused), reason=refused)
+
+
 def slow(*cases: Any) -> list[Any]:
     """Return parameters that `make test` leaves out; a case of several values is a tuple."""
     values = (case if isinstance(case, tuple) else (case,) for case in cases)

@@ -61,11 +61,11 @@ def _write(name: str, text: str) -> None:
     temporary.rename(folder() / name)  # a reader sees all of it or nothing
 
 
-def refusal(attempt: Callable[[], Any]) -> str:
-    """Return what a call says where it fails, "accepted" where it does not."""
+def refusal(attempt: Callable[[], Any], kind: type[Exception] = Exception) -> str:
+    """Return what a call says where it fails with an error of a kind, "accepted" where it does not fail."""
     try:
         attempt()
-    except Exception as error:
+    except kind as error:
         return f"{type(error).__name__}: {error}"
     return "accepted"
 

@@ -22,6 +22,20 @@ def loss_of(model: nn.Module, step: int, dtype: torch.dtype = torch.float32) -> 
     return model(batch(step, hvd.rank(), dtype)).square().mean()
 
 
+class Words(nn.Module):
+    """The embedding is the last in backward order, and alone in its bucket when layerwise."""
+
+    def __init__(self, sparse: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.embedding, self.out = nn.Embedding(50, 16, sparse=sparse), nn.Linear(16, 16)
+
+
+def word_loss(model: nn.Module, step: int) -> Tensor:
+    words = torch.randint(50, (20,), generator=torch.Generator().manual_seed(7 * step + hvd.rank()))
+    return model.out(model.embedding(words)).square().mean()
+
+
 def optimizer_for(
     model: nn.Module, method: Any, attach: bool = False, prefix: str = "", **options: Any
 ) -> tuple[Any, hvc.Compression | None]:

@@ -30,11 +30,6 @@ def _states(fleet: Fleet) -> list[dict[str, Any]]:
     return [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
 
 
-def _load(fleet: Fleet, states: list[dict[str, Any]], residuals: str = "restore") -> None:
-    for reducer, state in zip(fleet.reducers, states, strict=True):
-        checkpoint.load(reducer, fleet.methods, state, residuals)
-
-
 def _anything(fleet: Fleet) -> bool:
     return any(bool(kept.any()) for reducer in fleet.reducers for kept in reducer.kept.carries().values())
 
@@ -65,7 +60,7 @@ def test_it_is_saved_and_restored(saved: Saved) -> None:
         (kept,) = state["carries"].values()
         assert kept.shape == (2, 35) and kept.any()  # two bits for three ranks, in words of 64 elements
     with _fleet() as fleet:
-        _load(fleet, states)
+        fleet.load(states)
         assert _same(whole, _results(fleet))
 
 
@@ -79,7 +74,7 @@ def test_it_begins_anew(change: str, saved: Saved) -> None:
     with _fleet(**options) as fleet, _fleet(**options) as fresh:
         fleet.step(GRADS[4])
         assert _anything(fleet)
-        _load(fleet, states, "reset" if change == "reset" else "restore")
+        fleet.load(states, "reset" if change == "reset" else "restore")
         assert not _anything(fleet)
         fresh.resume(2)
         again = _results(fleet)
@@ -90,7 +85,7 @@ def test_other_merging_is_another_configuration(saved: Saved) -> None:
     with _fleet(merge="sampled") as fleet:
         assert fleet.reducers[0].kept.carries() == {}
         with pytest.raises(ConfigError, match="a different configuration"):
-            _load(fleet, saved[0])
+            fleet.load(saved[0])
 
 
 def test_other_buckets_in_a_running_job_begin_anew() -> None:

@@ -137,8 +137,7 @@ def test_a_state_goes_on_with_the_same_bits_and_only_where_hosts_are_the_same(
     with fleet(HOSTS) as first, fleet(HOSTS) as second, fleet(0) as flat, fleet(HOSTS, "layerwise") as layers:
         first.step(random_grads(RANKS, TENSORS, seed=1))
         states = [checkpoint.save(reducer, first.methods) for reducer in first.reducers]
-        for reducer, state in zip(second.reducers, states, strict=True):
-            checkpoint.load(reducer, second.methods, state, "restore")
+        second.load(states)
         later = random_grads(RANKS, TENSORS, seed=2)
         assert all_same([*first.step(later), *second.step(later)])
         assert same(kept(first), kept(second))
@@ -151,8 +150,7 @@ def test_a_state_goes_on_with_the_same_bits_and_only_where_hosts_are_the_same(
             with pytest.raises(StateError, match="plan"):
                 checkpoint.load(layers.reducers[0], layers.methods, states[0], "restore")
         for other in (flat, second):
-            for reducer, state in zip(other.reducers, [*states[1:], states[0]], strict=True):
-                checkpoint.load(reducer, other.methods, state, "reset")
+            other.load([*states[1:], states[0]], "reset")
             assert not anything(kept(other)) and all_same(other.step(later))
         with pytest.raises(StateError, match="hierarchical"):
             redistributed(states, 0, 2, ())

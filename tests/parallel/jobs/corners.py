@@ -17,7 +17,18 @@ from horovod_compress.schedule.plan import Plan
 from tests.support.logs import told
 from tests.support.rank import check, refusal
 from tests.support.states import unsealed
-from tests.support.training import digest, farthest, gathered, loss_of, net, optimizer_for, train, weights
+from tests.support.training import (
+    Words,
+    digest,
+    farthest,
+    gathered,
+    loss_of,
+    net,
+    optimizer_for,
+    train,
+    weights,
+    word_loss,
+)
 
 hvd.init()
 torch.set_num_threads(1)
@@ -67,20 +78,6 @@ def odd_last_batch(method: str | None, attach: bool) -> list[Tensor]:
 
 
 check("odd last batch", lambda: against_horovod(odd_last_batch))
-
-
-class Words(nn.Module):
-    """The embedding is the last in backward order, and alone in its bucket when layerwise."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.embedding, self.out = nn.Embedding(50, 16, sparse=True), nn.Linear(16, 16)
-
-
-def word_loss(model: nn.Module, step: int) -> Tensor:
-    words = torch.randint(50, (20,), generator=torch.Generator().manual_seed(7 * step + RANK))
-    return model.out(model.embedding(words)).square().mean()
 
 
 def sparse_alone(method: str | None, attach: bool) -> list[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import horovod_compress.ddp as hvc
 from tests.support.logs import told
-from tests.support.rank import rank, report
+from tests.support.rank import rank, refusal, report
 
 dist.init_process_group("gloo")
 ODD = rank() == 1
 STEPS = 5
+refused = partial(refusal, kind=hvc.HorovodCompressError)
 Loss = Callable[[nn.Module, int], Tensor]
 
 
@@ -186,14 +188,6 @@ def not_finite() -> list[str]:
             found.append(str(error)[:40])
     compression.close()
     return found
-
-
-def refused(case: Callable[[], object]) -> str:
-    try:
-        case()
-    except hvc.HorovodCompressError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
 
 
 def made(model: nn.Module, **options: Any) -> hvc.Compression:

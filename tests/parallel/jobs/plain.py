@@ -17,12 +17,13 @@ from torch.utils.checkpoint import checkpoint
 import horovod_compress.ddp as hvc
 from tests.support.logs import told
 from tests.support.nets import digest
-from tests.support.rank import rank, report
+from tests.support.rank import rank, refusal, report
 
 dist.init_process_group("gloo")
 ODD = rank() == 1
 STEPS = 5
 LONG = 30.0
+refused = partial(refusal, kind=hvc.HorovodCompressError)
 
 
 class Forked(nn.Module):
@@ -262,14 +263,6 @@ def two_models() -> list[list[float]]:
     for compression in made:
         compression.close()
     return [layer.weight.grad.view(-1).tolist() for model in models for layer in model]
-
-
-def refused(case: Callable[[], object]) -> str:
-    try:
-        case()
-    except hvc.HorovodCompressError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
 
 
 def averaged(*, static_graph: bool) -> None:

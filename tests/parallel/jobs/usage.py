@@ -21,6 +21,7 @@ from tests.support.jobs import ROOT
 from tests.support.logs import told
 from tests.support.rank import check, refusal
 from tests.support.training import (
+    Words,
     digest,
     farthest,
     gathered,
@@ -29,6 +30,7 @@ from tests.support.training import (
     optimizer_for,
     train,
     weights,
+    word_loss,
 )
 
 hvd.init()
@@ -391,18 +393,6 @@ def two_optimizers(method: str | None, attach: bool) -> list[Tensor]:
 
 
 check("two optimizers", lambda: compare(two_optimizers))
-
-
-class Words(nn.Module):
-    def __init__(self, sparse: bool) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.embedding, self.out = nn.Embedding(50, 16, sparse=sparse), nn.Linear(16, 16)
-
-
-def word_loss(model: nn.Module, step: int) -> Tensor:
-    words = torch.randint(50, (20,), generator=torch.Generator().manual_seed(7 * step + RANK))
-    return model.out(model.embedding(words)).square().mean()
 
 
 check("sparse", lambda: compare(playing(lambda: Words(True), word_loss)))
