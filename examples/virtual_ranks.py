@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from horovod_compress.engine.methods import parse
 from horovod_compress.engine.optimizer import held, holding
+from horovod_compress.engine.optimizer.held import HeldSecondMoment
 from horovod_compress.engine.optimizer.matching import Matching
 from horovod_compress.engine.optimizer.momentum import exact_first
 from horovod_compress.engine.optimizer.step_hooks import before_step
@@ -38,7 +39,16 @@ from train import cosine, cross_entropy
 #: Seconds for one exchange: all ranks share two or three cores.
 TIMEOUT = 600.0
 #: What a caller need not choose.
-UNCHOSEN = {"beta2": 0.999, "match_norm": True, "max_norm": 0.0, "clip": "norm", "batch": None}
+UNCHOSEN = {
+    "beta2": 0.999,
+    "second_moment": "auto",
+    "exact_steps": None,
+    "rebuild_every": None,
+    "match_norm": True,
+    "max_norm": 0.0,
+    "clip": "norm",
+    "batch": None,
+}
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -60,6 +70,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--beta2", type=fraction, default=0.999, help="the second beta of adam and adamw (default 0.999)"
     )
+    parser.add_argument(
+        "--second-moment", choices=("auto", "shared", "own"), default="auto", help="which second moment Adam uses"
+    )
+    parser.add_argument("--exact-steps", type=positive(int), help="exact rounds at the start, as attach(warmup_steps=)")
+    parser.add_argument("--rebuild-every", type=positive(int), help="after them, one round in so many is exact")
     parser.add_argument(
         "--batch", type=positive(int), help="samples per rank and step, instead of a share of the task's batch"
     )
@@ -123,7 +138,7 @@ class Training:
         every: Any = EveryReducer(self.reducers)
         self.every = every
         every.buckets.set_linear(self.named if type(self.optimizer) is torch.optim.SGD else ())
-        self.held = holding.hold(self.optimizer, every, self.named.items(), self.every_full, "auto")
+        self.held = self._hold()
         self.matching = Matching(self.optimizer, every, self.named, lambda: 1.0) if self.chosen.match_norm else None
         self.optimizer.register_step_pre_hook(before_step(self._prepare))
         self.norms: list[float] = []  # as clip_grad_norm_ returns them
@@ -149,6 +164,12 @@ class Training:
             Reducer(plan, methods.codecs, transport, Choose(options.exchange, transport.adds), options, None)
             for transport in Hub(chosen.ranks).transports()
         ]
+
+    def _hold(self) -> HeldSecondMoment | None:
+        chosen = self.chosen
+        exact = {"warmup_steps": chosen.exact_steps, "rebuild_every": chosen.rebuild_every}
+        named = self.named.items()
+        return holding.hold(self.optimizer, self.every, named, self.every_full, chosen.second_moment, **exact)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         chosen, parameters = self.chosen, self.model.parameters()

@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 import torch
 
 import check_links
-from horovod_compress.cli import command as cli
+from horovod_compress.cli import command as cli, list as cli_list
 from horovod_compress.codecs import registry
 from horovod_compress.engine.optimizer import exact_rounds
 from horovod_compress.exchange import wire
@@ -153,7 +153,7 @@ def test_the_codec_of_the_walk_through_passes_its_own_test(cyclic: ModuleType) -
 
 def table_after(page: Path, heading: str) -> list[list[str]]:
     """Return the rows of the first table behind a heading, without its head."""
-    section = page.read_text().partition(f"\n{heading}\n")[2]
+    section = f"\n{page.read_text()}".partition(f"\n{heading}\n")[2]
     assert section, f"{page.name} has no {heading!r}"
     rows = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
     assert rows
@@ -255,6 +255,28 @@ def test_options_written_as_code_exist(page: Path) -> None:
     known |= {"neighbour_copy"}  # of elastic()
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
     assert not set(calls) - known
+
+
+def test_the_bits_in_the_page_on_choosing_are_those_of_the_code() -> None:
+    for name, payload, *shown in table_after(DOCS / "choosing.md", "## What is sent"):
+        method, *options = plain(name).split()
+        found = cli_list.entry(registry.codec_class(method), dict(option.split("=") for option in options))
+        gathered = found["payloads"] == "GATHER"
+        assert payload == f"{found['bits']:.3g}" + "*" * gathered, name
+        for ranks, cell in zip((2, 4, 16, 64, 256), shown, strict=True):
+            times = ranks - 1 if gathered else 2 * (ranks - 1) / ranks
+            bits = 1 + 1 / 32 if (method, ranks) == ("marsit", 2) else found["bits"]  # the page says why
+            assert float(plain(cell)) == pytest.approx(times * bits, rel=0.01), (name, ranks)
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"), [("README.md", "## Which method"), ("docs/choosing.md", "# Which method when")]
+)
+def test_methods_for_few_ranks_are_those_that_are_gathered(page: str, heading: str) -> None:
+    rows = {row[0].strip("| "): re.findall(r"`(\w+)`", row[1]) for row in table_after(ROOT / page, heading)}
+    for ranks, gathered in (("many ranks", False), ("a very slow link, few ranks", True)):
+        found = {name: cli_list.entry(registry.codec_class(name), {})["payloads"] for name in rows[ranks]}
+        assert found and all((sent == "GATHER") == gathered for sent in found.values()), found
 
 
 def test_the_sizes_in_the_page_on_marsit_are_what_is_sent() -> None:

@@ -185,6 +185,7 @@ def test_wrong_arguments_say_what_is_wrong(examples: None, arguments: list[str],
     [
         ("virtual_ranks", ["--ranks", "0"], "--ranks: must be above zero"),
         ("virtual_ranks", ["--max-norm", "-1"], "--max-norm: must be above zero"),
+        ("virtual_ranks", ["--exact-steps", "0"], "--exact-steps: must be above zero"),
         ("virtual_ranks", ["--run", ""], "--run: a method is missing"),
         ("virtual_ranks", ["--run", "diloco"], "--run: diloco takes local steps"),
         ("lengths", ["--method", "diloco"], "--method: diloco takes local steps"),
