@@ -55,6 +55,8 @@ def test_a_rank_at_its_end_is_a_matter_of_numbers_of_steps() -> None:
     closed = {0: _waits(1), 1: note("hop 1", AT, None, why=why_closed(CLOSED))}
     assert verdict(closed, WORLD) == "Rank 1 stopped first: closed its compression."
     assert advice(closed) == advice(notes)
+    early = {0: note("hop 1", AT, None, peer=1, late=True), 1: {"why": why_ended()}}
+    assert advice(early) == f"If it has trained without this compression, use it on every rank; i{advice(notes)[1:]}"
     for other in ({0: _waits(1)}, {1: note("decode", AT, None, why="out of memory")}):
         assert advice(other) == "Restart the job from a checkpoint; if a rank is only slow, raise timeout="
 
