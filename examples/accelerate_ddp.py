@@ -27,7 +27,7 @@ def train(accelerator: Accelerator, method: hvc.MethodName | None = "marsit", ep
     compression = None
     if method:
         compression = hvc.Compression.create(method, accelerator.unwrap_model(model).named_parameters())
-        compression.register(model, optimizer.optimizer)
+        compression.register(model, optimizer)
     for _ in range(epochs):
         for images, labels in loader:
             optimizer.zero_grad()

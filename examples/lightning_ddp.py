@@ -21,7 +21,7 @@ class Compress(lightning.Callback):  # type: ignore[misc]  # of a package that m
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         # Not earlier: Lightning creates the process group and wraps the module when training begins.
         self.compression = hvc.Compression.create(self.method, module.named_parameters())
-        self.compression.register(trainer.strategy.model, trainer.optimizers[0])
+        self.compression.register(trainer.strategy.model, trainer.optimizers)
 
     def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self.compression.close()

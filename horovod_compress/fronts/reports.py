@@ -186,7 +186,7 @@ class Strangers(Unexchanged):
             Ends it.
         """
         self._module = weakref.ref(module)
-        return before_each_step(weakly(self._look_at))
+        return before_each_step(weakly(self._look_at), gradients=True)
 
     def _look_at(self, optimizer: Any) -> None:
         """Look at an optimizer that is about to make a step: at what it has, only if that is new."""

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +22,7 @@ from ..engine.agreement import differences
 from ..engine.agreement.differences import Way
 from ..engine.job import Gathering, Job
 from ..engine.methods import Methods
-from ..engine.optimizer.step_hooks import uncompiled
+from ..engine.optimizer.step_hooks import uncompiled, with_gradients
 from ..engine.reducer import Reducer
 from ..engine.shards import is_divided, local
 from ..errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError, in_job
@@ -348,31 +348,41 @@ def look_for_steps(parameters: Iterable[nn.Parameter], unused: Callable[[bool], 
             end()
             _log.warning("%s", unused(True))
 
-    end = before_each_step(look)
+    end = before_each_step(look, gradients=True)
     return end
 
 
-def before_each_step(look: Callable[[Any], object]) -> Callable[[], object]:
-    """Have something called with each optimizer that is about to make a step; return what ends that."""
-    number = next(_numbers)
+def before_each_step(look: Callable[[Any], object], *, gradients: bool = False) -> Callable[[], object]:
+    """Have something called with each optimizer that is about to make a step; return what ends that.
+
+    Args:
+        gradients: it looks at those of the step, so it comes after the closure that makes them.
+    """
+    number, looks = next(_numbers), _looks_at_gradients if gradients else _looks
     _hook()
-    _looks[number] = look
-    return lambda: _looks.pop(number, None)
+    looks[number] = look
+    return lambda: looks.pop(number, None)
 
 
 #: What looks at each step of an optimizer, by number. Torch goes through its hooks while threads may end these, so it
 #: has one of ours that stays.
 _looks: dict[int, Callable[[Any], object]] = {}
+_looks_at_gradients: dict[int, Callable[[Any], object]] = {}
 _numbers = itertools.count()
 
 
 @cache
 def _hook() -> object:
-    def look(optimizer: Any, *given: Any) -> None:
-        for each in list(_looks.values()):
-            each(optimizer)
+    def look(optimizer: Any, *given: Any) -> tuple[Any, Any] | None:
+        _look_by(_looks, optimizer)
+        return with_gradients(partial(_look_by, _looks_at_gradients, optimizer), *given)
 
     return register_optimizer_step_pre_hook(uncompiled(look))
+
+
+def _look_by(looks: dict[int, Callable[[Any], object]], optimizer: Any) -> None:
+    for each in list(looks.values()):
+        each(optimizer)
 
 
 def weakly(call: Callable[..., T]) -> Callable[..., T | None]:

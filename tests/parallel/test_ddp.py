@@ -52,7 +52,7 @@ def test_training_goes_on_after_a_step_that_was_not_finite(reports: list[dict[st
         ("outside", "ConfigError: DistributedDataParallel's join() with uneven batches is not supported"),
         ("other model", "named_parameters has none of the model's parameters; a compression serves one model"),
         ("no model", "register() takes a module, or DistributedDataParallel(module), got ["),
-        ("twice", "has a communication hook already"),
+        ("twice", "was registered before, with <Compression none"),
         ("skipping", "skip_all_reduce_unused_params=True, which withholds buckets from its hook"),
         ("late optimizer", "call attach() before the first backward pass"),
         ("updates", "a compression serves one optimizer"),

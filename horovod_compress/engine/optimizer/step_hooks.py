@@ -46,23 +46,32 @@ def before_step(prepare: Callable[[], None]) -> Hook:
     """Return a hook that prepares a step, once its gradients are there: a closure makes them inside of the step."""
 
     def hook(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any] | None:
-        closure = options.get("closure", given[1] if len(given) > 1 else None)
-        if builds_state():
-            return None
-        if closure is None:
-            prepare()
-            return None
-
-        def then_prepare() -> Any:
-            loss = closure()
-            prepare()
-            return loss
-
-        if "closure" in options:
-            return given, {**options, "closure": then_prepare}
-        return (given[0], then_prepare, *given[2:]), options
+        return None if builds_state() else with_gradients(prepare, given, options)
 
     return uncompiled(hook)
+
+
+def with_gradients(
+    call: Callable[[], object], given: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, Any] | None:
+    """Call something in a hook before a step, once the gradients are there: after the closure, if there is one.
+
+    Returns:
+        What the hook has to return.
+    """
+    closure = options.get("closure", given[1] if len(given) > 1 else None)
+    if closure is None:
+        call()
+        return None
+
+    def then_call() -> Any:
+        loss = closure()
+        call()
+        return loss
+
+    if "closure" in options:
+        return given, {**options, "closure": then_call}
+    return (given[0], then_call, *given[2:]), options
 
 
 def prepare_last(optimizer: Any, prepare: Callable[[], None]) -> None:

@@ -37,7 +37,7 @@ class Unfrozen:
                 with needing_gradient(parameter):  # which no other kind may have
                     self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         # Also where nobody closes it: what is closed with a compression must not keep parameters, which may know it.
-        self._end = weakref.finalize(self, _end, before_each_step(weakly(self._refuse)), self._handles)
+        self._end = weakref.finalize(self, _end, before_each_step(weakly(self._refuse), gradients=True), self._handles)
         self._end.atexit = False
 
     def close(self) -> None:

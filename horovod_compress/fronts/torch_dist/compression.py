@@ -23,7 +23,7 @@ from ...observe.trace import MAX_EVENTS, Trace
 from ..compression import begin_trace
 from ..factories import RanksOption, add_factories, of_an_object
 from ..reports import Strangers, Unexchanged
-from ..session import Session, in_backward, weakly
+from ..session import Session, before_each_step, in_backward, weakly
 from ..startup import Wrap
 from ..update_options import TAKEN
 from . import checks
@@ -88,6 +88,13 @@ class Compression(TorchCompression, Factories):
         planned = "the compression, or DistributedDataParallel,"
         self._unexchanged = Unexchanged(lambda: session.others, planned, "both")
         self._strangers = Strangers(session)
+        if not session.job.rank and session.job.size > 1:
+            self._closing.add(before_each_step(weakly(self._look_at_step), gradients=True))
+
+    def _look_at_step(self, optimizer: object) -> None:
+        """Look where no backward pass has looked, as it made no gradient that is exchanged."""
+        if self._here().compared and self._unexchanged:
+            self._unexchanged.look()
 
     # ---- the model and the optimizer ----
 
@@ -154,6 +161,7 @@ class Compression(TorchCompression, Factories):
         if self._unwrapped():
             raise ConfigError("this compression has a module already; a compression serves one, and is registered once")
         if isinstance(model, DistributedDataParallel):
+            _refuse_again(model)
             checks.check_model(model, self._job.group, session.steps.named, session.others)
         else:
             checks.check_unwrapped(model, session.steps.named, session.others)
@@ -238,6 +246,17 @@ add_factories(
     RanksOption("process_group", None, _GROUP, TorchJob),
     refused=("register", "attach", "follow"),
 )
+
+
+def _refuse_again(model: DistributedDataParallel) -> None:
+    """Refuse a wrapper that has a compression, which it keeps for good."""
+    for _, state in getattr(model, "_comm_hooks", ()):
+        if isinstance(state, Compression):
+            raise ConfigError(
+                f"this DistributedDataParallel was registered before, with {state!r}, and a wrapper keeps its hook: "
+                "register it once, or wrap the model again (in transformers: trainer.model_wrapped = trainer.model "
+                "before another trainer.train())"
+            )
 
 
 def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -106,8 +106,8 @@ class TorchCompression(BaseCompression):
             ConfigError: one has other parameters, or those of another, or divides its state among the ranks, or
                 gradients were exchanged before.
         """
-        refuse_lists(optimizers := (optimizer, *others))
-        session, given = self._joined(), optimizers if others else optimizer
+        refuse_lists((optimizer, *others))
+        session, given = self._joined(), (optimizer, *others) if others else optimizer
         if not session:
             return given
         session.refuse_closed()
@@ -121,6 +121,7 @@ class TorchCompression(BaseCompression):
                 f"{kinds_of(steps.optimizers) or 'one that it does not know'}; "
                 "for another optimizer, close() it, create another compression and register that"
             )
+        optimizers = [checks.stepping(each) for each in (optimizer, *others)]
         for each in optimizers:
             checks.refuse_sharded(each, own=second_moment == "own" or not _needs_held(session))
             checks.check_optimizer(each, [*steps.named, *session.others])

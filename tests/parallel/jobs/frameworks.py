@@ -96,6 +96,7 @@ def trained(method: str | None) -> tuple[dict[str, Any], list[float]]:
     losses: list[float] = []
     with (
         mock.patch("torch.nn.utils.clip_grad_norm_", noting(norms, torch.nn.utils.clip_grad_norm_)),
+        mock.patch("torch.nn.utils.get_total_norm", noting(norms, torch.nn.utils.get_total_norm)),  # Accelerate's
         mock.patch("torch.nn.functional.cross_entropy", noting(losses, torch.nn.functional.cross_entropy)),
     ):
         weights = digest(train(method).parameters())

@@ -1,0 +1,120 @@
+"""What frameworks do beside a plain loop: wrapped optimizers, closures after no_sync(), adapters, a second training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.support.front import hvc, start
+from tests.support.logs import told
+from tests.support.nets import batch, digest
+from tests.support.rank import check, rank, refusal
+
+start()
+torch.set_num_threads(1)
+
+
+class AsAccelerate(torch.optim.Optimizer):
+    """A wrapper with no hooks of its own, as it never calls torch's constructor."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        return self.optimizer.step(closure)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.Tanh(), nn.Linear(40, 10))
+
+
+def made(model: nn.Module, method: str = "marsit") -> Any:
+    return hvc.Compression.create(method, model.named_parameters(), timeout=20.0)
+
+
+def backward(called: Any, step: int) -> None:
+    called(batch(step, rank())).square().mean().backward()
+
+
+def wrapped_optimizer(wraps: bool) -> list[Any]:
+    model = net()
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    given = AsAccelerate(optimizer) if wraps else optimizer
+    (compression := made(model)).register(model, given)
+    for step in range(40):
+        optimizer.zero_grad()
+        backward(model, step)
+        given.step()
+    found = [len(compression.state_dict()["second_moment"]), digest(model.parameters())]
+    compression.close()
+    return found
+
+
+check("wrapped optimizer", lambda: [wrapped_optimizer(wraps) for wraps in (True, False)])
+
+
+def accumulated(wraps: bool, exchanges: bool) -> list[Any]:
+    """Accumulate as Lightning does: the last pass of a step is in the closure."""
+    model = net()
+    called = DistributedDataParallel(model) if wraps else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (compression := made(model, "none")).register(called, optimizer)
+
+    def last() -> None:
+        if exchanges:
+            backward(called, step)
+
+    with told() as texts:
+        for step in range(3):
+            optimizer.zero_grad()
+            with compression.no_sync():
+                backward(called, step + 10)
+            optimizer.step(last)  # type: ignore[arg-type]
+        compression.close()
+    return [[text for text in texts if "compressed nothing" in text], digest(model.parameters())]
+
+
+check("accumulated", lambda: [accumulated(wraps, exchanges=True) for wraps in (True, False)])
+check("never exchanged", lambda: [accumulated(wraps, exchanges=False) for wraps in (True, False)])
+
+
+def switched(wraps: bool) -> list[str]:
+    """Train one layer, then only the other one, which was frozen when all was created."""
+    model = net()
+    model[1].requires_grad_(False)
+    called = DistributedDataParallel(model, find_unused_parameters=True) if wraps else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (compression := made(model, "none")).register(called, optimizer)
+    with told() as texts:
+        for step in range(4):
+            if step == 2:
+                model[1].requires_grad_(True)
+                model[3].requires_grad_(False)
+            optimizer.zero_grad()
+            backward(called, step)
+            optimizer.step()
+        compression.close()
+    return [text for text in texts if "never reduced" in text]
+
+
+check("switched", lambda: [switched(wraps) for wraps in (True, False)])
+
+
+def registered_again(close: bool) -> str:
+    model = net()
+    called = DistributedDataParallel(model)
+    (compression := made(model)).register(called)
+    if close:
+        compression.close()
+    return refusal(lambda: made(model).register(called))
+
+
+check("registered again", lambda: [registered_again(close) for close in (True, False)])
