@@ -17,7 +17,7 @@ from ..observe import verdict
 from ..observe.metrics import AtAnyTime, Stats
 from ..observe.reports import PrometheusFile, Reports, TensorBoard, check_every
 from ..options import plain
-from .session import Session, before_each_step, outside, weakly
+from .session import Session, before_each_step, exchanged, outside, weakly
 
 
 class Counters:
@@ -152,11 +152,19 @@ class Unexchanged:
         self._others, self._words = others, words
         self._told = False
 
-    def look(self) -> None:
-        """Look at the gradients of a step; whenever they are all there."""
+    def look(self, optimizer: Any = None) -> None:
+        """Look at the gradients of a step, whenever they are all there.
+
+        Args:
+            optimizer: takes them; None if that is known.
+        """
         if self._told:
             return
-        found = [name for name, parameter in self._others() if parameter.grad is not None and parameter.requires_grad]
+        with_gradient = [(name, p) for name, p in self._others() if p.grad is not None and p.requires_grad]
+        if with_gradient and optimizer is not None:
+            taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            with_gradient = [(name, p) for name, p in with_gradient if id(p) in taken and not exchanged(p)]
+        found = [name for name, _ in with_gradient]
         if not found:
             return
         self._told = True

@@ -375,6 +375,8 @@ _numbers = itertools.count()
 def _hook() -> object:
     def look(optimizer: Any, *given: Any) -> tuple[Any, Any] | None:
         _look_by(_looks, optimizer)
+        if not _looks_at_gradients:
+            return None  # and leave alone what other optimizers are given
         return with_gradients(partial(_look_by, _looks_at_gradients, optimizer), *given)
 
     return register_optimizer_step_pre_hook(uncompiled(look))

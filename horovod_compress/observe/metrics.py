@@ -322,7 +322,7 @@ class FlightRecorder:
     def last(self) -> str:
         """Describe the last event of an exchange in words; offers go on beside it."""
         if self._last is None:
-            return "the start of the job"
+            return "the start of this compression"
         _, step, bucket, event, hop = self._last
         return f"{event}{f' {hop}' if hop >= 0 else ''} of bucket {bucket}, step {step}"
 

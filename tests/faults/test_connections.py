@@ -252,7 +252,7 @@ def test_dump_that_cannot_be_written(
 
 def test_last_event_is_of_the_exchange() -> None:
     recorder = FlightRecorder()
-    assert recorder.last() == "the start of the job"
+    assert recorder.last() == "the start of this compression"
     recorder.note(4, 1, "offer")
     assert recorder.last() == "offer of bucket 1, step 4"
     recorder.note(4, 0, "hop", 2)

@@ -57,6 +57,8 @@ def test_a_rank_at_its_end_is_a_matter_of_numbers_of_steps() -> None:
     assert advice(closed) == advice(notes)
     early = {0: note("hop 1", AT, None, peer=1, late=True), 1: {"why": why_ended()}}
     assert advice(early) == f"If it has trained without this compression, use it on every rank; i{advice(notes)[1:]}"
+    late = {1: {"why": why_ended()}}  # it is not known what any rank has finished
+    assert advice(late) == advice(notes)
     for other in ({0: _waits(1)}, {1: note("decode", AT, None, why="out of memory")}):
         assert advice(other) == "Restart the job from a checkpoint; if a rank is only slow, raise timeout="
 

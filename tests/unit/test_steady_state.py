@@ -67,7 +67,7 @@ def test_time_is_counted_when_a_phase_fails() -> None:
 
 def test_the_recorder_is_bounded_and_speaks() -> None:
     recorder = FlightRecorder(4)
-    assert recorder.last() == "the start of the job"
+    assert recorder.last() == "the start of this compression"
     for step in range(10):
         recorder.note(step, 3, "hop", step)
     assert len(recorder.events) == 4 and recorder.last() == "hop 9 of bucket 3, step 9"

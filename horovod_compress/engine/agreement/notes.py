@@ -61,10 +61,11 @@ def advice(notes: Notes) -> str:
     """Return what to do, in a sentence without its end."""
     again = "estart the job from a checkpoint; if a rank is only slow, raise timeout="
     if any(str(notes[rank]["why"]).endswith((_AT_ITS_END, _CLOSED)) for rank in _with_reasons(notes)[:1]):
-        steps = f"if it has had fewer batches, or skipped some, give every rank the same number of steps; else r{again}"
-        if all(found.get("finished") is None for found in notes.values()):
-            return f"If it has trained without this compression, use it on every rank; {steps}"
-        return f"I{steps[1:]}"
+        steps = f"f it has had fewer batches, or skipped some, give every rank the same number of steps; else r{again}"
+        known = [found["finished"] for found in notes.values() if "finished" in found]
+        if known and not any(known):
+            return f"If it has trained without this compression, use it on every rank; i{steps}"
+        return f"I{steps}"
     return f"R{again}"
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from types import FrameType
 from typing import Any, TypeVar
+
+from torch.optim import Optimizer
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 
@@ -38,6 +41,19 @@ def builds_state() -> bool:
     return False
 
 
+def calls_hooks(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's hooks are its own: the wrappers of frameworks may have none."""
+    return "_optimizer_step_pre_hooks" in vars(optimizer)  # not by hasattr(): they may pass on what they wrap
+
+
+def stepping(optimizer: Any) -> Any:
+    """Return the optimizer whose step moves the weights, where it is in a wrapper of Accelerate's or Lightning's."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(optimizer, Optimizer) and isinstance(inner, Optimizer) and not calls_hooks(optimizer):
+        return stepping(inner)
+    return optimizer
+
+
 #: A hook before an optimizer's step, as torch calls it.
 Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
 
@@ -60,12 +76,13 @@ def with_gradients(
         What the hook has to return.
     """
     closure = options.get("closure", given[1] if len(given) > 1 else None)
-    if closure is None:
+    if not callable(closure):  # or a step of somebody's own takes something else
         call()
         return None
 
-    def then_call() -> Any:
-        loss = closure()
+    @wraps(closure)
+    def then_call(*given: Any, **options: Any) -> Any:
+        loss = closure(*given, **options)
         call()
         return loss
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ...engine.optimizer.step_hooks import calls_hooks
 from ...engine.shards import is_divided
 from ...errors import ConfigError, HorovodCompressError, anew, some_of
 from ..copies import Copied
@@ -206,21 +207,6 @@ def refuse_no_optimizer(given: object) -> None:
         raise ConfigError("register() takes an optimizer of torch.optim, or a list of several, got an empty list")
 
 
-def stepping(optimizer: Any) -> Any:
-    """Return the optimizer whose step moves the weights, where it is in a wrapper of Accelerate's or Lightning's.
-
-    Theirs are optimizers without hooks of their own, and call the ``step()`` of what they wrap.
-    """
-    inner = getattr(optimizer, "optimizer", None)
-    if isinstance(optimizer, Optimizer) and isinstance(inner, Optimizer) and not _has_hooks(optimizer):
-        return stepping(inner)
-    return optimizer
-
-
-def _has_hooks(optimizer: Optimizer) -> bool:
-    return "_optimizer_step_pre_hooks" in vars(optimizer)
-
-
 def check_optimizer(optimizer: object, named: Named) -> None:
     """Refuse what does not optimize the parameters of a compression.
 
@@ -228,8 +214,8 @@ def check_optimizer(optimizer: object, named: Named) -> None:
         ConfigError: says what to do.
     """
     groups: Any = getattr(optimizer, "param_groups", None)
-    torch_s = not isinstance(optimizer, Optimizer) or _has_hooks(optimizer)
-    if groups is None or not torch_s or not callable(getattr(optimizer, "register_step_pre_hook", None)):
+    wraps = isinstance(optimizer, Optimizer) and not calls_hooks(optimizer)
+    if groups is None or wraps or not callable(getattr(optimizer, "register_step_pre_hook", None)):
         raise ConfigError(
             f"what register() or attach() takes is an optimizer of torch.optim, got {optimizer!r:.200}; of a wrapper, "
             "give the optimizer that it wraps, whose step() moves the weights"

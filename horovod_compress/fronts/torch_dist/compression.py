@@ -85,16 +85,16 @@ class Compression(TorchCompression, Factories):
     def _begin(self, session: Session) -> None:
         self._wrapped = Wrapped(session, self._begin_step, self._look, self._job.group)
         self._closing.add(self._wrapped.fetching.close)
-        planned = "the compression, or DistributedDataParallel,"
-        self._unexchanged = Unexchanged(lambda: session.others, planned, "both")
         self._strangers = Strangers(session)
         if not session.job.rank and session.job.size > 1:
+            planned = "the compression, or DistributedDataParallel,"
+            self._unexchanged = Unexchanged(lambda: session.others, planned, "both")
             self._closing.add(before_each_step(weakly(self._look_at_step), gradients=True))
 
-    def _look_at_step(self, optimizer: object) -> None:
-        """Look where no backward pass has looked, as it made no gradient that is exchanged."""
-        if self._here().compared and self._unexchanged:
-            self._unexchanged.look()
+    def _look_at_step(self, optimizer: Any) -> None:
+        """Tell of an optimizer's gradients that are not exchanged, once that is for the compression to do."""
+        if self._registered or self._here().compared:
+            self._unexchanged.look(optimizer)
 
     # ---- the model and the optimizer ----
 
@@ -254,8 +254,7 @@ def _refuse_again(model: DistributedDataParallel) -> None:
         if isinstance(state, Compression):
             raise ConfigError(
                 f"this DistributedDataParallel was registered before, with {state!r}, and a wrapper keeps its hook: "
-                "register it once, or wrap the model again (in transformers: trainer.model_wrapped = trainer.model "
-                "before another trainer.train())"
+                "register it once, or wrap the model again; docs/frameworks.md says how with the Trainer"
             )
 
 

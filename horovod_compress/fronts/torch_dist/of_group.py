@@ -10,11 +10,12 @@ from torch import nn
 
 from ...engine.agreement.notes import last_error
 from ...engine.job import Job
+from ...engine.optimizer.step_hooks import stepping
 from ...engine.optimizer.taker import kinds_of, refuse_lists
 from ...engine.reducer import Hooks
 from ...errors import ConfigError
 from ..compression import BaseCompression
-from ..reports import Strangers, Unexchanged
+from ..reports import Strangers
 from ..session import Session, weakly
 from ..update_options import TAKEN
 from . import checks
@@ -29,7 +30,6 @@ class TorchCompression(BaseCompression):
 
     _job: TorchJob
     _unwrapped: Callable[[], Unwrapped | None] = staticmethod(lambda: None)  # the module keeps it
-    _unexchanged: Unexchanged | None = None  # where these are only told of
     _strangers: Strangers
     _told = _registered = False
     _asked = False  # register() was called; where it has refused the model, its error has said so
@@ -45,11 +45,9 @@ class TorchCompression(BaseCompression):
             _log.error("%s", failure)
 
     def _look(self) -> None:
-        """Look for gradients that are not exchanged, when all of a pass are there."""
+        """Look for gradients that nobody is known to exchange, when all of a pass are there."""
         session = self._here()
         if not session.job.rank and session.job.size > 1:
-            if self._unexchanged:
-                self._unexchanged.look()
             self._strangers.look()
 
     def _watch(self, module: nn.Module) -> None:
@@ -121,7 +119,7 @@ class TorchCompression(BaseCompression):
                 f"{kinds_of(steps.optimizers) or 'one that it does not know'}; "
                 "for another optimizer, close() it, create another compression and register that"
             )
-        optimizers = [checks.stepping(each) for each in (optimizer, *others)]
+        optimizers = [stepping(each) for each in (optimizer, *others)]
         for each in optimizers:
             checks.refuse_sharded(each, own=second_moment == "own" or not _needs_held(session))
             checks.check_optimizer(each, [*steps.named, *session.others])

@@ -31,6 +31,19 @@ class AsAccelerate(torch.optim.Optimizer):
         return self.optimizer.step(closure)
 
 
+class AsLightning(torch.optim.AdamW):
+    """A wrapper that imitates the class of what it wraps, and passes on what it has not, as hooks."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        return self.optimizer.step(closure)
+
+
 def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.Tanh(), nn.Linear(40, 10))
@@ -44,10 +57,10 @@ def backward(called: Any, step: int) -> None:
     called(batch(step, rank())).square().mean().backward()
 
 
-def wrapped_optimizer(wraps: bool) -> list[Any]:
+def wrapped_optimizer(wrapper: Any) -> list[Any]:
     model = net()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
-    given = AsAccelerate(optimizer) if wraps else optimizer
+    given = wrapper(optimizer)
     (compression := made(model)).register(model, given)
     for step in range(40):
         optimizer.zero_grad()
@@ -58,7 +71,22 @@ def wrapped_optimizer(wraps: bool) -> list[Any]:
     return found
 
 
-check("wrapped optimizer", lambda: [wrapped_optimizer(wraps) for wraps in (True, False)])
+WRAPPERS = (
+    AsAccelerate,
+    AsLightning,
+    lambda optimizer: AsLightning(AsAccelerate(optimizer)),
+    lambda optimizer: optimizer,
+)
+check("wrapped optimizer", lambda: [wrapped_optimizer(wrapper) for wrapper in WRAPPERS])
+
+
+def wrapped_for_updates(wrapper: Any) -> str:
+    model = net()
+    given = wrapper(torch.optim.AdamW(model.parameters(), lr=0.01))
+    return refusal(lambda: hvc.DistributedUpdateOptimizer(given, model.named_parameters(), made(model)))
+
+
+check("wrapped for updates", lambda: [wrapped_for_updates(wrapper) for wrapper in WRAPPERS])
 
 
 def accumulated(wraps: bool, exchanges: bool) -> list[Any]:
@@ -86,8 +114,12 @@ check("accumulated", lambda: [accumulated(wraps, exchanges=True) for wraps in (T
 check("never exchanged", lambda: [accumulated(wraps, exchanges=False) for wraps in (True, False)])
 
 
-def switched(wraps: bool) -> list[str]:
-    """Train one layer, then only the other one, which was frozen when all was created."""
+def switched(wraps: bool, at: int, elsewhere: bool = False) -> list[str]:
+    """Train one layer, then only the other one, which was frozen when all was created.
+
+    Args:
+        elsewhere: another compression exchanges it then.
+    """
     model = net()
     model[1].requires_grad_(False)
     called = DistributedDataParallel(model, find_unused_parameters=True) if wraps else model
@@ -95,9 +127,11 @@ def switched(wraps: bool) -> list[str]:
     (compression := made(model, "none")).register(called, optimizer)
     with told() as texts:
         for step in range(4):
-            if step == 2:
+            if step == at:
                 model[1].requires_grad_(True)
                 model[3].requires_grad_(False)
+                if elsewhere:
+                    made(model[1], "none").register(model[1])  # which keeps it
             optimizer.zero_grad()
             backward(called, step)
             optimizer.step()
@@ -105,7 +139,8 @@ def switched(wraps: bool) -> list[str]:
     return [text for text in texts if "never reduced" in text]
 
 
-check("switched", lambda: [switched(wraps) for wraps in (True, False)])
+check("switched", lambda: [switched(wraps, at) for wraps in (True, False) for at in (2, 0)])
+check("switched to another", lambda: switched(wraps=False, at=2, elsewhere=True))
 
 
 def registered_again(close: bool) -> str:
