@@ -18,7 +18,8 @@ from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.codecs.topk import TopK
 from horovod_compress.engine.buckets import BucketState
-from horovod_compress.engine.context import Context, Devices
+from horovod_compress.engine.context import Context
+from horovod_compress.engine.devices import Devices
 from horovod_compress.engine.turn import Turn
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.device import Device

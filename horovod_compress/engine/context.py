@@ -1,7 +1,7 @@
 """What all parts of one reducer share: where it runs, its one lock, how far it is, and what is counted.
 
-Beside the :class:`Context` these are its :class:`Progress`, the :class:`Worker` threads, the :class:`Devices` that
-buckets are on, the :class:`Hooks` by which it asks the framework, and the counts of what is :class:`NonFinite`.
+Beside the :class:`Context` these are its :class:`Progress`, the :class:`Worker` threads, the :class:`Hooks` by which it
+asks the framework, and the counts of what is :class:`NonFinite`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ..codecs.work import Counts
-from ..errors import ExchangeError
-from ..exchange import device
 from ..exchange.collective import Exchange, FramePool
 from ..exchange.device import Deadline, Device
 from ..exchange.hosts import Group, LocalHost
@@ -30,9 +28,12 @@ from ..options import Options
 from ..schedule.plan import TensorSpec
 from ..schedule.trial import Watch
 from .agreement.differences import Operands
+from .agreement.purposes import Meetings
+from .devices import Devices
 
 #: Numbers of buckets in keys.
 _BUCKETS = 1 << 16
+
 #: How far a rank has come with a bucket: its gradients are awaited, all ranks meet first, it is being exchanged.
 AWAITED, MEETING, EXCHANGED = range(3)
 #: A step, a bucket, and how far the rank has come with it.
@@ -45,16 +46,20 @@ class Progress:
     """How far a rank has come: for its frames, for its note if it fails, and for what the ranks compare.
 
     Its exchange and decoding threads write it.
+
+    Args:
+        meetings: those of this process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meetings: Meetings) -> None:
         #: The step of the exchange thread.
         self.step = 0
         #: Steps exchanged, whatever their numbers.
         self.done = 0
         #: The last step and bucket whose result is there.
         self.finished: tuple[int, int] | None = None
-        self._meets: dict[object, float] = {}  # since when threads wait for all ranks to meet, the first one first
+        self.meetings = meetings
+        self._meets: dict[int, tuple[str, float]] = {}  # for what, and since when, threads meet all ranks of this one
         self._exchanges: float | None = None  # since when a bucket is exchanged
         self._delivers: float | None = None  # since when results of other ranks of this host are awaited
         self._at: Position = (0, 0, AWAITED)
@@ -70,14 +75,23 @@ class Progress:
         self._exchanges = time.monotonic()
 
     @contextlib.contextmanager
-    def meeting(self) -> Iterator[None]:
-        """Note that the training thread waits for all ranks to meet, before it offers gradients."""
-        meeting = object()
-        self._meets[meeting] = time.monotonic()
+    def meeting(self, name: str) -> Iterator[None]:
+        """Note that the training thread waits for all ranks to meet, before it offers gradients.
+
+        Args:
+            name: of what they meet for, see :mod:`.agreement.purposes`.
+        """
+        number = self.meetings.begin(name)
+        self._meets[number] = name, time.monotonic()
         try:
             yield
         finally:
-            del self._meets[meeting]
+            del self._meets[number]
+            self.meetings.end(number)
+
+    def meets_for(self) -> str | None:
+        """Return the name of what this rank meets the others of this compression for; None if it does not."""
+        return next((name for name, _ in [*self._meets.values()]), None)
 
     @contextlib.contextmanager
     def delivering(self) -> Iterator[None]:
@@ -90,7 +104,7 @@ class Progress:
 
     def waits_since(self) -> float | None:
         """Return since when this rank has been in what needs all ranks, on the monotonic clock; None if it is not."""
-        found = [*self._meets.values(), self._exchanges, self._delivers]
+        found = [*(since for _, since in [*self._meets.values()]), self._exchanges, self._delivers]
         return next((since for since in found if since is not None), None)
 
     def place(self) -> Position:
@@ -167,53 +181,6 @@ class Worker:
                 del task  # it may hold the last reference to a gradient
 
 
-# ---- devices -------------------------------------------------------------------------------------
-
-
-class Devices(dict[str, Device]):
-    """The devices that a rank's buckets are on, by name.
-
-    Args:
-        names: of the devices; a name may come several times.
-        make: makes a device; tests have devices of their own.
-    """
-
-    def __init__(self, names: Iterable[str], make: Callable[[str], Device] | None = None) -> None:
-        super().__init__({name: (make or device.of)(name) for name in device.check(names)})
-
-    @contextlib.contextmanager
-    def on(self, work: str) -> Iterator[None]:
-        """Do one thread's work, "exchanging" or "decoding", on its own streams."""
-        with contextlib.ExitStack() as stack:
-            for where in self.values():
-                stack.enter_context(getattr(where, work)())
-            yield
-
-    def synchronize(self) -> None:
-        """Wait until nothing is queued anywhere."""
-        for where in self.values():
-            where.synchronize()
-
-    def come_to_rest(self, seconds: float, queueing: Callable[[], bool]) -> bool:
-        """Wait until nothing is queued on our streams: the allocator knows only of the one that asked for memory.
-
-        Args:
-            queueing: returns whether a thread may queue more; asked at the end.
-
-        Returns:
-            Whether it is so.
-        """
-        deadline = Deadline(seconds)
-        try:
-            for where in self.values():
-                for own in (where.exchanging, where.decoding, where.moving):
-                    with own():
-                        where.wait(where.record_event(), deadline)
-        except (ExchangeError, RuntimeError):  # CUDA's errors are the latter
-            return False
-        return not (queueing() and any(where.is_accelerator for where in self.values()))
-
-
 # ---- the context ---------------------------------------------------------------------------------
 
 
@@ -232,6 +199,7 @@ class Hooks:
         records: a folder for flight records within that of the job, where several ranks of it have one number.
         run: what all ranks call this run of the framework, and no other one, in flight records.
         ranks_in_words: what the numbers of ranks in an error mean, where that is not their place in the whole job.
+        meetings: of this process, in all of its compressions.
     """
 
     check_usable: Callable[[], None] = lambda: None
@@ -241,6 +209,7 @@ class Hooks:
     ranks_in_words: str = ""
     records: str = ""
     run: str = ""
+    meetings: Meetings = field(default_factory=Meetings)
 
 
 class Context:
@@ -248,19 +217,27 @@ class Context:
 
     Args:
         host: this rank's host, where the ranks of one host exchange in memory that they share.
+        meetings: of this process.
 
     Attributes:
         between: the ranks that methods exchange among: all of them, or those of one place on every host.
     """
 
-    def __init__(self, transport: Transport, options: Options, devices: Devices, host: LocalHost | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        options: Options,
+        devices: Devices,
+        host: LocalHost | None = None,
+        meetings: Meetings | None = None,
+    ) -> None:
         self.transport, self.options, self.devices, self.host = transport, options, devices, host
         self.rank, self.world = transport.rank, transport.size
         self.between: Transport | Group = host.between if host else transport
         self._seconds = options.longest_seconds
         #: The lock of all counters that several threads use, notified when one of them changes.
         self.changed = threading.Condition()
-        self.progress = Progress()
+        self.progress = Progress(meetings or Meetings())
         #: What this rank decodes with in the step under way.
         self.operands = Operands()
         self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()

@@ -37,11 +37,13 @@ from .bucket.fits import refuse_shared
 from .bucket.rounds import Next as Next  # what `buckets.choose` takes
 from .buckets import Buckets, BucketState
 from .comparison import Start, Verification
-from .context import Context, Devices, Hooks as Hooks
+from .context import Context, Hooks as Hooks
+from .devices import Devices
 from .exchanging import Exchanging, Offered, Offering
-from .failure import Failure, Patience
+from .failure import Failure
 from .kept import Kept
 from .norms import Norms
+from .patience import Patience
 from .turn import Turn
 
 _LOOK_SECONDS = _CLOSE_SECONDS = 1.0
@@ -78,9 +80,9 @@ class Reducer:
     ) -> None:
         self.rank, self.world, self.options = transport.rank, transport.size, options
         self._hooks, self.result_scale = (hooks := hooks or Hooks()), 1.0
-        self.context = context = Context(transport, options, Devices((b.device for b in plan.buckets), devices), host)
-        alone = hooks.exact_alone and self.world == 1
-        self.buckets = buckets = Buckets(context, plan, codecs, collective, alone=alone)
+        where = Devices((b.device for b in plan.buckets), devices)
+        self.context = context = Context(transport, options, where, host, hooks.meetings)
+        self.buckets = buckets = Buckets(context, plan, codecs, collective, alone=hooks.exact_alone and self.world == 1)
         self.failure = failure = Failure(context, hooks)
         self.norms = norms = Norms(context, buckets)
         self.start = Start(context, buckets, norms.settings)

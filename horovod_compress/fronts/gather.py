@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..engine.agreement.differences import listed
+from ..engine.agreement.purposes import different_purposes, purpose
 from ..engine.job import Gathering, Job
 from ..engine.saved import checksums
 from ..errors import CorruptFrameError, ExchangeError
@@ -24,30 +25,6 @@ FORKED = (
 )
 #: The name of all gathers by which the ranks of an elastic job go on together or part.
 ELASTIC = "hvc.elastic"
-#: What ranks meet for, by the second word of its name.
-_PURPOSES = {
-    "start": "the start of a compression",
-    "handshake": "the handshake",
-    "addresses": "the exchange of addresses, by which ranks connect",
-    "connected": "the end of the handshake, where ranks report whether they are connected",
-    "nccl": "the set-up of NCCL's connections",
-    "linked": "the end of the set-up of NCCL's connections",
-    "register": "the comparison of modules, by which register() begins",
-    "grid": "the comparison of shards, by which register() or DistributedUpdateOptimizer begins",
-    "memory": "showing the memory that ranks of a host share",
-    "mapped": "the end of the set-up of shared memory",
-    "attach": "the comparison of ranks before the first gradient",
-    "tuning": "the comparison of measured times, by which the schedule chooses buckets",
-    "update": "the comparison of update-mode optimizers",
-    "clip": "the comparison of the norms of updates",
-    "save": "the saving of a checkpoint folder",
-    "load": "the loading of a checkpoint folder",
-    "elastic": "the meeting of an elastic job, in which its ranks go on together or part",
-}
-
-
-def _purpose(name: str) -> str:
-    return _PURPOSES.get(name.split(".")[1], name)
 
 
 def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int]) -> str:
@@ -59,8 +36,8 @@ def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int])
         within: the time that ranks had to come, None if it was not that.
         absent: the ranks that are known not to have come, as people know them.
     """
-    purpose = _purpose(name)
-    what = f"not every rank came to {purpose} within {within}" if within else f"{purpose} did not take place"
+    for_what = purpose(name)
+    what = f"not every rank came to {for_what} within {within}" if within else f"{for_what} did not take place"
     who = f" Rank(s) {listed(absent)} never came: look at their output." if absent else ""
     return (
         f"rank {rank}: {what}.{who} Usual causes: a rank failed before this point; a rank needs longer to load its "
@@ -78,14 +55,13 @@ def why_apart(meant: Sequence[str], ranks: Sequence[int], rank: int) -> str | No
     """
     if len(set(meant)) == 1:
         return None
-    found = []
-    for name in dict.fromkeys(meant):
-        some = [number for number, other in zip(ranks, meant, strict=True) if other == name]
-        found.append(f"rank(s) {listed(some)} to {_purpose(name)}")
+    found: dict[str, list[int]] = {}
+    for number, name in zip(ranks, meant, strict=True):
+        found.setdefault(purpose(name), []).append(number)
+    told = different_purposes(found, rank)
     return (
-        f"rank {rank}: the ranks have come to different things: {', '.join(found)}; call save(), load() and the "
-        "optimizers' steps in the same order on every rank. One that joins an elastic job meets the others where "
-        "hvd.elastic.run begins: save and load within the function that it wraps; docs/elastic.md says when"
+        f"{told}. One that joins an elastic job meets the others where hvd.elastic.run begins: save and load within "
+        "the function that it wraps; docs/elastic.md says when"
     )
 
 
@@ -97,15 +73,15 @@ def why_not_together(shown: Sequence[Sequence[str]], rank: int) -> str | None:
         rank: the number of this one, as people know it.
     """
     compressions, stages = ({*found} for found in zip(*shown, strict=True))
-    purpose = _purpose(shown[0][1])
+    for_what = purpose(shown[0][1])
     if len(compressions) > 1:
         return (
-            f"rank {rank}: the ranks have come to {purpose} with different compressions; use them in the same order on "
-            "every rank"
+            f"rank {rank}: the ranks have come to {for_what} with different compressions; use them in the same order "
+            "on every rank"
         )
     if len(stages) > 1:
         return (
-            f"rank {rank}: the ranks are at different stages of {purpose}, as some have given it up and "
+            f"rank {rank}: the ranks are at different stages of {for_what}, as some have given it up and "
             "begun it again, or call something else; begin it again on every rank"
         )
     return None

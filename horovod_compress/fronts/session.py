@@ -34,7 +34,6 @@ Gather = Callable[[Any, Gathering], list[Any]]  # of a job: returns every rank's
 
 _log = logging.getLogger("horovod_compress")
 
-
 #: Numbers what ranks meet for while a program makes its compressions and optimizers.
 meetings = itertools.count()
 
@@ -152,18 +151,18 @@ class Session:
 
         They would wait for each other, so all compressions meet by one name. Where that fails, no rank goes on.
         """
-        with self.calling_off():
-            found = self._gather(self.job.gather, [self.name, value], "hvc.tuning")
+        with self.calling_off(purpose := "hvc.tuning"):
+            found = self._gather(self.job.gather, [self.name, value], purpose)
             return [theirs for _, theirs in found] if {name for name, _ in found} == {self.name} else None
 
     @contextmanager
-    def calling_off(self) -> Iterator[None]:
-        """Let no rank go on where ranks do not meet within a step.
+    def calling_off(self, purpose: str) -> Iterator[None]:
+        """Let no rank go on where ranks do not meet, for this purpose, within a step.
 
         Raises:
             ExchangeError: not all came, or another rank has called it off.
         """
-        with self._progress.meeting():  # still while it fails: ranks that are behind did not come
+        with self._progress.meeting(purpose):  # still while it fails: ranks that are behind did not come
             try:
                 yield
             except ExchangeError as error:
@@ -173,7 +172,7 @@ class Session:
     def _gather(self, gather: Gather, value: Any, name: str, by_name: bool = False) -> list[Any]:
         purpose = ".".join(name.split(".")[:2])
         asked = Gathering(purpose, self.reducer.options.longest_seconds, by_name=by_name, failed=self.failure.failed)
-        with self._progress.meeting():
+        with self._progress.meeting(purpose):
             return gather(value, asked)
 
     # ---- a step ----

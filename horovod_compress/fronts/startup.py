@@ -17,6 +17,7 @@ from ..codecs.base import Codec, check_world, tables_that_stay, variants_of
 from ..codecs.masked import Masked
 from ..engine.agreement import handshake
 from ..engine.agreement.handshake import own_address
+from ..engine.agreement.purposes import Meetings
 from ..engine.job import Job
 from ..engine.methods import Methods, numbered, parse
 from ..engine.names import pairs
@@ -42,6 +43,9 @@ T = TypeVar("T")
 
 #: The names of runs of the framework, by the jobs that compressions were made in.
 _runs: weakref.WeakKeyDictionary[Job, str] = weakref.WeakKeyDictionary()
+
+#: Of all compressions of this process.
+_meetings = Meetings()
 
 #: Puts a transport around another, as one that a fault is planted in.
 Wrap = Callable[[Transport], Transport]
@@ -103,7 +107,7 @@ def start(
         transport = wrap(transport)
         host = sharing.share_memory(found, transport, tensors, job, seconds) if found else None
         choose = Choose(options.exchange, () if host else transport.adds)
-        hooks = replace(hooks, run=documents[0].run)
+        hooks = replace(hooks, run=documents[0].run, meetings=_meetings)
         _runs[job] = hooks.run  # a process set in which another rank is the first calls it so, too
         reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks, host)
         undo.pop_all()

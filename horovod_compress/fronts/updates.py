@@ -151,8 +151,8 @@ def _agreed(
 def _norms_of_all(session: Session, norm: float) -> list[float]:
     """Return the norm of every rank's update; where ranks have shards of one, of all that these make up."""
     row = session.job.row
-    with session.calling_off():
-        shards, found = row.size if row else 1, session.gather_all(norm, "hvc.clip")
+    with session.calling_off(purpose := "hvc.clip"):
+        shards, found = row.size if row else 1, session.gather_all(norm, purpose)
     return [math.hypot(*found[at : at + shards]) for at in range(0, len(found), shards)]
 
 

@@ -6,7 +6,8 @@ import pytest
 from torch import Tensor
 
 from horovod_compress.engine.buckets import BucketState as BucketState  # for tests of turns
-from horovod_compress.engine.context import Context, Devices
+from horovod_compress.engine.context import Context
+from horovod_compress.engine.devices import Devices
 from horovod_compress.engine.turn import NonFinite as NonFinite, Turn as Turn
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.ops.keys import Key

@@ -102,6 +102,14 @@ def test_ranks_that_go_on_do_so_without_one_that_does_something_else(
         gathered(monkeypatch, [meant, "hvc.load"], 0)
 
 
+def test_ranks_that_go_on_and_are_past_their_meeting_end(first: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would come to the same again: it is their program that has one rank save."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    for rank in range(2):
+        with pytest.raises(MismatchError, match=r"rank\(s\) 0 to the saving of .*, rank\(s\) 1 to the comparison"):
+            gathered(monkeypatch, ["hvc.save", "hvc.attach"], rank, goes_on=True)
+
+
 def test_a_start_that_others_have_left_ends_at_once() -> None:
     """Where a rank has come to something else while others show their addresses, there is nobody to tell of it."""
     asked: list[str] = []

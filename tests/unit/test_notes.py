@@ -84,6 +84,13 @@ def test_a_rank_that_lives_and_is_behind_is_to_blame(behind: tuple[int, int, int
     assert first(notes, WORLD) == [2]
 
 
+def test_a_rank_that_is_behind_in_a_meeting_is_said_to_be_there() -> None:
+    saves = note("offer", (2, 1, MEETING), None, ended="another has stopped", meets="hvc.save")
+    notes = {rank: _waits(2) for rank in (0, 1, 3)} | {2: saves}
+    told = "Rank(s) 2 had not reached bucket 1 of step 2 yet, and waited in the saving of a checkpoint folder: look at"
+    assert verdict(notes, WORLD).startswith(told)
+
+
 def test_a_rank_that_neither_goes_on_nor_fails_is_to_blame() -> None:
     notes = {rank: _waits(2) for rank in (0, 1, 3)} | {2: note("hop 1", AT, None, ended="another stopped", stuck=True)}
     assert verdict(notes, WORLD).startswith("Rank(s) 2 neither continued nor failed with the others in hop 1")

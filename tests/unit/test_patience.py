@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from horovod_compress import options
-from horovod_compress.engine import failure
-from horovod_compress.engine.context import AWAITED, MEETING, Progress
-from horovod_compress.engine.failure import Patience
+from horovod_compress.engine import patience
+from horovod_compress.engine.agreement.purposes import Meetings
+from horovod_compress.engine.context import AWAITED, EXCHANGED, MEETING, Progress
+from horovod_compress.engine.patience import Answer, Patience
 from horovod_compress.engine.reducer import Hooks
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange.transports.transport import Transport
@@ -91,8 +92,8 @@ def test_who_answers_may_not_come_later_than_that() -> None:
 def test_a_wait_and_its_end_say_which_ranks_of_the_job_their_numbers_are(
     words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure, "_WARN_SECONDS", FLOW)
-    monkeypatch.setattr(failure, "_SOON", 0.0)
+    monkeypatch.setattr(patience, "_WARN_SECONDS", FLOW)
+    monkeypatch.setattr(patience, "_SOON", 0.0)
     with fleet(hooks=Hooks(ranks_in_words=words)) as ranks:
         text, _ = failure_of(ranks, 1, ranks.reducers[1].offer(0, torch.ones(8)))
     [told] = [record.getMessage() for record in caplog.records if "has been waiting since" in record.getMessage()]
@@ -145,20 +146,83 @@ def test_a_job_that_was_suspended_judges_nobody_by_that(
     """The clock goes on while a scheduler has stopped all ranks; the control is one that has waited all the time."""
     with fleet(Unheard) as ranks:
         reducer, found = ranks.reducers[0], list[str]()
-        patience = Patience(reducer.context, reducer.failure)
+        watching = Patience(reducer.context, reducer.failure)
         began = time.monotonic()
         monkeypatch.setattr(reducer.context.progress, "waits_since", lambda: began)
         monkeypatch.setattr(reducer.failure, "give_up", found.append)
         for number in range(1, 1 + round(60 / every)):
-            patience._look(began + number * every)
+            watching._look(began + number * every)
         assert bool(found) is given_up
+
+
+AT = 3, 1
+SAVES, LOADS = ((7, "hvc.save"),), ((9, "hvc.load"),)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "in_vain"),
+    [
+        (Answer((*AT, MEETING), SAVES), Answer((*AT, EXCHANGED)), True),
+        (Answer((*AT, MEETING), SAVES), Answer((4, 0, EXCHANGED)), True),
+        (Answer((*AT, AWAITED), SAVES), Answer((*AT, EXCHANGED)), True),  # it meets with another compression
+        (Answer((*AT, MEETING), SAVES), Answer((*AT, MEETING), LOADS), True),
+        (Answer((*AT, MEETING), SAVES), Answer((3, 0, EXCHANGED)), False),  # whose results the first one has
+        (Answer((*AT, MEETING), SAVES), Answer((*AT, AWAITED)), False),
+        (Answer((*AT, MEETING), SAVES), Answer((*AT, MEETING), ((8, "hvc.save"),)), False),
+        (Answer((*AT, MEETING), SAVES + LOADS), Answer((*AT, MEETING), LOADS + SAVES), False),
+        (Answer((*AT, EXCHANGED)), Answer((4, 0, EXCHANGED)), False),
+        (Answer((*AT, MEETING), SAVES), Answer(), False),
+    ],
+)
+def test_who_waits_in_vain(first: Answer, second: Answer, in_vain: bool) -> None:
+    assert first.in_vain(second) is second.in_vain(first) is in_vain
+    assert [Answer.read(each.text()) for each in (first, second)] == [first, second]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7", "[]", "[[1, 2], []]", "[[1, 2, 0], [[1]]]", "[[1, 2, 0], [[1, 7]]]", "[" * 9999]
+)
+def test_an_answer_of_something_else_is_no_place(text: str) -> None:
+    assert Answer.read(text) == Answer()
+
+
+def test_what_is_no_name_of_a_meeting_is_left_out() -> None:
+    assert Answer.read('[[1, 2, 0], [[3, "hvc.save"], [4, "x.\\nrank 9: all is well"]]]').meetings == ((3, "hvc.save"),)
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_ranks_that_wait_in_vain_are_told_once_that_has_lasted(lasts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control has another meeting of the same name each time, as a rank that goes on has."""
+    with fleet() as ranks:
+        context, failed = ranks.reducers[0].context, ranks.reducers[0].failure
+        watching = Patience(context, failed)
+        exchanges, told = Answer((0, 0, EXCHANGED)), list[str | None]()
+        for number in range(4):
+            at = number * 0.5 * patience._APART_SECONDS
+            saves = Answer((0, 0, MEETING), ((0 if lasts else number, "hvc.save"),))
+            told.append(watching._why_in_vain(saves, {0: (saves, at), 1: (exchanges, at)}))
+    words = "rank(s) 0 to the saving of a checkpoint folder, rank(s) 1 to the exchange of step 0; call save()"
+    assert [bool(text and words in text) for text in told] == [False, False, lasts, lasts]
+
+
+def test_a_wait_in_a_meeting_is_told_of_as_such(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "_WARN_SECONDS", FLOW)
+    monkeypatch.setattr(patience, "_SOON", 0.0)
+    with fleet() as ranks, ranks.reducers[1].context.progress.meeting("hvc.save"):
+        while not ranks.reducers[1].failure.failed():
+            time.sleep(0.02)
+    [told] = [record.getMessage() for record in caplog.records if "has been waiting since" in record.getMessage()]
+    assert "for rank(s) 0, in the saving of a checkpoint folder: alive" in told
+    assert "Rank(s) 0 had not reached bucket 0 of step 0 yet: look" in str(ranks.reducers[1].failure.error)
 
 
 @pytest.mark.parametrize("order", ["nested", "overlapping"])
 def test_a_rank_waits_for_a_meeting_until_the_last_one_has_ended(order: str) -> None:
     """Threads may be in one each, and leave in any order; what fails in an inner one is told of in the outer."""
-    progress = Progress()
-    first, second = progress.meeting(), progress.meeting()
+    progress = Progress(Meetings())
+    first, second = progress.meeting("hvc.save"), progress.meeting("hvc.load")
     first.__enter__()
     second.__enter__()
     for meeting in (second, first) if order == "nested" else (first, second):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, MismatchError
 from .differences import difference, listed
+from .purposes import purpose
 
 if TYPE_CHECKING:  # `inspect` reads notes, and needs no torch
     from ...exchange.transports.transport import Transport
@@ -31,7 +32,8 @@ def note(where: str, place: tuple[int, int, int], finished: tuple[int, int] | No
         place: the same, to be compared with others.
         finished: the last bucket whose result it had, as step and bucket.
         reason: ``why`` for one of its own, ``peer`` and ``late`` for a rank that it lost, ``ended`` for what it was
-            told from outside, with ``stuck`` where its exchange did not fail by itself then.
+            told from outside, with ``stuck`` where its exchange did not fail by itself then; ``meets``, the name of
+            what it met all ranks for, if it did.
     """
     return {"where": where, "place": place, "finished": finished, **reason}
 
@@ -49,7 +51,10 @@ def verdict(notes: Notes, world: int) -> str:
         return f"No sign of life from rank(s) {listed(silent)}: look at their output."
     if behind := _behind(notes):
         step, bucket, _ = notes[behind[0]]["place"]
-        return f"Rank(s) {listed(behind)} had not reached bucket {bucket} of step {step} yet: look at their output."
+        meets = {purpose(str(notes[rank].get("meets", ""))) for rank in behind}
+        where = f", and waited in {meets.pop()}" if len(meets) == 1 and all(meets) else ""
+        told = f"Rank(s) {listed(behind)} had not reached bucket {bucket} of step {step} yet{where}"
+        return f"{told}: look at their output."
     if stuck := _stuck(notes):
         where = notes[stuck[0]]["where"]
         return f"Rank(s) {listed(stuck)} neither continued nor failed with the others in {where}: look at their output."

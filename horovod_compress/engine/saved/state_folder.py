@@ -192,8 +192,13 @@ def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known
 
 def _check_there(folder: Path, files: Iterable[Entry]) -> None:
     for entry in files:
-        if (size := (folder / entry.name).stat().st_size) != entry.bytes:
-            raise OSError(f"{folder / entry.name} has {size} bytes, {entry.bytes} were written; is the folder shared?")
+        path = folder / entry.name
+        if not path.exists():
+            raise OSError(
+                f"No such file: {path}, which a rank has written; give every rank the same folder, which all hosts see"
+            )
+        if (size := path.stat().st_size) != entry.bytes:
+            raise OSError(f"{path} has {size} bytes, {entry.bytes} were written; is the folder shared?")
 
 
 def _kept(folder: Path, foreign: Manifest) -> Path:

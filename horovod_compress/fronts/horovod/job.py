@@ -34,6 +34,9 @@ from .private import Run
 _FIRST = "hvc.handshake"
 #: The one name that Horovod knows all gathers of an elastic job by.
 _ANY = "hvc.any"
+#: What ranks come to that go on after a reset, perhaps one that others have not heard of: it may take place the next
+#: time. Where they are past it they come to different things again.
+_GOING_ON = {"hvc.start", "hvc.update", ELASTIC}
 _WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
 
 _log = logging.getLogger("horovod_compress")
@@ -117,7 +120,8 @@ class HorovodJob:
         found = self._gather([asked.under or asked.name, value], replace(asked, under=_ANY))
         numbers = self.process_set.ranks or list(range(self.size))
         if told := why_apart([name for name, _ in found], numbers, self.number):
-            if not self.goes_on and asked.name != ELASTIC:
+            joins = not self.goes_on and asked.name != ELASTIC
+            if joins or not _GOING_ON.intersection(name for name, _ in found):
                 raise MismatchError(told)
             _log.error("%s", told)  # hvd.elastic.run goes back to the last commit without a word
             raise ExchangeError(told)

@@ -26,7 +26,7 @@ import horovod_compress.ddp
 import horovod_compress.fsdp
 import horovod_compress.torch as hvc
 from horovod_compress import options
-from horovod_compress.engine import failure
+from horovod_compress.engine import patience
 from horovod_compress.engine.shards import local
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.rank import arguments, mark, rank, report
@@ -163,7 +163,7 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
     """Return the model, the compression, a function that trains one step, and one that ends the training."""
     if case["limits"]:
         options.FLOW_SECONDS, options.BUSY_SECONDS = case["limits"]
-        failure._WARN_SECONDS = options.FLOW_SECONDS
+        patience._WARN_SECONDS = options.FLOW_SECONDS
     torch.manual_seed(1)
     width = case["width"]
     # Two buckets of one tensor each: the first is exchanged while backward still runs.

@@ -1,0 +1,74 @@
+"""What ranks meet for before and between steps, in words, and the error of ranks that have come to different ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from .differences import listed
+
+#: By the second word of a gather's name.
+_PURPOSES = {
+    "start": "the start of a compression",
+    "handshake": "the handshake",
+    "addresses": "the exchange of addresses, by which ranks connect",
+    "connected": "the end of the handshake, where ranks report whether they are connected",
+    "nccl": "the set-up of NCCL's connections",
+    "linked": "the end of the set-up of NCCL's connections",
+    "register": "the comparison of modules, by which register() begins",
+    "grid": "the comparison of shards, by which register() or DistributedUpdateOptimizer begins",
+    "memory": "showing the memory that ranks of a host share",
+    "mapped": "the end of the set-up of shared memory",
+    "attach": "the comparison of ranks before the first gradient",
+    "tuning": "the comparison of measured times, by which the schedule chooses buckets",
+    "update": "the comparison of update-mode optimizers",
+    "clip": "the comparison of the norms of updates",
+    "save": "the saving of a checkpoint folder",
+    "load": "the loading of a checkpoint folder",
+    "elastic": "the meeting of an elastic job, in which its ranks go on together or part",
+}
+
+
+class Meetings:
+    """What threads of one process meet other ranks for, in all of its compressions: the first one first."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._names: dict[int, str] = {}
+
+    def begin(self, name: str) -> int:
+        """Note that a meeting begins; return its number."""
+        number = next(self._numbers)
+        self._names[number] = name
+        return number
+
+    def end(self, number: int) -> None:
+        del self._names[number]
+
+    def under_way(self) -> tuple[tuple[int, str], ...]:
+        """Return numbers, each of one meeting only, and names."""
+        return (*self._names.items(),)  # of another thread's, which changes it meanwhile
+
+
+def purpose(name: str) -> str:
+    """Return what ranks come to a gather for, by its name, such as "hvc.save"."""
+    return _PURPOSES.get(name.split(".")[1], name) if "." in name else name
+
+
+def is_known(name: str) -> bool:
+    """Return whether this is the name of a gather."""
+    return purpose(name) != name
+
+
+def different_purposes(what: Mapping[str, Sequence[int]], rank: int) -> str:
+    """Return what is wrong where ranks have come to different things.
+
+    Args:
+        what: in words, with the numbers of the ranks that have come to it.
+        rank: the number of this one.
+    """
+    found = (f"rank(s) {listed(sorted(ranks))} to {each}" for each, ranks in what.items())
+    return (
+        f"rank {rank}: the ranks have come to different things: {', '.join(found)}; call save(), load() and the "
+        "optimizers' steps in the same order on every rank: none of them is for rank 0 alone"
+    )
