@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ..errors import NonFiniteError
 from .agreement.handshake import Place
+from .saved.manifests import Group
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class Job(Protocol):
     @property
     def number(self) -> int:
         """Return the number of this rank in the whole job, as people know it."""
+
+    def group_of_all(self) -> Group | None:
+        """Return the ranks of all rows, None where they are the whole job."""
 
     def running(self) -> bool:
         """Return whether the framework runs, so that ranks can meet."""

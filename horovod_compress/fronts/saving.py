@@ -20,7 +20,8 @@ from ..engine import names
 from ..engine.kept import norm_of
 from ..engine.saved import checkpoint, state_folder
 from ..engine.saved.redistribute import redistributed
-from ..engine.saved.state_folder import Entry, Known, Manifest
+from ..engine.saved.manifests import Entry, Group, Manifest
+from ..engine.saved.state_folder import Known
 from ..errors import ConfigError, HorovodCompressError, MismatchError, StateError
 from .session import Session
 
@@ -43,6 +44,7 @@ class Saver:
         rank, world: among those that exchange.
         shard, shards: of what it has a part of, where these ranks have one of several.
         of_job: its number in the whole job, as people know it; None for that of its file.
+        group: the ranks of all parts, where these are not the whole job.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class Saver:
     shard: int = 0
     shards: int = 1
     of_job: int | None = None
+    group: Group | None = None
 
     @property
     def number(self) -> int:
@@ -107,7 +110,7 @@ def save(
         if saver.number == 0:
             try:
                 files = [Entry(**written) for _, written, _ in found]
-                made = state_folder.fingerprint(state_folder.commit(path, mine, files, known))
+                made = state_folder.commit(path, mine, files, known, saver.group).fingerprint()
             except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
                 problem = _said(error, saver)
     told = gather([problem, made])  # where a rank is gone now, the manifest may name this rank's file: it stays
@@ -162,7 +165,7 @@ def load(
             check(state, way)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
             problem = _said(error, saver)
-        found = gather([problem, state_folder.fingerprint(seen)])
+        found = gather([problem, seen and seen.fingerprint()])
         different = len({other for _, other in found if other}) > 1
         if not different:
             break
@@ -173,7 +176,7 @@ def load(
             "share"
         )
     if known and seen:
-        known.loaded(path, state_folder.fingerprint(seen))
+        known.loaded(path, seen.fingerprint())
     if seen and way == "restore" and seen.world != saver.count and saver.rank == 0:
         tell_dealt(seen.world // saver.shards, saver.world, state)
     return state, way
@@ -197,6 +200,8 @@ def tell_dealt(before: int, now: int, state: Mapping[str, Any]) -> None:
 def _read(
     folder: Path, manifest: Manifest, residuals: str, saver: Saver, deal: Deal
 ) -> tuple[dict[str, Any], str, Manifest]:
+    if told := state_folder.not_of(folder, manifest, saver.group):
+        raise StateError(f"{told}; load() the folder that these have saved in")
     mine = manifest.files[saver.shard :: saver.shards]  # of the ranks that had what this one has
     if residuals == "reset" and mine:
         return state_folder.read(folder, mine[saver.rank % len(mine)]), "reset", manifest
@@ -283,7 +288,8 @@ class Saved:
     def _saver(self) -> Saver:
         session, reducer = self._session, self._session.reducer
         row, number = session.job.row, session.job.number
-        return Saver(reducer.rank, reducer.world, row.rank if row else 0, row.size if row else 1, number)
+        row_of = (row.rank, row.size) if row else (0, 1)
+        return Saver(reducer.rank, reducer.world, *row_of, number, session.job.group_of_all())
 
     @torch.inference_mode(False)
     def load(self, state: Mapping[str, Any], residuals: str) -> None:

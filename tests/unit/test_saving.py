@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from horovod_compress import errors
-from horovod_compress.engine.saved import checkpoint, checksums, state_folder
+from horovod_compress.engine.saved import checkpoint, checksums, manifests, state_folder
 from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.errors import (
     ConfigError,
@@ -189,7 +189,7 @@ def test_an_error_of_any_kind_in_reading_is_told_to_all(tmp_path: Path, monkeypa
         odd = state_folder.manifest(tmp_path).files[ODD].name
         read = state_folder.read
 
-        def reading(folder: Path, entry: state_folder.Entry) -> dict[str, Any]:
+        def reading(folder: Path, entry: manifests.Entry) -> dict[str, Any]:
             if entry.name == odd:
                 raise MemoryError("no room")
             return read(folder, entry)

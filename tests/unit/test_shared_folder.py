@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import multiprocessing
 import os
@@ -17,9 +18,10 @@ import pytest
 from torch import nn
 
 import horovod_compress.ddp as hvc
-from horovod_compress.engine.saved import checkpoint, state_folder
+from horovod_compress.engine.saved import checkpoint, manifests, state_folder
+from horovod_compress.engine.saved.manifests import Group
 from horovod_compress.engine.saved.state_folder import MANIFEST, Known
-from horovod_compress.errors import ConfigError, CorruptFrameError, ExchangeError
+from horovod_compress.errors import ConfigError, CorruptFrameError, ExchangeError, StateError
 from horovod_compress.fronts import saving
 from tests.support.saving_jobs import check, played
 from tests.unit.test_one_rank_ddp import group as group
@@ -166,7 +168,7 @@ def test_rank_0_that_goes_as_soon_as_it_has_saved(jobs: list[Team], tmp_path: Pa
         first = state_folder.write(tmp_path, ours)
         if len(shown) == 1:
             return [[None, asdict(first), ours["step"]], value]
-        state_folder.commit(tmp_path, ours, [first, state_folder.Entry(**shown[0][1])], one.known[0])
+        state_folder.commit(tmp_path, ours, [first, manifests.Entry(**shown[0][1])], one.known[0])
         raise ExchangeError("rank 0 is gone")
 
     with pytest.raises(ExchangeError):
@@ -215,8 +217,8 @@ def test_files_that_vanish_while_the_manifest_is_written(
         (one if before == "own" else jobs[1]).save(tmp_path)
     there, write = files(tmp_path), state_folder._write
 
-    def harmed(path: Path, pieces: object) -> tuple[int, int]:
-        found = write(path, pieces)  # type: ignore[arg-type]
+    def harmed(path: Path, pieces: Any, **options: bool) -> tuple[int, int]:
+        found = write(path, pieces, **options)
         if path.name == MANIFEST:
             monkeypatch.undo()
             for entry in state_folder.manifest(tmp_path).files[1:]:
@@ -234,7 +236,7 @@ def test_a_reader_looks_again_where_another_save_came_between(jobs: list[Team], 
     one.save(tmp_path)
     seen = []
 
-    def take(manifest: state_folder.Manifest) -> int:
+    def take(manifest: manifests.Manifest) -> int:
         seen.append(manifest)
         if len(seen) == 1:
             one.save(tmp_path)  # which removes the files of the first
@@ -260,3 +262,87 @@ def test_many_rounds_of_two_jobs_and_a_reader(tmp_path: Path) -> None:
     told = played(tmp_path, ROUNDS, context.Barrier(3), context.Process)
     print(dict(told))
     check(told, ROUNDS)
+
+
+# ---- groups of ranks of one job ----
+
+FIRST, SECOND = Group([0, 1], 4), Group([2, 3], 4)
+
+
+@pytest.fixture
+def teams() -> Iterator[list[Team]]:
+    """Two groups of one job, the first and the second half of its ranks."""
+    with fleet_of() as one, fleet_of() as two:
+        for fleet, steps in ((one, 2), (two, 3)):
+            for seed in range(steps):
+                fleet.step(grads(seed))
+        yield [Team(one, FIRST), Team(two, SECOND)]
+
+
+def test_another_group_is_refused(teams: list[Team], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, two = teams
+    assert one.save(tmp_path) == [None] * WORLD
+    before = files(tmp_path)
+    for residuals in ("refuse", "reset", "redistribute"):
+        for error in two.load(tmp_path, residuals):
+            assert isinstance(error, StateError) and "is of rank(s) 0, 1, and this " in str(error), residuals
+    for error in two.save(tmp_path):
+        assert isinstance(error, ConfigError) and "use a separate folder for each group of ranks" in str(error)
+    assert files(tmp_path) == before and not caplog.records
+    assert one.load(tmp_path) == one.save(tmp_path) == [None] * WORLD  # the control
+
+
+@pytest.mark.parametrize("group", [None, Group([1, 2], 4), Group([2, 3], 6)])
+def test_ranks_that_need_not_be_another_group(teams: list[Team], tmp_path: Path, group: Group | None) -> None:
+    """Those of a job that is divided otherwise, or has another number of ranks, may go on with a checkpoint."""
+    one, two = teams
+    assert one.save(tmp_path) == [None] * WORLD
+    other = Team(two.fleet, group)
+    assert other.load(tmp_path) == other.save(tmp_path) == [None] * WORLD and step_in(tmp_path) == 2
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_two_groups_that_are_first_at_once(
+    teams: list[Team], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """The second writes its manifest when the first has found none. Without links, load() refuses what replaced it."""
+    one, two = teams
+    create = state_folder._create
+
+    def late(temporary: Path, path: Path) -> None:
+        monkeypatch.setattr(state_folder, "_create", create)
+        assert two.save(tmp_path) == [None] * WORLD
+        create(temporary, path)
+
+    def unsupported(*_: Path) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(state_folder, "_create", late)
+    if not links:
+        monkeypatch.setattr(os, "link", unsupported)
+    errors = one.save(tmp_path)
+    if links:
+        assert all(isinstance(error, ConfigError) and "of rank(s) 2, 3, and" in str(error) for error in errors)
+        assert two.load(tmp_path) == two.save(tmp_path) == [None] * WORLD and step_in(tmp_path) == 3
+    else:
+        assert errors == [None] * WORLD and step_in(tmp_path) == 2
+        assert all(isinstance(error, StateError) for error in two.load(tmp_path))
+        assert all(isinstance(error, ConfigError) for error in two.save(tmp_path))
+
+
+def test_two_jobs_that_are_first_at_once(
+    jobs: list[Team], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint of the one that was there first stays, as if it had been found."""
+    one, two = jobs
+    create = state_folder._create
+
+    def late(temporary: Path, path: Path) -> None:
+        monkeypatch.setattr(state_folder, "_create", create)
+        assert two.save(tmp_path) == [None] * WORLD
+        create(temporary, path)
+
+    monkeypatch.setattr(state_folder, "_create", late)
+    assert one.save(tmp_path) == [None] * WORLD and step_in(tmp_path) == 2
+    assert [*tmp_path.glob("manifest.step3.*.json")] and "neither loaded nor saved" in caplog.text
+    assert all("another job saves in" in str(error) for error in two.save(tmp_path))

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from horovod_compress.engine.saved import checkpoint, state_folder
+from horovod_compress.engine.saved.manifests import Group
 from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError, StateError
 from horovod_compress.fronts import saving
@@ -30,10 +31,14 @@ REFUSALS = (CorruptFrameError, StateError)
 
 
 class Team:
-    """The ranks of a fleet, each on a thread, whose values all see."""
+    """The ranks of a fleet, each on a thread, whose values all see.
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet, self._barrier = fleet, Barrier(fleet.world)
+    Args:
+        group: which of a job's ranks these are.
+    """
+
+    def __init__(self, fleet: Fleet, group: Group | None = None) -> None:
+        self.fleet, self._barrier, self._group = fleet, Barrier(fleet.world), group
         self._values: list[Any] = [None] * fleet.world
         self.known = [state_folder.Known() for _ in range(fleet.world)]
 
@@ -63,7 +68,7 @@ class Team:
             saving.save(
                 folder,
                 lambda: checkpoint.save(reducer, self.fleet.methods),
-                saving.Saver(rank, self.fleet.world),
+                saving.Saver(rank, self.fleet.world, group=self._group),
                 lambda value: self._share(rank, value),
                 self.known[rank],
             )
@@ -79,7 +84,7 @@ class Team:
             state, way = saving.load(
                 folder,
                 residuals,
-                saving.Saver(rank, fleet.world),
+                saving.Saver(rank, fleet.world, group=self._group),
                 deal,
                 lambda state, way: checkpoint.check(reducer, fleet.methods, state, way),
                 lambda value: self._share(rank, value),

@@ -14,13 +14,11 @@ long before it.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,13 +27,12 @@ import torch
 from ... import __version__, ops
 from ...errors import ConfigError, CorruptFrameError, StateError, naming
 from ...exchange.wire import WIRE_VERSION
-from . import checksums
+from . import checksums, manifests
+from .manifests import NAME, Entry, Group, Manifest
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
-_NAME = re.compile(r"rank\d+\.[0-9a-f]{16}\.hvc")
 _KEPT = re.compile(r"manifest\.step\d+(\.[0-9a-f]{8})?\.json")
-_LEFTOVER = re.compile(rf"({_NAME.pattern}|{_KEPT.pattern}|manifest\.json)\.tmp\.[0-9a-f]{{16}}")
+_LEFTOVER = re.compile(rf"({NAME.pattern}|{_KEPT.pattern}|manifest\.json)\.tmp\.[0-9a-f]{{16}}")
 #: What nobody names, and is so much older than a save, is of one that was cut off: no rank of a save waits so long for
 #: the others, also with a ``timeout`` of hours.
 _LONG_SECONDS = 86400.0
@@ -48,35 +45,6 @@ _log = logging.getLogger("horovod_compress")
 _unreadable: set[Path] = set()  # kept manifests that were spoken of
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One rank's file."""
-
-    name: str
-    bytes: int
-    crc32c: int
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What belongs together.
-
-    Attributes:
-        files: in rank order.
-    """
-
-    format: int
-    package: str
-    wire: int
-    step: int
-    world: int
-    method: str
-    config: dict[str, Any]
-    seed: int
-    plan: str
-    files: list[Entry]
-
-
 def write(folder: Path, state: Mapping[str, Any]) -> Entry:
     """Write one rank's file; it belongs to no checkpoint before a manifest names it.
 
@@ -87,11 +55,6 @@ def write(folder: Path, state: Mapping[str, Any]) -> Entry:
     folder.mkdir(parents=True, exist_ok=True)
     size, crc = _write(folder / name, checksums.parts(state))
     return Entry(name, size, crc)
-
-
-def fingerprint(found: Manifest | None) -> str:
-    """Return what tells a manifest from others, "" for none."""
-    return f"{checksums.crc(checksums.canonical(asdict(found))):08x}" if found else ""
 
 
 class Known:
@@ -124,7 +87,7 @@ class Known:
             ConfigError: and the job has left one here: another job has taken the folder over.
         """
         marks = self._marks.get(folder.resolve(), set())
-        foreign = found is not None and marks.isdisjoint([fingerprint(found), *(entry.name for entry in found.files)])
+        foreign = found is not None and marks.isdisjoint([found.fingerprint(), *(entry.name for entry in found.files)])
         if foreign and folder.resolve() in self._left:
             raise _taken(folder, found)
         return foreign
@@ -146,38 +109,53 @@ def found(folder: Path) -> Manifest | None:
         return None
 
 
-def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known: Known | None = None) -> Manifest:
+def commit(
+    folder: Path,
+    state: Mapping[str, Any],
+    files: Iterable[Entry],
+    known: Known | None = None,
+    group: Group | None = None,
+) -> Manifest:
     """Let these files be the checkpoint, in place of the one before; return its manifest.
 
     Args:
         state: of any rank.
         known: by this job; without it, this is its first save.
+        group: whose it is.
 
     Raises:
-        ConfigError: another job saves there.
+        ConfigError: another job saves there, or other ranks of this one do.
         OSError: a file is not there, or the manifest cannot be written; the checkpoint of before is still there.
     """
-    known, files = known or Known(), list(files)
-    _check_there(folder, files)
-    same = {name: state[name] for name in ("step", "method", "config", "seed", "plan")}
-    made = Manifest(format=_FORMAT, package=__version__, wire=WIRE_VERSION, world=len(files), files=files, **same)
+    known, made = known or Known(), manifests.made(state, list(files), group, __version__, WIRE_VERSION)
+    _check_there(folder, made.files)
+    try:
+        return _commit(folder, made, known)
+    except FileExistsError:  # another save has been the first one here
+        return _commit(folder, made, known)
+
+
+def _commit(folder: Path, made: Manifest, known: Known) -> Manifest:
     before, spare = found(folder), None
     foreign = before if known.is_foreign(folder, before) else None
+    if foreign and (told := not_of(folder, foreign, made.group)):
+        raise ConfigError(f"{told}; use a separate folder for each group of ranks, or remove what is there")
+    is_first = not (folder / MANIFEST).exists()
     try:
         spare = _keep(folder, foreign)
-        _write(folder / MANIFEST, [memoryview(_text(asdict(made)))])
+        _write(folder / MANIFEST, [memoryview(made.text())], create=is_first)
         if (now := found(folder)) != made:  # another job has replaced it at once
             raise _taken(folder, now)
-        _check_there(folder, files)
+        _check_there(folder, made.files)
     except OSError:
         if found(folder) == made and before:
-            _write(folder / MANIFEST, [memoryview(_text(asdict(before)))])
+            _write(folder / MANIFEST, [memoryview(before.text())])
         elif found(folder) == made:
             (folder / MANIFEST).unlink(missing_ok=True)
         if spare and found(folder) == before:  # it is no spare one any more
             spare.unlink(missing_ok=True)
         raise
-    known.left(folder, fingerprint(made))
+    known.left(folder, made.fingerprint())
     if foreign:
         name = _kept(folder, foreign).name
         _log.warning(
@@ -188,6 +166,14 @@ def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known
         )  # fmt: skip
     _tidy(folder, made, None if foreign else before)
     return made
+
+
+def not_of(folder: Path, found: Manifest, group: Group | None) -> str | None:
+    """Return in words that a checkpoint is of other ranks of this job than these; None where it need not be."""
+    if group is None or not group.is_apart(found.group):
+        return None
+    theirs, ours = (", ".join(map(str, ranks)) for ranks in ((found.group or group).ranks, group.ranks))
+    return f"the checkpoint in {folder} is of rank(s) {theirs}, and this compression is of rank(s) {ours}"
 
 
 def _check_there(folder: Path, files: Iterable[Entry]) -> None:
@@ -202,7 +188,7 @@ def _check_there(folder: Path, files: Iterable[Entry]) -> None:
 
 
 def _kept(folder: Path, foreign: Manifest) -> Path:
-    return folder / f"manifest.step{foreign.step}.{fingerprint(foreign)}.json"
+    return folder / f"manifest.step{foreign.step}.{foreign.fingerprint()}.json"
 
 
 def _keep(folder: Path, foreign: Manifest | None) -> Path | None:
@@ -217,7 +203,7 @@ def _keep(folder: Path, foreign: Manifest | None) -> Path | None:
     with contextlib.suppress(CorruptFrameError, OSError):
         if _read_manifest(path) == foreign:
             return None
-    _write(path, [memoryview(_text(asdict(foreign)))])
+    _write(path, [memoryview(foreign.text())])
     return path
 
 
@@ -262,16 +248,10 @@ def manifest(folder: Path) -> Manifest:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    data = path.read_bytes()
     try:
-        body = json.loads(data)["manifest"]
-        read = Manifest(**{**body, "files": [Entry(**entry) for entry in body["files"]]})
-        intact = data == _text(asdict(read)) and _is_well_formed(read)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        intact = False
-    if not intact:
-        raise CorruptFrameError(f"{path} is corrupt; load another copy, or an earlier checkpoint")
-    return read
+        return manifests.parse(path.read_bytes())
+    except CorruptFrameError:
+        raise CorruptFrameError(f"{path} is corrupt; load another copy, or an earlier checkpoint") from None
 
 
 def of_one_look(folder: Path, take: Callable[[Manifest], T]) -> T:
@@ -315,28 +295,19 @@ def read(folder: Path, entry: Entry) -> dict[str, Any]:
         raise CorruptFrameError(f"{path}: {error}") from None
 
 
-def _is_well_formed(found: Manifest) -> bool:
-    numbers = [found.format, found.wire, found.step, found.world, found.seed]
-    numbers += [number for entry in found.files for number in (entry.bytes, entry.crc32c)]
-    return (
-        all(type(number) is int for number in numbers)
-        and found.format == _FORMAT
-        and len(found.files) == found.world > 0
-        and all(isinstance(entry.name, str) and _NAME.fullmatch(entry.name) for entry in found.files)
-    )
-
-
-def _text(body: Mapping[str, Any]) -> bytes:
-    document = {"manifest": body, "crc32c": checksums.crc(checksums.canonical(body))}
-    return json.dumps(document, sort_keys=True, indent=1).encode() + b"\n"
-
-
 def _crc(data: bytearray) -> int:
     return ops.crc32c(torch.frombuffer(data, dtype=torch.uint8)) if data else 0
 
 
-def _write(path: Path, pieces: Iterable[memoryview]) -> tuple[int, int]:
-    """Write a file whole or not at all; return its size and its checksum."""
+def _write(path: Path, pieces: Iterable[memoryview], *, create: bool = False) -> tuple[int, int]:
+    """Write a file whole or not at all; return its size and its checksum.
+
+    Args:
+        create: refuse to replace one, where the file system can.
+
+    Raises:
+        FileExistsError: there is one.
+    """
     temporary = path.with_name(f"{path.name}.tmp.{secrets.token_hex(8)}")
     size = crc = 0
     try:
@@ -349,12 +320,22 @@ def _write(path: Path, pieces: Iterable[memoryview]) -> tuple[int, int]:
                     crc = ops.crc32c(torch.frombuffer(own, dtype=torch.uint8), crc)
             file.flush()
             os.fsync(file.fileno())
-            temporary.rename(path)
+            _create(temporary, path) if create else temporary.rename(path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
     _sync(path.parent)
     return size, crc
+
+
+def _create(temporary: Path, path: Path) -> None:
+    """Give a file its name unless there is such a file; its other name is for the caller to remove."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # such as "not supported": without links, two that are the first at once replace each other
+        temporary.rename(path)
 
 
 def _sync(folder: Path) -> None:
@@ -376,7 +357,7 @@ def _tidy(folder: Path, made: Manifest, before: Manifest | None) -> None:
     with contextlib.suppress(CorruptFrameError, OSError):  # the checkpoint is there by now
         (named, unreadable), now = _named(folder), (folder / MANIFEST).stat().st_mtime
         for path in list(folder.iterdir()):
-            ours = bool(_NAME.fullmatch(path.name)) and path.name not in named
+            ours = bool(NAME.fullmatch(path.name)) and path.name not in named
             leftover = (ours and not unreadable) or _LEFTOVER.fullmatch(path.name)
             if (ours and path.name in replaced) or (leftover and path.stat().st_mtime < now - _LONG_SECONDS):
                 path.unlink(missing_ok=True)

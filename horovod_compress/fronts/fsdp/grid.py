@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...engine.agreement.differences import explained
 from ...engine.job import Gathering
+from ...engine.saved.manifests import Group
 from ...errors import ConfigError, ExchangeError, NonFiniteError, one_line
-from ..torch_dist.job import TorchJob, gather_among
+from ..torch_dist.job import TorchJob, gather_among, group_of
 
 RECIPE = (
     'mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard")); '
@@ -81,6 +82,9 @@ class Column(TorchJob):
             return gather_among(self._numbers, dist.group.WORLD, value, asked)
         columns = self.row.gather(self.gather(value, asked), asked)
         return [column[rank] for rank in range(self.size) for column in columns]
+
+    def group_of_all(self) -> Group | None:
+        return group_of(self._numbers) if self._numbers else None
 
     def place_in_grid(self) -> list[int]:
         """Return the replica, the shard and the number of this rank."""

@@ -43,10 +43,10 @@ def arm(name: str, before: bool) -> None:
     """Let harm come before or after one of the steps of a save."""
     whole = getattr(state_folder, name)
 
-    def harmed(*given: Any) -> Any:
+    def harmed(*given: Any, **options: Any) -> Any:
         if before:
             harm()
-        found = whole(*given)
+        found = whole(*given, **options)
         if not before:
             harm()
         return found
