@@ -19,8 +19,8 @@ from .. import errors
 from ..engine import names
 from ..engine.kept import norm_of
 from ..engine.saved import checkpoint, state_folder
-from ..engine.saved.redistribute import redistributed
 from ..engine.saved.manifests import Entry, Group, Manifest
+from ..engine.saved.redistribute import redistributed
 from ..engine.saved.state_folder import Known
 from ..errors import ConfigError, HorovodCompressError, MismatchError, StateError
 from .session import Session

@@ -14,9 +14,7 @@ WORLD = 4
 @pytest.mark.parametrize("front", ["horovod", "torch"])
 def test_groups_in_one_folder(front: str) -> None:
     needs_front(front)
-    job = run_ranks(
-        WORLD, "group_folders.py", timeout=120.0, front=front, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
-    )
+    job = run_ranks(WORLD, "group_folders.py", timeout=120.0, front=front, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
     job.values()
     apart: list[dict[str, Any]] = values_of(job.reports, "apart")  # the control
     assert all(mine["save"] == mine["load"] == mine["again"] == "" and mine["same"] for mine in apart)
