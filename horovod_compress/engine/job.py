@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ..errors import NonFiniteError
 from .agreement.handshake import Place
-from .saved.manifests import Group
+from .saved.manifests import RankGroup
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Job(Protocol):
     def number(self) -> int:
         """Return the number of this rank in the whole job, as people know it."""
 
-    def group_of_all(self) -> Group | None:
+    def group_of_all(self) -> RankGroup | None:
         """Return the ranks of all rows, None where they are the whole job."""
 
     def running(self) -> bool:

@@ -19,7 +19,7 @@ from .. import errors
 from ..engine import names
 from ..engine.kept import norm_of
 from ..engine.saved import checkpoint, state_folder
-from ..engine.saved.manifests import Entry, Group, Manifest
+from ..engine.saved.manifests import Entry, Manifest, RankGroup
 from ..engine.saved.redistribute import redistributed
 from ..engine.saved.state_folder import Known
 from ..errors import ConfigError, HorovodCompressError, MismatchError, StateError
@@ -52,7 +52,7 @@ class Saver:
     shard: int = 0
     shards: int = 1
     of_job: int | None = None
-    group: Group | None = None
+    group: RankGroup | None = None
 
     @property
     def number(self) -> int:

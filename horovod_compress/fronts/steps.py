@@ -24,7 +24,9 @@ from ..engine.optimizer.held_moment import Left, give_back
 from ..engine.optimizer.momentum import LastRates, Rates
 from ..engine.optimizer.saved_moments import check_state as check_moments
 from ..engine.optimizer.step_hooks import prepare_last
+from ..engine.optimizer.taken_back import TakenBack
 from ..engine.optimizer.taker import SavedRates, Takers
+from ..engine.optimizer.unknown import UnknownOptimizers
 from ..engine.reducer import Next, Reducer
 from ..engine.saved import checkpoint
 from ..engine.shards import local
@@ -63,7 +65,7 @@ class Steps:
         parameters: in the order of the plan.
         index: their places in it, by identity.
         sparse: the names of those whose gradients are sparse, where a module says so beforehand.
-        note_step: notes an optimizer that is about to make a step, with some of the parameters, if it is none of ours.
+        note_step: notes an optimizer that is about to make a step, if it is none of ours and uses our results.
         tuner: chooses buckets, where the schedule is an adaptive one.
     """
 
@@ -76,7 +78,8 @@ class Steps:
         self.sparse: list[str] = []
         self.scale = Scale(reducer)
         self._takers = Takers()
-        self.note_step = self._takers.note_step
+        self.note_step = UnknownOptimizers(reducer, self.named, self._takers).look
+        self._taken_back = TakenBack(reducer, self._takers)
         self._exact_first = 0  # so many first steps are exact
         self._loaded = _Loaded()
         if reducer.world > 1:
@@ -139,6 +142,7 @@ class Steps:
         for taker in takers:
             self._norms.follow((), by=id(taker.optimizer))
             taker.meet(reducer, self.named, [*map(plain, options)], scale, full_precision_every=full, step=step)
+            self._taken_back.follow(taker.optimizer)
         self._takers.know(takers, self._take_weights if self._verification.weights else None)
         if tells and not self.held and reducer.world > 1:
             rounds = dict(zip(("warmup_steps", "rebuild_every"), options[1:], strict=False))
@@ -158,6 +162,7 @@ class Steps:
     def release(self) -> None:
         """Leave the optimizers to the steps of other ranks."""
         self._takers.release()
+        self._taken_back.release()
 
     def _begin_exact(self) -> None:
         """Let the first steps be exact where that is needed."""
@@ -245,6 +250,7 @@ class Steps:
         """Begin a step, before its first gradient is offered; return whether the parameters have other numbers now."""
         reducer = self._reducer
         reducer.settled()  # nobody has waited for a last bucket of sparse gradients only
+        self._taken_back.begin()
         self.scale.bridge()
         changed = bool(self.tuner and self.tuner.begin_step())
         if changed:
@@ -334,6 +340,7 @@ class Steps:
         if self._masks:
             self._masks.load(state)  # first: it says what there is room for
         checkpoint.restore(self._reducer, state, residuals)
+        self._taken_back.loaded()
         self._norms.resume(state.get("norms", {}) if residuals == "restore" else {})
         for taker in self._takers:
             taker.resume()

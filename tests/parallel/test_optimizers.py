@@ -105,6 +105,36 @@ def test_an_optimizer_that_nobody_has_told_of_is_named() -> None:
         assert "already exchanged gradients for AdamW; for another optimizer, close() it" in error and not control
 
 
+def test_one_whose_parameters_none_that_is_known_has_is_named() -> None:
+    for number, (texts, control) in enumerate(values("torch", "others beside")):
+        assert len(texts) == (number == 0) and not control
+        for text in texts:
+            assert (
+                text.startswith("AdamW makes steps with results") and "second moment of 3.weight, 3.bias, nor" in text
+            )
+
+
+def test_one_that_makes_the_steps_of_another_one_is_named_while_all_is_exact() -> None:
+    for number, (texts, control) in enumerate(values("torch", "others instead")):
+        assert len(texts) == (number == 0) and not control
+        assert all("has used none of the last 4 exchanges, and until it does" in text for text in texts)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("case", "kept"),
+    [("AdamW marsit", ", such as the second moment,"), ("SGD topk", ""), ("AdamW bf16", None), ("AdamW none", None)],
+)
+def test_steps_that_are_taken_back_for_the_optimizer_alone(front: str, case: str, kept: str | None) -> None:
+    for number, found in enumerate(values(front, f"taken back {case}")):
+        alone = found.pop("o")
+        assert not any(found.values()), "the controls"
+        assert len(alone) == (number == 0 and kept is not None)
+        for text in alone:
+            assert text.startswith(f"the state of {case.split()[0]} was loaded between two steps")
+            assert f"what it keeps{kept} is still of the steps that were taken back" in text
+
+
 def test_sparse_gradients_that_are_used_first_are_not_taken_for_dropped() -> None:
     assert values("horovod", "sparse first") == [[], []]
 

@@ -186,8 +186,8 @@ def test_a_compression_that_no_optimizer_was_given_is_mentioned_once() -> None:
 
 def test_a_second_optimizer_that_is_not_attached_is_mentioned_once() -> None:
     (first, attached), *others = value("several told")
-    assert len(first) == 1 and "not that of 0.bias, 0.weight: " in first[0]
-    assert "write compression.attach(first, second)" in first[0]
+    assert len(first) == 1 and "second moment of 0.weight, 0.bias, nor to the norms" in first[0]
+    assert "in one call, before the first backward pass: attach(first, second)" in first[0]
     assert attached == [] and others == [[[], []]] * (WORLD - 1)
 
 

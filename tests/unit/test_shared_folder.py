@@ -19,7 +19,7 @@ from torch import nn
 
 import horovod_compress.ddp as hvc
 from horovod_compress.engine.saved import checkpoint, manifests, state_folder
-from horovod_compress.engine.saved.manifests import Group
+from horovod_compress.engine.saved.manifests import RankGroup
 from horovod_compress.engine.saved.state_folder import MANIFEST, Known
 from horovod_compress.errors import ConfigError, CorruptFrameError, ExchangeError, StateError
 from horovod_compress.fronts import saving
@@ -266,7 +266,7 @@ def test_many_rounds_of_two_jobs_and_a_reader(tmp_path: Path) -> None:
 
 # ---- groups of ranks of one job ----
 
-FIRST, SECOND = Group([0, 1], 4), Group([2, 3], 4)
+FIRST, SECOND = RankGroup([0, 1], 4), RankGroup([2, 3], 4)
 
 
 @pytest.fixture
@@ -292,8 +292,8 @@ def test_another_group_is_refused(teams: list[Team], tmp_path: Path, caplog: pyt
     assert one.load(tmp_path) == one.save(tmp_path) == [None] * WORLD  # the control
 
 
-@pytest.mark.parametrize("group", [None, Group([1, 2], 4), Group([2, 3], 6)])
-def test_ranks_that_need_not_be_another_group(teams: list[Team], tmp_path: Path, group: Group | None) -> None:
+@pytest.mark.parametrize("group", [None, RankGroup([1, 2], 4), RankGroup([2, 3], 6)])
+def test_ranks_that_need_not_be_another_group(teams: list[Team], tmp_path: Path, group: RankGroup | None) -> None:
     """Those of a job that is divided otherwise, or has another number of ranks, may go on with a checkpoint."""
     one, two = teams
     assert one.save(tmp_path) == [None] * WORLD

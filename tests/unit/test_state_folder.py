@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from horovod_compress.engine.saved import checkpoint, state_folder
-from horovod_compress.engine.saved.manifests import Group
+from horovod_compress.engine.saved.manifests import RankGroup
 from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError, StateError
 from horovod_compress.fronts import saving
@@ -37,7 +37,7 @@ class Team:
         group: which of a job's ranks these are.
     """
 
-    def __init__(self, fleet: Fleet, group: Group | None = None) -> None:
+    def __init__(self, fleet: Fleet, group: RankGroup | None = None) -> None:
         self.fleet, self._barrier, self._group = fleet, Barrier(fleet.world), group
         self._values: list[Any] = [None] * fleet.world
         self.known = [state_folder.Known() for _ in range(fleet.world)]

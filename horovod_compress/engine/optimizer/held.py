@@ -154,7 +154,7 @@ class HeldSecondMoment:
         ``due``, also whether one is due that not all optimizers wait for.
         """
         step = self.reducer.step
-        count, until = max(0, step - 1 - self._prepared), self.beginnings.saved(step)
+        count, until = self.unused(step), self.beginnings.saved(step)
         first = min((name for _, _, name in self._parameters()), default="")
         more = ({"exact_until": until} if until else {}) | ({"due": True} if due and self.due else {})
         mine = {"count": count, "all_exact": self._all_exact, "last_exact": self.exact} | more
@@ -245,16 +245,16 @@ class HeldSecondMoment:
         """Return the elements that coded rounds leave out, by name."""
         return {name: held.unmoved for name, held in self._held.items() if held.unmoved is not None}
 
-    def unused(self, step: int) -> bool:
-        """Return whether the optimizer has not used the exchange before a step."""
-        return step - 1 > self._prepared
+    def unused(self, step: int) -> int:
+        """Return how many of the last exchanges before a step the optimizer has not used."""
+        return max(0, step - 1 - self._prepared)
 
     def rests(self, step: int) -> bool:
         """Return whether the optimizer has left more exchanges unused than lie between two exact rounds.
 
         One that has never made a step is not waited for after the warm-up: there is nothing to hold of it.
         """
-        unused = step - 1 - self._prepared
+        unused = self.unused(step)
         return unused > self.rounds.every or (not self.beginnings.begun and unused >= self.rounds.warmup)
 
     def tell_of_rest(self, step: int) -> None:
@@ -263,7 +263,7 @@ class HeldSecondMoment:
             _log.warning(
                 "%s has used none of the last %d exchanges, and others have: exact rounds no longer wait for it, until "
                 "it makes steps again; let all optimizers of a compression make a step after each exchange",
-                *(type(self._optimizer).__name__, step - 1 - self._prepared),
+                *(type(self._optimizer).__name__, self.unused(step)),
             )
         self._told = True
 

@@ -157,13 +157,8 @@ class Matching:
         if sum(self._dropped) >= OFTEN and not self._told_dropped:
             self._tell_dropped(last.step)
 
-    def _keeps(self, step: int) -> bool:
-        """Return whether the coded rounds of a step have a residual, or anything else that goes on."""
-        rounds = [state.round(step) for state in self._reducer.buckets]
-        return any(not one.exact and one.work.state for one in rounds)
-
     def _tell_dropped(self, step: int) -> None:
-        if not (self.other or self._keeps(step)):
+        if not (self.other or keeps(self._reducer, step)):
             return
         if not self._reducer.rank:
             given = (_BY_ANOTHER, self.other) if self.other else (_DROPPED, sum(self._dropped), len(self._dropped))
@@ -234,6 +229,12 @@ class Matching:
                     *(name, 1 / given.factor if given else 1.0),
                 )
                 return
+
+
+def keeps(reducer: Reducer, step: int) -> bool:
+    """Return whether the coded rounds of a step have a residual, or anything else that goes on."""
+    rounds = [state.round(step) for state in reducer.buckets]
+    return any(not one.exact and one.work.state for one in rounds)
 
 
 # ---- whether gradients were cleared ----

@@ -175,16 +175,6 @@ class Takers:
                 self._handles.append(taker.optimizer.register_step_post_hook(note))
         self._known = takers
 
-    def note_step(self, optimizer: Any) -> None:
-        """Note an optimizer that is about to make a step, if it is none of these and has some of their parameters."""
-        if builds_state() or any(optimizer is one for one in self.optimizers):
-            return
-        its = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for taker in self._known:
-            groups = taker.optimizer.param_groups
-            if taker.matching and any(id(parameter) in its for group in groups for parameter in group["params"]):
-                taker.matching.note_step_of(type(optimizer).__name__)
-
     def release(self) -> None:
         """Leave all optimizers without a hook of these, for others that take their place."""
         for taker in self._seen:

@@ -26,7 +26,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """Some of a job's ranks, which have a checkpoint of their own.
 
     Attributes:
@@ -37,7 +37,7 @@ class Group:
     ranks: list[int]
     of: int
 
-    def is_apart(self, other: Group | None) -> bool:
+    def is_apart(self, other: RankGroup | None) -> bool:
         """Return whether these and the other ones are different ranks of one job, as far as their numbers tell."""
         return other is not None and self.of == other.of and {*self.ranks}.isdisjoint(other.ranks)
 
@@ -61,7 +61,7 @@ class Manifest:
     seed: int
     plan: str
     files: list[Entry]
-    group: Group | None = None
+    group: RankGroup | None = None
 
     def text(self) -> bytes:
         """Return it as it is written."""
@@ -77,7 +77,7 @@ class Manifest:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def made(state: Mapping[str, Any], files: list[Entry], group: Group | None, package: str, wire: int) -> Manifest:
+def made(state: Mapping[str, Any], files: list[Entry], group: RankGroup | None, package: str, wire: int) -> Manifest:
     """Return the manifest of some files, one of which has this state."""
     same = {name: state[name] for name in ("step", "method", "config", "seed", "plan")}
     return Manifest(_FORMAT, package, wire, world=len(files), files=files, group=group, **same)
@@ -91,7 +91,7 @@ def parse(data: bytes) -> Manifest:
     """
     try:
         body = json.loads(data)["manifest"]
-        group = Group(**body["group"]) if "group" in body else None
+        group = RankGroup(**body["group"]) if "group" in body else None
         read = Manifest(**{**body, "files": [Entry(**entry) for entry in body["files"]], "group": group})
         intact = data == read.text() and _is_well_formed(read)
     except (ValueError, KeyError, TypeError, RecursionError):

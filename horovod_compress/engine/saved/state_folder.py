@@ -28,7 +28,7 @@ from ... import __version__, ops
 from ...errors import ConfigError, CorruptFrameError, StateError, naming
 from ...exchange.wire import WIRE_VERSION
 from . import checksums, manifests
-from .manifests import NAME, Entry, Group, Manifest
+from .manifests import NAME, Entry, Manifest, RankGroup
 
 MANIFEST = "manifest.json"
 _KEPT = re.compile(r"manifest\.step\d+(\.[0-9a-f]{8})?\.json")
@@ -114,7 +114,7 @@ def commit(
     state: Mapping[str, Any],
     files: Iterable[Entry],
     known: Known | None = None,
-    group: Group | None = None,
+    group: RankGroup | None = None,
 ) -> Manifest:
     """Let these files be the checkpoint, in place of the one before; return its manifest.
 
@@ -168,7 +168,7 @@ def _commit(folder: Path, made: Manifest, known: Known) -> Manifest:
     return made
 
 
-def not_of(folder: Path, found: Manifest, group: Group | None) -> str | None:
+def not_of(folder: Path, found: Manifest, group: RankGroup | None) -> str | None:
     """Return in words that a checkpoint is of other ranks of this job than these; None where it need not be."""
     if group is None or not group.is_apart(found.group):
         return None

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...engine.agreement.differences import explained
 from ...engine.job import Gathering
-from ...engine.saved.manifests import Group
+from ...engine.saved.manifests import RankGroup
 from ...errors import ConfigError, ExchangeError, NonFiniteError, one_line
 from ..torch_dist.job import TorchJob, gather_among, group_of
 
@@ -83,7 +83,7 @@ class Column(TorchJob):
         columns = self.row.gather(self.gather(value, asked), asked)
         return [column[rank] for rank in range(self.size) for column in columns]
 
-    def group_of_all(self) -> Group | None:
+    def group_of_all(self) -> RankGroup | None:
         return group_of(self._numbers) if self._numbers else None
 
     def place_in_grid(self) -> list[int]:

@@ -92,7 +92,6 @@ class Compression(BaseCompression, Factories):
     def _begin(self, session: Session) -> None:
         reducer = session.reducer
         self._tokens, self._handed = Tokens(reducer.rank, reducer.world, len(reducer.plan.names())), Handed()
-        self._second = gradients.SecondOptimizer(session)
         self._renumber(session)
         if reducer.world > 1:
             self._fresh = FreshGradients(session.steps.parameters)
@@ -140,12 +139,11 @@ class Compression(BaseCompression, Factories):
         session = self._current()
         if session.exchanges == "updates":
             raise ConfigError(TAKEN)
-        repeat = self._is_repeat(session, optimizer := calling_optimizer(self))
+        repeat = self._is_repeat(session, calling_optimizer(self))
         with self._tokens.whole_steps(self, session.failure.failed, session.steps.index):
             with session.lock:
                 if not repeat:
                     self._begin_step()
-                self._second.look(optimizer)
                 index = self._index_of(session, tensor)
                 return self._tokens.of(index), tensor if repeat else (index, session.offer(index, tensor))
 

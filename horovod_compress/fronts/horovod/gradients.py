@@ -165,31 +165,6 @@ def _forgetting(optimizer: Any, failed: Callable[[], bool]) -> Iterator[None]:
         raise
 
 
-class SecondOptimizer:
-    """Warns once, on rank 0, of an optimizer beside the known one, as without ``attach()`` the first one alone is."""
-
-    def __init__(self, session: Session) -> None:
-        self._session, self._looked = session, session.reducer.rank != 0
-
-    def look(self, optimizer: Any) -> None:
-        """Look at the optimizer that hands a gradient over."""
-        if self._looked or optimizer is None:
-            return
-        known = self._session.steps.optimizers
-        if not known or any(optimizer is one for one in known):
-            return
-        self._looked = True
-        theirs = {id(parameter) for one in known for parameter in one._requires_update}
-        if theirs.isdisjoint(map(id, optimizer._requires_update)):  # else it was made anew, in the place of that
-            names = zip(self._session.reducer.plan.names(), self._session.steps.parameters, strict=True)
-            _log.warning(
-                "two optimizers share this compression, which knows only the first one, not that of %s: it does not "
-                "see to the momentum and second moment of that, nor to the norms that clipping needs, and training may "
-                "be worse; write compression.attach(first, second), with all of them, before the first backward pass",
-                some_of([name for name, parameter in names if parameter in optimizer._requires_update]),
-            )
-
-
 # ---- tokens ----
 
 

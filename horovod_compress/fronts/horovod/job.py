@@ -24,7 +24,7 @@ from horovod.common.exceptions import HorovodInternalError
 from ...engine.agreement.handshake import Place
 from ...engine.agreement.notes import ADVICE
 from ...engine.job import Gathering
-from ...engine.saved.manifests import Group
+from ...engine.saved.manifests import RankGroup
 from ...errors import ConfigError, ExchangeError, MismatchError, NonFiniteError
 from ...exchange.device import Deadline
 from ...exchange.transports import addresses
@@ -91,9 +91,9 @@ class HorovodJob:
     def number(self) -> int:
         return int(hvd.rank())
 
-    def group_of_all(self) -> Group | None:
+    def group_of_all(self) -> RankGroup | None:
         ranks, total = self.process_set.ranks, int(hvd.size())
-        return None if ranks is None or len(ranks) == total else Group(sorted(ranks), total)
+        return None if ranks is None or len(ranks) == total else RankGroup(sorted(ranks), total)
 
     def running(self) -> bool:
         return bool(hvd.is_initialized())

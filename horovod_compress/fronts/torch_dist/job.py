@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...engine.agreement.handshake import LOOPBACK, Place, host_name
 from ...engine.job import Gathering
-from ...engine.saved.manifests import Group
+from ...engine.saved.manifests import RankGroup
 from ...errors import ConfigError, ExchangeError, NonFiniteError, in_job
 from ...exchange.transports import addresses
 from ..gather import FORKED, why_not_all
@@ -69,7 +69,7 @@ class TorchJob:
     def number(self) -> int:
         return self._number
 
-    def group_of_all(self) -> Group | None:
+    def group_of_all(self) -> RankGroup | None:
         return group_of(dist.get_process_group_ranks(self.group))
 
     def running(self) -> bool:
@@ -107,10 +107,10 @@ class TorchJob:
         return self.gather(value, asked)
 
 
-def group_of(ranks: Sequence[int]) -> Group | None:
+def group_of(ranks: Sequence[int]) -> RankGroup | None:
     """Return these ranks, by their numbers in the job, as a group; None where they are all."""
     total = dist.get_world_size()
-    return None if len(ranks) == total else Group(sorted(ranks), total)
+    return None if len(ranks) == total else RankGroup(sorted(ranks), total)
 
 
 def gather_among(ranks: Sequence[int], group: Any, value: Any, asked: Gathering) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -264,6 +265,64 @@ def another_phase(anew: bool) -> tuple[list[str], str]:
     finally:
         compression.close()
     return [], "accepted"
+
+
+def told_of_others(divided: bool, known: list[int]) -> list[str]:
+    """Return what is told of the steps of two optimizers, of which the compression was given these.
+
+    Args:
+        divided: each has a part of the model; else both have all of it, and the second makes the steps.
+    """
+    model = net()
+    each = [*model.parameters()]
+    made = [torch.optim.AdamW(part, lr=LR) for part in ((each[:2], each[2:]) if divided else (each, each))]
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=20.0)
+    compression.register(model, [made[number] for number in known])
+    with told() as texts:
+        for step in range(12):
+            for one in made:
+                one.zero_grad()
+            model(batch(step, rank())).square().mean().backward()
+            for one in made if divided else made[1:]:
+                one.step()
+    exact = compression.stats()["exact_steps"]
+    compression.close()
+    assert exact == 12
+    return texts
+
+
+if DDP:
+    check("others beside", lambda: [told_of_others(True, known) for known in ([0], [0, 1])])
+    check("others instead", lambda: [told_of_others(False, known) for known in ([0], [1])])
+
+
+def taken_back(kind: str, method: str, way: str) -> list[str]:
+    """Take some steps back, as after a learning-rate finder; return what is told.
+
+    Args:
+        way: what is loaded, in this order: the model and "o", the optimizer, and "c", the compression.
+    """
+    model = net()
+    compression = hvc.Compression.create(method, model.named_parameters(), timeout=20.0)
+    called, optimizer = trained(model, plain(kind, model), compression, {"warmup_steps": 2}, plain=DDP)
+    with told() as texts:
+        train(called, optimizer, range(4))
+        saved = {"o": copy.deepcopy(optimizer.state_dict()), "c": compression.state_dict()}
+        if way != "same":
+            train(called, optimizer, range(9, 13))
+        for part in way if way != "same" else "o":
+            (optimizer if part == "o" else compression).load_state_dict(saved[part])
+        train(called, optimizer, range(4, 8))
+    compression.close()
+    return [text for text in texts if "were taken back" in text]
+
+
+for kind, method in (("AdamW", "marsit"), ("SGD", "topk"), ("AdamW", "bf16"), ("AdamW", "none")):
+    ways = ("o", "oc", "co", *(["same"] if kind == "AdamW" else []))
+    check(
+        f"taken back {kind} {method}",
+        lambda k=kind, m=method, ways=ways: {way: taken_back(k, m, way) for way in ways},  # type: ignore[misc]
+    )
 
 
 def sparse_first() -> list[str]:
