@@ -110,8 +110,8 @@ class Options:
 
     def differing(self) -> str:
         """Return those that are not the defaults, in one line."""
-        found = ((field.name, getattr(self, field.name), field.default) for field in dataclasses.fields(self))
-        return " ".join(f"{name}={value!r}" for name, value, usual in found if value != usual)
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        return " ".join(f"{name}={value!r}" for name, value in self.document().items() if value != usual[name])
 
     def document(self) -> dict[str, Any]:
         """Return the options as plain data; the plan is compared on its own."""

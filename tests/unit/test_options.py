@@ -262,3 +262,9 @@ def test_a_field_that_only_one_rank_has_is_a_difference() -> None:
     more = handshake.Document(_document().fields | {"new option": 1})
     with pytest.raises(MismatchError, match=r"new option: rank 0 = '\(not there\)', rank 1 = 1"):
         handshake.check([_document(), more])
+
+
+def test_a_plan_is_told_by_its_fingerprint() -> None:
+    """Else print(compression) would show every tensor."""
+    plan = Plan.of([([spec(f"layer.{number}", 7) for number in range(50)], 1)])
+    assert Options(schedule=plan, seed=3).differing() == f"seed=3 schedule='plan {plan.fingerprint()}'"
