@@ -267,4 +267,4 @@ def test_a_field_that_only_one_rank_has_is_a_difference() -> None:
 def test_a_plan_is_told_by_its_fingerprint() -> None:
     """Else print(compression) would show every tensor."""
     plan = Plan.of([([spec(f"layer.{number}", 7) for number in range(50)], 1)])
-    assert Options(schedule=plan, seed=3).differing() == f"seed=3 schedule='plan {plan.fingerprint()}'"
+    assert Options(schedule=plan, seed=3).differing() == f"schedule='plan {plan.fingerprint()}' seed=3"
