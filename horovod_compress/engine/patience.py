@@ -73,7 +73,9 @@ class Answer:
         if self.meetings and other.meetings:
             return {name for _, name in self.meetings}.isdisjoint(name for _, name in other.meetings)
         meets, exchanges = (self, other) if self.meetings else (other, self)
-        return bool(meets.meetings) and exchanges.place[2] == EXCHANGED and exchanges.place[:2] >= meets.place[:2]
+        if not meets.meetings or meets.place[2] == EXCHANGED:  # with another compression, and a large bucket is under way
+            return False
+        return exchanges.place[2] == EXCHANGED and exchanges.place[:2] >= meets.place[:2]
 
 
 class Patience:

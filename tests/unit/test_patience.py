@@ -171,6 +171,7 @@ SAVES, LOADS = ((7, "hvc.save"),), ((9, "hvc.load"),)
         (Answer((*AT, MEETING), SAVES), Answer((*AT, MEETING), ((8, "hvc.save"),)), False),
         (Answer((*AT, MEETING), SAVES + LOADS), Answer((*AT, MEETING), LOADS + SAVES), False),
         (Answer((*AT, EXCHANGED)), Answer((4, 0, EXCHANGED)), False),
+        (Answer((*AT, EXCHANGED), SAVES), Answer((*AT, EXCHANGED)), False),  # with another one, while a bucket is large
         (Answer((*AT, MEETING), SAVES), Answer(), False),
     ],
 )
