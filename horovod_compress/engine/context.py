@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from ..options import Options
 from ..schedule.plan import TensorSpec
 from ..schedule.trial import Watch
 from .agreement.differences import Operands
-from .agreement.purposes import Meetings
+from .agreement.purposes import ALL, Meetings, MeetingUnderWay
 from .devices import Devices
 
 #: Numbers of buckets in keys.
@@ -59,7 +59,9 @@ class Progress:
         #: The last step and bucket whose result is there.
         self.finished: tuple[int, int] | None = None
         self.meetings = meetings
-        self._meets: dict[int, tuple[str, float]] = {}  # for what, and since when, threads meet all ranks of this one
+        #: The ranks of this compression, see :class:`.agreement.purposes.MeetingUnderWay`.
+        self.among = ALL
+        self._meets: dict[MeetingUnderWay, float] = {}  # what threads meet all ranks of this one for, and since when
         self._exchanges: float | None = None  # since when a bucket is exchanged
         self._delivers: float | None = None  # since when results of other ranks of this host are awaited
         self._at: Position = (0, 0, AWAITED)
@@ -76,22 +78,24 @@ class Progress:
 
     @contextlib.contextmanager
     def meeting(self, name: str) -> Iterator[None]:
-        """Note that the training thread waits for all ranks to meet, before it offers gradients.
+        """Note that a thread waits for all ranks to meet; if it is the one that trains, it offers no gradients then.
 
         Args:
             name: of what they meet for, see :mod:`.agreement.purposes`.
         """
-        number = self.meetings.begin(name)
-        self._meets[number] = name, time.monotonic()
+        in_backward = torch._C._current_graph_task_id() != -1  # which has threads of its own on a GPU
+        trains = threading.current_thread() is threading.main_thread() or in_backward
+        begun = self.meetings.begin(name, self.among if trains else 0)
+        self._meets[begun] = time.monotonic()
         try:
             yield
         finally:
-            del self._meets[number]
-            self.meetings.end(number)
+            del self._meets[begun]
+            self.meetings.end(begun)
 
     def meets_for(self) -> str | None:
         """Return the name of what this rank meets the others of this compression for; None if it does not."""
-        return next((name for name, _ in [*self._meets.values()]), None)
+        return next((meeting.name for meeting in [*self._meets]), None)
 
     @contextlib.contextmanager
     def delivering(self) -> Iterator[None]:
@@ -104,7 +108,7 @@ class Progress:
 
     def waits_since(self) -> float | None:
         """Return since when this rank has been in what needs all ranks, on the monotonic clock; None if it is not."""
-        found = [*(since for _, since in [*self._meets.values()]), self._exchanges, self._delivers]
+        found = [*self._meets.values(), self._exchanges, self._delivers]
         return next((since for since in found if since is not None), None)
 
     def place(self) -> Position:
@@ -199,7 +203,7 @@ class Hooks:
         records: a folder for flight records within that of the job, where several ranks of it have one number.
         run: what all ranks call this run of the framework, and no other one, in flight records.
         ranks_in_words: what the numbers of ranks in an error mean, where that is not their place in the whole job.
-        meetings: of this process, in all of its compressions.
+        meetings: of this process, in all of its compressions; None for those of this one.
     """
 
     check_usable: Callable[[], None] = lambda: None
@@ -209,7 +213,7 @@ class Hooks:
     ranks_in_words: str = ""
     records: str = ""
     run: str = ""
-    meetings: Meetings = field(default_factory=Meetings)
+    meetings: Meetings | None = None
 
 
 class Context:
@@ -237,7 +241,7 @@ class Context:
         self._seconds = options.longest_seconds
         #: The lock of all counters that several threads use, notified when one of them changes.
         self.changed = threading.Condition()
-        self.progress = Progress(meetings or Meetings())
+        self.progress = Progress(meetings or Meetings(transport.rank))
         #: What this rank decodes with in the step under way.
         self.operands = Operands()
         self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()

@@ -3,7 +3,6 @@
 Whatever goes wrong on a rank, on whichever thread, ends in the exchange thread: it leaves a note of what it saw, breaks
 all connections, so that the other ranks fail at once, and reads their notes to say which rank is to blame. From then on
 every call of the training thread raises that error.
-
 """
 
 from __future__ import annotations
@@ -138,6 +137,8 @@ class Failure:
         text = f"rank {self._context.rank}: {type(error).__name__} in {work}: {error}"
         failure = error if isinstance(error, HorovodCompressError) else ExchangeError(text)
         with self._context.changed:
+            if self.broken:  # and this may follow from that
+                return
             self.broken = failure
             self._context.changed.notify_all()
         self._tell(**note_of(failure))

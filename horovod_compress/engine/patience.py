@@ -7,12 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from ..errors import MismatchError
 from ..options import FLOW_SECONDS
 from .agreement.differences import explained, listed
-from .agreement.purposes import different_purposes, is_known, purpose
+from .agreement.purposes import MeetingUnderWay, different_purposes, is_known, purpose
 from .context import EXCHANGED, Context, Position, Progress
 from .failure import Failure
 
@@ -39,43 +39,53 @@ class Answer:
 
     Attributes:
         place: in this compression.
-        meetings: of its process, in all compressions: numbers and names.
+        meetings: of its process, in all compressions.
+        rank: its number in the whole job.
     """
 
     place: Position = _NOWHERE
-    meetings: tuple[tuple[int, str], ...] = ()
+    meetings: tuple[MeetingUnderWay, ...] = ()
+    rank: int = 0
 
     @classmethod
     def of(cls, progress: Progress) -> Answer:
-        return cls(progress.place(), progress.meetings.under_way())
+        return cls(progress.place(), progress.meetings.under_way(), progress.meetings.rank)
 
     def text(self) -> str:
-        return json.dumps([self.place, self.meetings])
+        return json.dumps([self.place, [astuple(meeting) for meeting in self.meetings], self.rank])
 
     @classmethod
     def read(cls, text: str) -> Answer:
         """Return what a rank has answered: that it is nowhere, while its reducer is being made."""
         try:
-            (step, bucket, come), meetings = json.loads(text)
+            (step, bucket, come), meetings, rank = json.loads(text)
             place = int(step), int(bucket), int(come)
-            return cls(place, tuple((int(number), name) for number, name in meetings if is_known(name)))
+            each = (
+                MeetingUnderWay(int(number), name, int(ranks)) for number, name, ranks in meetings if is_known(name)
+            )
+            return cls(place, tuple(each), max(0, int(rank)))
         except (ValueError, TypeError, AttributeError, RecursionError):
             return cls()
 
     def waits_for(self) -> str | None:
         """Return what needs other ranks, in words; None if this one is busy by itself."""
         if self.meetings:
-            return purpose(self.meetings[0][1])
+            return self.meetings[0].in_words()
         return f"the exchange of step {self.place[0]}" if self.place[2] == EXCHANGED else None
 
     def in_vain(self, other: Answer) -> bool:
         """Return whether this rank and another one, which go on as they are, wait for each other for ever."""
-        if self.meetings and other.meetings:
-            return {name for _, name in self.meetings}.isdisjoint(name for _, name in other.meetings)
-        meets, exchanges = (self, other) if self.meetings else (other, self)
-        if not meets.meetings or meets.place[2] == EXCHANGED:  # with another compression, and a large bucket is under way
+        mine, theirs = self._with(other), other._with(self)
+        if mine and theirs:
+            return mine.isdisjoint(theirs)
+        meets, exchanges = (self, other) if mine else (other, self)
+        if not (mine or theirs) or meets.place[2] == EXCHANGED:  # and its bucket is large, or a third rank is late
             return False
         return exchanges.place[2] == EXCHANGED and exchanges.place[:2] >= meets.place[:2]
+
+    def _with(self, other: Answer) -> set[tuple[str, int]]:
+        """Return the meetings that need another rank."""
+        return {(meeting.name, meeting.ranks) for meeting in self.meetings if meeting.needs(other.rank)}
 
 
 class Patience:

@@ -23,8 +23,8 @@ FORKED = (
     "this process is a fork of a rank: its compression has no threads here, and its connections belong to "
     "the rank; exchange gradients in the rank itself"
 )
-#: The name of all gathers by which the ranks of an elastic job go on together or part.
-ELASTIC = "hvc.elastic"
+#: The names of all gathers by which the ranks of an elastic job go on together, and by which they commit or part.
+ELASTIC, COMMIT = "hvc.elastic", "hvc.commit"
 
 
 def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int]) -> str:

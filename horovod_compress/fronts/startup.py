@@ -107,7 +107,10 @@ def start(
         transport = wrap(transport)
         host = sharing.share_memory(found, transport, tensors, job, seconds) if found else None
         choose = Choose(options.exchange, () if host else transport.adds)
-        hooks = replace(hooks, run=documents[0].run, meetings=_meetings)
+        _meetings.rank = job.number
+        group = job.group_of_all()
+        words = group.in_words() if group and not hooks.ranks_in_words else hooks.ranks_in_words
+        hooks = replace(hooks, run=documents[0].run, meetings=_meetings, ranks_in_words=words)
         _runs[job] = hooks.run  # a process set in which another rank is the first calls it so, too
         reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks, host)
         undo.pop_all()

@@ -20,8 +20,9 @@ STEPS = {
 
 def run(nursery: Nursery, folder: Path, path: str, kind: str) -> list[Rank]:
     case = {"path": path, "kind": kind, "apart": APART, "folder": str(folder)}
-    fronts = ["torch" if path == "ddp" else "horovod"]
-    return nursery.run(2, "apart.py", case, bound=60.0, patience=5.0, fronts=fronts)
+    fronts, world = ["torch" if path == "ddp" else "horovod"], 3 if "group" in kind else 2
+    sets = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    return nursery.run(world, "apart.py", case, bound=60.0, patience=5.0, fronts=fronts, env=sets)
 
 
 @each_value
@@ -37,6 +38,18 @@ def test_one_rank_saves_and_another_one_steps(nursery: Nursery, tmp_path: Path, 
 
 @each_value
 @pytest.mark.parametrize("path", ["horovod", "ddp"])
-def test_control_a_rank_that_comes_late(nursery: Nursery, tmp_path: Path, path: str) -> None:
-    for rank in run(nursery, tmp_path, path, "late"):
+def test_ranks_of_a_group_are_told_by_what_they_are_in_the_job(nursery: Nursery, tmp_path: Path, path: str) -> None:
+    _, *ranks = run(nursery, tmp_path, path, "group")
+    for rank in ranks:
+        assert rank.report["error"] == "MismatchError", rank
+        assert "saving of a checkpoint folder among rank(s) 1, 2 of the job, rank(s) 1 to" in rank.report["text"], rank
+        assert "in the job, rank 0 is rank 1, rank 1 is rank 2." in rank.report["text"], rank
+
+
+@each_value
+@pytest.mark.parametrize("path", ["horovod", "ddp"])
+@pytest.mark.parametrize("kind", ["late", "late in a group", "late beside"])
+def test_control_a_rank_that_comes_late(nursery: Nursery, tmp_path: Path, path: str, kind: str) -> None:
+    """Also where one waits for it in a group, for which a third one waits, or on a thread that does not train."""
+    for rank in run(nursery, tmp_path, path, kind):
         assert rank.report["error"] is None, rank

@@ -331,6 +331,23 @@ def test_a_rank_that_joins_and_loads_alone_is_told_at_once(tmp_path: Path, where
     assert (words in job.output) == ("MismatchError" in job.output) == (where != "inside"), job.output
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("before", ["commit", "step"])
+@pytest.mark.parametrize("on", ["rank 0", "all"])
+def test_a_rank_that_saves_alone_ends_the_job(tmp_path: Path, before: str, on: str) -> None:
+    """It would do so again after a reset. The control saves on all ranks."""
+    hosts = [f"{host}:1" for host in HOSTS[:2]]
+    job = run_elastic(tmp_path, JOBS / "elastic_save.py", hosts, 150.0, before=before, on=on)
+    told = [path.read_text() for path in tmp_path.glob("told.*")]
+    if on == "all":
+        assert job.status == 0 and len(job.ends) == 2 and not told, job.output
+        return
+    assert job.status and not job.ends and told, job.output
+    other = "commit or part" if before == "commit" else "rank(s) 1 to the exchange of step 5"
+    assert all("rank(s) 0 to the saving of a checkpoint" in text and other in text for text in told), told
+
+
 # ---- a compression that no state has -------------------------------------------------------------
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import horovod_compress
 from horovod_compress import options
 from horovod_compress.engine import patience
-from horovod_compress.engine.agreement.purposes import Meetings
+from horovod_compress.engine.agreement.purposes import Meetings, MeetingUnderWay, bits, is_known
 from horovod_compress.engine.context import AWAITED, EXCHANGED, MEETING, Progress
 from horovod_compress.engine.patience import Answer, Patience
 from horovod_compress.engine.reducer import Hooks
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange.transports.transport import Transport
+from horovod_compress.fronts import gather
 from tests.support.connected import connected
 from tests.support.local import Fleet, spec
 
@@ -156,7 +162,9 @@ def test_a_job_that_was_suspended_judges_nobody_by_that(
 
 
 AT = 3, 1
-SAVES, LOADS = ((7, "hvc.save"),), ((9, "hvc.load"),)
+SAVES, LOADS = (MeetingUnderWay(7, "hvc.save"),), (MeetingUnderWay(9, "hvc.load"),)
+PAIR, OTHERS = bits([0, 1]), bits([0, 2])
+OF_THE_PAIR, OF_OTHERS, BESIDE = ((MeetingUnderWay(8, "hvc.save", ranks),) for ranks in (PAIR, OTHERS, 0))
 
 
 @pytest.mark.parametrize(
@@ -168,27 +176,68 @@ SAVES, LOADS = ((7, "hvc.save"),), ((9, "hvc.load"),)
         (Answer((*AT, MEETING), SAVES), Answer((*AT, MEETING), LOADS), True),
         (Answer((*AT, MEETING), SAVES), Answer((3, 0, EXCHANGED)), False),  # whose results the first one has
         (Answer((*AT, MEETING), SAVES), Answer((*AT, AWAITED)), False),
-        (Answer((*AT, MEETING), SAVES), Answer((*AT, MEETING), ((8, "hvc.save"),)), False),
+        (Answer((*AT, MEETING), SAVES), Answer((*AT, MEETING), (MeetingUnderWay(8, "hvc.save"),)), False),
         (Answer((*AT, MEETING), SAVES + LOADS), Answer((*AT, MEETING), LOADS + SAVES), False),
         (Answer((*AT, EXCHANGED)), Answer((4, 0, EXCHANGED)), False),
         (Answer((*AT, EXCHANGED), SAVES), Answer((*AT, EXCHANGED)), False),  # with another one, while a bucket is large
         (Answer((*AT, MEETING), SAVES), Answer(), False),
+        # among some of the job's ranks only
+        (Answer((*AT, MEETING), OF_THE_PAIR), Answer((*AT, EXCHANGED)), True),
+        (Answer((*AT, MEETING), OF_OTHERS), Answer((*AT, EXCHANGED)), False),  # it waits for a third one
+        (Answer((*AT, MEETING), OF_THE_PAIR), Answer((*AT, MEETING), SAVES), True),
+        (Answer((*AT, MEETING), OF_OTHERS), Answer((*AT, MEETING), SAVES), False),
+        (Answer((*AT, MEETING), BESIDE), Answer((*AT, EXCHANGED)), False),  # on a thread that does not train
+        (Answer((*AT, MEETING), BESIDE), Answer((*AT, MEETING), LOADS), False),
     ],
 )
 def test_who_waits_in_vain(first: Answer, second: Answer, in_vain: bool) -> None:
+    second = replace(second, rank=1)
     assert first.in_vain(second) is second.in_vain(first) is in_vain
     assert [Answer.read(each.text()) for each in (first, second)] == [first, second]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "7", "[]", "[[1, 2], []]", "[[1, 2, 0], [[1]]]", "[[1, 2, 0], [[1, 7]]]", "[" * 9999]
+    "text", ["", "7", "[]", "[[1, 2], []]", "[[1, 2, 0], [[1]]]", "[[1, 2, 0], [[1, 7]], 0]", "[" * 9999]
 )
 def test_an_answer_of_something_else_is_no_place(text: str) -> None:
     assert Answer.read(text) == Answer()
 
 
 def test_what_is_no_name_of_a_meeting_is_left_out() -> None:
-    assert Answer.read('[[1, 2, 0], [[3, "hvc.save"], [4, "x.\\nrank 9: all is well"]]]').meetings == ((3, "hvc.save"),)
+    text = '[[1, 2, 0], [[3, "hvc.save", -1], [4, "x.\\nrank 9: all is well", -1]], 0]'
+    assert Answer.read(text).meetings == (MeetingUnderWay(3, "hvc.save"),)
+
+
+def test_a_thread_that_does_not_train_keeps_nobody_waiting() -> None:
+    progress, found = Progress(Meetings()), list[MeetingUnderWay]()
+
+    def meet() -> None:
+        with progress.meeting("hvc.save"):
+            found.extend(progress.meetings.under_way())
+
+    for thread in (threading.Thread(target=meet), None):
+        if thread:
+            thread.start()
+            thread.join()
+        else:
+            meet()
+    assert [meeting.needs(1) for meeting in found] == [False, True]
+
+
+def test_ranks_of_a_group_are_named_by_their_numbers_in_the_job() -> None:
+    assert MeetingUnderWay(1, "hvc.save").in_words() == "the saving of a checkpoint folder"
+    assert MeetingUnderWay(1, "hvc.save", PAIR).in_words().endswith(" folder among rank(s) 0, 1 of the job")
+
+
+#: Of other things than meetings of a compression.
+NO_MEETINGS = {"any", "headroom", "plan", "rollcall", "trace", "verify"}
+
+
+def test_every_gather_has_a_purpose() -> None:
+    """One without is not told to other ranks."""
+    texts = (path.read_text() for path in (Path(horovod_compress.__file__).parent).rglob("*.py"))
+    names = {name for text in texts for name in re.findall(r'"hvc\.([a-z]+)', text)} | {*gather.STAGES}
+    assert len(names) > 15 and not {name for name in names - NO_MEETINGS if not is_known(f"hvc.{name}")}
 
 
 @pytest.mark.parametrize("lasts", [True, False])
@@ -200,7 +249,7 @@ def test_ranks_that_wait_in_vain_are_told_once_that_has_lasted(lasts: bool, monk
         exchanges, told = Answer((0, 0, EXCHANGED)), list[str | None]()
         for number in range(4):
             at = number * 0.5 * patience._APART_SECONDS
-            saves = Answer((0, 0, MEETING), ((0 if lasts else number, "hvc.save"),))
+            saves = Answer((0, 0, MEETING), (MeetingUnderWay(0 if lasts else number, "hvc.save"),), rank=1)
             told.append(watching._why_in_vain(saves, {0: (saves, at), 1: (exchanges, at)}))
     words = "rank(s) 0 to the saving of a checkpoint folder, rank(s) 1 to the exchange of step 0; call save()"
     assert [bool(text and words in text) for text in told] == [False, False, lasts, lasts]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from .differences import listed
 
@@ -25,29 +26,68 @@ _PURPOSES = {
     "clip": "the comparison of the norms of updates",
     "save": "the saving of a checkpoint folder",
     "load": "the loading of a checkpoint folder",
-    "elastic": "the meeting of an elastic job, in which its ranks go on together or part",
+    "elastic": "the meeting of an elastic job, in which its ranks go on together",
+    "commit": "the meeting of an elastic job, in which its ranks commit or part",
 }
 
 
+#: Of all ranks of a job, among which a meeting takes place.
+ALL = -1
+
+
+@dataclass(frozen=True)
+class MeetingUnderWay:
+    """What a thread meets other ranks for.
+
+    Attributes:
+        number: of this one only, in its process.
+        name: see :func:`purpose`.
+        ranks: whom that keeps from training, by their numbers in the job: a bit for each.
+    """
+
+    number: int
+    name: str
+    ranks: int = ALL
+
+    def needs(self, rank: int) -> bool:
+        """Return whether it takes place only once a rank, by its number in the job, has come."""
+        return bool(self.ranks >> rank & 1)
+
+    def in_words(self) -> str:
+        if self.ranks in (ALL, 0):
+            return purpose(self.name)
+        among = listed([rank for rank in range(self.ranks.bit_length()) if self.needs(rank)])
+        return f"{purpose(self.name)} among rank(s) {among} of the job"
+
+
+def bits(ranks: Iterable[int] | None) -> int:
+    """Return the ranks of a meeting, None for all."""
+    return ALL if ranks is None else sum(1 << rank for rank in {*ranks})
+
+
 class Meetings:
-    """What threads of one process meet other ranks for, in all of its compressions: the first one first."""
+    """What threads of one process meet other ranks for, in all of its compressions: the first one first.
 
-    def __init__(self) -> None:
+    Attributes:
+        rank: its number in the job.
+    """
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
         self._numbers = itertools.count()
-        self._names: dict[int, str] = {}
+        self._all: dict[int, MeetingUnderWay] = {}
 
-    def begin(self, name: str) -> int:
-        """Note that a meeting begins; return its number."""
-        number = next(self._numbers)
-        self._names[number] = name
-        return number
+    def begin(self, name: str, ranks: int) -> MeetingUnderWay:
+        """Note that a meeting begins."""
+        made = MeetingUnderWay(next(self._numbers), name, ranks)
+        self._all[made.number] = made
+        return made
 
-    def end(self, number: int) -> None:
-        del self._names[number]
+    def end(self, meeting: MeetingUnderWay) -> None:
+        del self._all[meeting.number]
 
-    def under_way(self) -> tuple[tuple[int, str], ...]:
-        """Return numbers, each of one meeting only, and names."""
-        return (*self._names.items(),)  # of another thread's, which changes it meanwhile
+    def under_way(self) -> tuple[MeetingUnderWay, ...]:
+        return (*self._all.values(),)  # of another thread's, which changes it meanwhile
 
 
 def purpose(name: str) -> str:

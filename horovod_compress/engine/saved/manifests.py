@@ -12,6 +12,8 @@ from ...errors import CorruptFrameError
 from . import checksums
 
 _FORMAT = 1
+#: Say of at most so many ranks of a group which ones of the job they are.
+_LISTED = 64
 #: Of one rank's file, which has a name that no other save uses.
 NAME = re.compile(r"rank\d+\.[0-9a-f]{16}\.hvc")
 
@@ -36,6 +38,12 @@ class RankGroup:
 
     ranks: list[int]
     of: int
+
+    def in_words(self) -> str:
+        """Return what numbers of ranks mean that are those within the group."""
+        which = ", ".join(f"rank {mine} is rank {number}" for mine, number in enumerate(self.ranks[:_LISTED]))
+        more = ", and so on" if len(self.ranks) > _LISTED else ""
+        return f"Numbers of ranks are those within a group here; in the job, {which}{more}."
 
     def is_apart(self, other: RankGroup | None) -> bool:
         """Return whether these and the other ones are different ranks of one job, as far as their numbers tell."""

@@ -179,11 +179,13 @@ def not_of(folder: Path, found: Manifest, group: RankGroup | None) -> str | None
 def _check_there(folder: Path, files: Iterable[Entry]) -> None:
     for entry in files:
         path = folder / entry.name
-        if not path.exists():
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
             raise OSError(
                 f"No such file: {path}, which a rank has written; give every rank the same folder, which all hosts see"
-            )
-        if (size := path.stat().st_size) != entry.bytes:
+            ) from None
+        if size != entry.bytes:
             raise OSError(f"{path} has {size} bytes, {entry.bytes} were written; is the folder shared?")
 
 

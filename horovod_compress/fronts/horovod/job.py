@@ -28,7 +28,7 @@ from ...engine.saved.manifests import RankGroup
 from ...errors import ConfigError, ExchangeError, MismatchError, NonFiniteError
 from ...exchange.device import Deadline
 from ...exchange.transports import addresses
-from ..gather import ELASTIC, FORKED, confirmed, pack, pause, unpack, why_apart, why_not_all
+from ..gather import COMMIT, ELASTIC, FORKED, confirmed, pack, pause, unpack, why_apart, why_not_all
 from .private import Run
 
 #: What ranks that begin meet for first: one that joins a job has its model to make before.
@@ -125,8 +125,8 @@ class HorovodJob:
         found = self._gather([asked.under or asked.name, value], replace(asked, under=_ANY))
         numbers = self.process_set.ranks or list(range(self.size))
         if told := why_apart([name for name, _ in found], numbers, self.number):
-            joins = not self.goes_on and asked.name != ELASTIC
-            if joins or not _GOING_ON.intersection(name for name, _ in found):
+            strays = not self.goes_on and asked.name not in (ELASTIC, COMMIT)
+            if strays or not _GOING_ON.intersection(name for name, _ in found):
                 raise MismatchError(told)
             _log.error("%s", told)  # hvd.elastic.run goes back to the last commit without a word
             raise ExchangeError(told)

@@ -22,7 +22,7 @@ from torch import Tensor
 from ...engine.saved import checksums
 from ...engine.saved.redistribute import Carried, common_of, pooled, resized
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, NonFiniteError
-from ..gather import ELASTIC
+from ..gather import COMMIT, ELASTIC
 from ..scale import Scale
 from ..session import Session
 from .compression import Compression
@@ -206,7 +206,7 @@ class Resets:
         kept = session.reducer.kept
         waiting = kept.withholding.waiting()
         counts = {name: tensor.numel() for name, tensor in waiting.items()}
-        found = session.gather([bool(session.under_way), counts], f"{ELASTIC}.parting")
+        found = session.gather([bool(session.under_way), counts], f"{COMMIT}.parting")
         if any(under_way for under_way, _ in found):
             raise ExchangeError(
                 f"rank {session.job.number}: hosts change while a step is under way; the job goes back to its last "
@@ -216,7 +216,7 @@ class Resets:
         every = {name: count for _, theirs in found for name, count in theirs.items()}
         methods = session.methods
         self._pooled = pooled(self._before, self._add_up, len(found), methods.folded(), methods.coded(), every)
-        session.gather(None, f"{ELASTIC}.pooled")  # all have it
+        session.gather(None, f"{COMMIT}.pooled")  # all have it
         self._end_session()
         if compression._here().reducer.rank == 0:
             _log.info("hosts change: what waits on %d rank(s) was shared among all of them", len(found))
@@ -242,7 +242,7 @@ class Resets:
         if self._copies:
             size = self._neighbour.prepare({"state": kept.whole(), "waiting": kept.withholding.waiting()})
         norm = kept.residual_norm(session.steps.divisors())
-        found = session.gather([norm, size, int(hvd.local_size())], f"{ELASTIC}.commit")
+        found = session.gather([norm, size, int(hvd.local_size())], f"{COMMIT}.commit")
         sizes = [size for _, size, _ in found]
         if bool(min(sizes)) != bool(max(sizes)):
             raise ConfigError("some ranks were given neighbour_copy=True and some not; give all ranks the same")
@@ -250,7 +250,7 @@ class Resets:
             on_a_host = max(local for *_, local in found)
             ahead = on_a_host if on_a_host < len(found) else 1  # Horovod gives up the whole host of a rank that dies
             self._neighbour.exchange(sizes, ahead, self._compression._job, session.reducer.options.longest_seconds)
-            session.gather(None, f"{ELASTIC}.copies")  # all have theirs
+            session.gather(None, f"{COMMIT}.copies")  # all have theirs
         self._coming = [norm for norm, *_ in found]
 
     def end_commit(self) -> None:

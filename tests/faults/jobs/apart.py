@@ -1,8 +1,12 @@
-"""One rank saves while another one steps: with one compression, with two, or at the first step."""
+"""One rank saves while another one steps: with one compression, with two, at the first step, or in a group of ranks.
+
+In the controls, ranks wait for one that comes late, which each of them needs.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any
 
@@ -30,15 +34,22 @@ else:
 patience._SHARE, patience._APART_SECONDS = 1 / 60, case["apart"]
 
 
-def made() -> tuple[Any, Any, Any]:
+def made(members: list[int] | None = None) -> tuple[Any, Any, Any]:
     torch.manual_seed(1)
     model = torch.nn.Linear(8, 8)
-    compression = front.Compression.topk(model.named_parameters(), schedule="single")
+    among: dict[str, Any] = {}
+    if members and case["path"] == "ddp":
+        among = {"process_group": dist.new_group(members)}
+    elif members:
+        among = {"process_set": hvd.add_process_set(members)}
+    compression = front.Compression.topk(model.named_parameters(), schedule="single", **among)
+    if members and rank not in members:
+        return model, compression, None
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
     if case["path"] == "ddp":
         compression.register(model, optimizer)  # type: ignore[attr-defined]
     else:
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression, **among)
         compression.attach(optimizer)  # type: ignore[attr-defined]
     return model, compression, optimizer
 
@@ -49,19 +60,47 @@ def step(model: Any, compression: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-first, second = made(), made()
+def come_late() -> None:
+    """Save and step, each in its turn, after another rank where this one is late; see the kinds."""
+    kind, late = case["kind"], 3 * case["apart"]
+    if kind == "late in a group":  # rank 0 waits for rank 1, and rank 2 for both
+        time.sleep(late if rank == 1 else 0)
+        if second[2]:
+            second[1].save(case["folder"])
+        step(*first)
+    elif kind == "late beside":  # rank 0 saves on a thread, for which rank 1 is late, and steps late
+        thread = threading.Thread(target=lambda: (time.sleep(late if rank else 0), first[1].save(case["folder"])))
+        thread.start()
+        time.sleep(0 if rank else late)
+        step(*second)
+        thread.join()
+    else:
+        time.sleep(0 if rank else late)
+        first[1].save(case["folder"])
+
+
+def stray() -> None:
+    """Save on one rank, and step on the other."""
+    mine = second if case["kind"] in ("other compression", "group") else first
+    if rank == SAVER:
+        (second if case["kind"] == "group" else first)[1].save(case["folder"])
+    elif mine[2]:
+        step(*mine)
+    else:  # this process has the store
+        time.sleep(8 * case["apart"])
+
+
+MEMBERS = {"late in a group": [0, 1], "group": [1, 2]}.get(case["kind"])
+SAVER = MEMBERS[0] if MEMBERS else 0
+first, second = made(), made(MEMBERS)
 if case["kind"] != "first step":
     for _ in range(3):
         step(*first)
-        step(*second)
+        if second[2]:
+            step(*second)
 error, text, began = None, "", time.monotonic()
 try:
-    if rank == 0 and case["kind"] == "late":
-        time.sleep(3 * case["apart"])
-    if rank == 0 or case["kind"] == "late":
-        first[1].save(case["folder"])
-    else:
-        step(*(second if case["kind"] == "other compression" else first))
+    (come_late if case["kind"].startswith("late") else stray)()
 except HorovodCompressError as found:
     error, text = type(found).__name__, str(found)
 report({"error": error, "text": text, "seconds": time.monotonic() - began})
