@@ -20,7 +20,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..codecs.work import together
 from ..engine.agreement import differences
 from ..engine.agreement.differences import Way
-from ..engine.agreement.purposes import bits
 from ..engine.job import Gathering, Job
 from ..engine.methods import Methods
 from ..engine.optimizer.step_hooks import uncompiled, with_gradients
@@ -63,8 +62,7 @@ class Session:
     def __init__(self, job: Job, methods: Methods, reducer: Reducer, given: Named, name: str) -> None:
         self.name, self.name_of_all = name, name if job.row is None else ""
         self.job, self.methods, self.reducer, self.failure = job, methods, reducer, reducer.failure
-        self._progress, group = reducer.context.progress, job.group_of_all()
-        self._progress.among = bits(group.ranks if group else None)
+        self._progress = reducer.context.progress
         self.steps = Steps(reducer, methods, given, self._gather_times)
         self.others = [(name, parameter) for name, parameter in given if not parameter.requires_grad]
         self.lock = threading.RLock()

@@ -17,7 +17,7 @@ from ..codecs.base import Codec, check_world, tables_that_stay, variants_of
 from ..codecs.masked import Masked
 from ..engine.agreement import handshake
 from ..engine.agreement.handshake import own_address
-from ..engine.agreement.purposes import Meetings
+from ..engine.agreement.purposes import Meetings, bits
 from ..engine.job import Job
 from ..engine.methods import Methods, numbered, parse
 from ..engine.names import pairs
@@ -113,6 +113,7 @@ def start(
         hooks = replace(hooks, run=documents[0].run, meetings=_meetings, ranks_in_words=words)
         _runs[job] = hooks.run  # a process set in which another rank is the first calls it so, too
         reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks, host)
+        reducer.context.progress.among = bits(group.ranks if group else None)
         undo.pop_all()
     return methods, reducer, documents[0].name
 
