@@ -15,6 +15,10 @@
 
 #include "kernels.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 namespace py = pybind11;
 
 namespace {
@@ -179,6 +183,39 @@ template <class T> using Given = std::conditional_t<std::is_class_v<typename Arg
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
+// Results may not depend on a caller that flushes subnormals or rounds another way: kernels round to nearest and keep
+// subnormals, from the first narrowing of an argument on. It is set here, where no compiler sees into the kernel that
+// it calls: it may move arithmetic across such a setting. Threads that a kernel starts inherit it.
+class [[maybe_unused]] DefaultRounding {
+#if defined(__SSE2__)
+ public:
+  DefaultRounding() : saved_(_mm_getcsr()) {
+    if (saved_ != kDefault) _mm_setcsr(kDefault);
+  }
+  ~DefaultRounding() {
+    if (saved_ != kDefault) _mm_setcsr(saved_);
+  }
+
+ private:
+  static constexpr unsigned kDefault = 0x1f80;
+  const unsigned saved_;
+#elif defined(__aarch64__)
+ public:
+  DefaultRounding() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    if (saved_ != 0) asm volatile("msr fpcr, %0" : : "r"(uint64_t(0)));
+  }
+  ~DefaultRounding() {
+    if (saved_ != 0) asm volatile("msr fpcr, %0" : : "r"(saved_));
+  }
+
+ private:
+  uint64_t saved_;
+#endif
+};
+
+using Guards = py::call_guard<py::gil_scoped_release, DefaultRounding>;
+
 // Where a count goes, if the argument before `launch` is one.
 template <class... A> constexpr size_t count_at() {
   using Types = std::tuple<void, void, A...>;
@@ -209,7 +246,7 @@ void define(py::module_& module, const char* name, R (*kernel)(A...), std::index
       return std::pair<int64_t, int64_t>(result, count);
     }
   };
-  module.def(name, call, py::call_guard<py::gil_scoped_release>());
+  module.def(name, call, Guards());
 }
 
 template <class R, class... A> void define(py::module_& module, const char* name, R (*kernel)(A...)) {
@@ -234,7 +271,7 @@ template <class Tensor, class... A, size_t... I> void define_batch(py::module_& 
       return counts;
     }
   };
-  module.def(name, call, py::call_guard<py::gil_scoped_release>());
+  module.def(name, call, Guards());
 }
 
 template <class Tensor, class... A,

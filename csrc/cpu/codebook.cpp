@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "kernels.h"
-#include "parallel.h"
 #include "visit.h"
 
 namespace hvc {
@@ -36,7 +35,6 @@ template <class W> void fit(const W* values, int64_t count, int levels, float* o
 }  // namespace
 
 void codebook_fit(const void* values, Dtype dtype, int64_t count, int bits, float* levels, Launch) {
-  const DefaultRounding rounding;
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     fit(static_cast<const W*>(values), count, codebook_levels(bits), levels);

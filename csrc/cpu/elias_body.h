@@ -123,30 +123,33 @@ template <class T> HVC_INLINE float widest_norm(const QsgdShape& shape, double e
   return norm.best();
 }
 
-template <class T> int64_t encode(const EliasEncode<T>& e, int64_t& nonfinite) {
+// Streams of ranges, one behind the other; returns how many bytes they take.
+template <class T>
+int64_t encode(const EliasEncode<T>& e, int64_t first_range, int64_t last_range, uint8_t* streams, int64_t& nonfinite) {
   Draws draws(draws_of(e.key));
   alignas(64) Work<T> values[kMostBlock];
   LevelWriter writer(levels_of(e.shape.bits));
   const int64_t block = e.shape.block, blocks = ceil_div(e.count, block), in_range = blocks_in_range(block);
-  uint8_t* lengths = e.out;
-  uint8_t* norms = lengths + 4 * elias_ranges(e.count, block);
-  uint8_t* begin = norms + blocks * kNormBytes;
-  for (int64_t first = 0; first < blocks; first += in_range, lengths += 4) {
-    const int64_t end = std::min(first + in_range, blocks);
+  uint8_t* norms = e.section + 4 * elias_ranges(e.count, block);
+  uint8_t* begin = streams;
+  int64_t found = 0;
+  for (int64_t range = first_range; range < last_range; ++range) {
+    const int64_t first = range * in_range, end = std::min(first + in_range, blocks);
     for (int64_t i = first; i < end; ++i) {
       const T* x = e.grad + i * block;
       const int64_t count = std::min(block, e.count - i * block);
-      const float norm = e.error > 0 ? widest_norm(e.shape, e.error, x, count, values, nonfinite)
-                                     : norm_of(e.shape.norm, x, count, nonfinite);
+      const float norm =
+          e.error > 0 ? widest_norm(e.shape, e.error, x, count, values, found) : norm_of(e.shape.norm, x, count, found);
       memcpy(norms + i * kNormBytes, &norm, sizeof norm);
       quantise_block(e.shape, x, count, norm, draws, e.offset + i * block,
                      [&](const int8_t* codes, int chunk) { writer.put(codes, chunk); });
     }
     uint8_t* finished = writer.finish(std::min(end * block, e.count) - first * block, begin);
-    store_bytes(lengths, uint32_t(finished - begin));
+    store_bytes(e.section + 4 * range, uint32_t(finished - begin));
     begin = finished;
   }
-  return begin - e.out;
+  nonfinite = found;
+  return begin - streams;
 }
 
 // ---- decode -----------------------------------------------------------------------------------------------
@@ -242,8 +245,8 @@ class SectionStreams {
     return at_ > s_.bytes ? absent : LevelStream{s_.data + at, 8 * uint64_t(bytes), uint64_t(elements)};
   }
 
-  const uint8_t* norms(int64_t block) const { return s_.data + norms_ + block * kNormBytes; }
-  bool too_short() const { return too_short_; }
+  // None where the section is too short: all of its ranges are malformed then.
+  const uint8_t* norms(int64_t block) const { return too_short_ ? nullptr : s_.data + norms_ + block * kNormBytes; }
 
  private:
   const Section s_;
@@ -270,30 +273,36 @@ HVC_INLINE bool add_sparse(const LevelStream& s, int32_t most, const uint8_t* no
   return reader.malformed();
 }
 
-// Adds up to kTogether ranges of a section to `sums`; returns how many are malformed.
-template <class T> HVC_INLINE int64_t add_ranges(const EliasDecode<T>& d, SectionStreams& section, int64_t range,
-                                                 int number, Levels* levels, Work<T>* sums) {
-  const int64_t block = d.shape.block, in_range = blocks_in_range(block), length = in_range * block;
+// A range of a section, and the sums that its levels go to.
+template <class W> struct SectionRange {
+  LevelStream stream;
+  const uint8_t* norms;
+  W* sums;
+};
+
+// Adds up to kTogether ranges in their order; returns how many are malformed.
+template <class T>
+int64_t add_ranges(const EliasDecode<T>& d, const SectionRange<Work<T>>* ranges, int number, Levels* levels) {
   const int32_t most = levels_of(d.shape.bits);
+  const auto scale = Work<T>(d.scale);
   LevelStream streams[kTogether];
   uint64_t bits = 0, elements = 0;
   for (int i = 0; i < number; ++i) {
-    streams[i] = section.next(range + i, std::min(length, d.count - (range + i) * length));
+    streams[i] = ranges[i].stream;
     bits += streams[i].bits, elements += streams[i].elements;
   }
-  const auto norms = [&](int i) { return section.norms((range + i) * in_range); };
   int64_t wrong = 0;
   if (kSparse * bits < elements) {
     for (int i = 0; i < number; ++i)
-      wrong += add_sparse(streams[i], most, norms(i), block, Work<T>(d.scale), sums + i * length);
+      wrong += add_sparse(streams[i], most, ranges[i].norms, d.shape.block, scale, ranges[i].sums);
     return wrong;
   }
   memset(levels, 0, size_t(number) * sizeof *levels);
   if (number == kTogether) read_together(streams, uint64_t(most), levels);
   for (int i = 0; i < number; ++i) {
     wrong += finish_levels(streams[i], most, levels + i);
-    if (!section.too_short())
-      add_levels(levels[i], int64_t(streams[i].elements), norms(i), block, Work<T>(d.scale), sums + i * length);
+    if (ranges[i].norms)
+      add_levels(levels[i], int64_t(streams[i].elements), ranges[i].norms, d.shape.block, scale, ranges[i].sums);
   }
   return wrong;
 }
@@ -302,7 +311,7 @@ template <class T> HVC_INLINE int64_t add_ranges(const EliasDecode<T>& d, Sectio
 template <class T> int64_t decode(const EliasDecode<T>& d, int64_t first, int64_t last) {
   std::vector<Work<T>> sums(kTogether * kEliasRange);  // too much for the stacks of some systems
   const std::unique_ptr<Levels[]> levels(new Levels[kTogether]);
-  const int64_t block = d.shape.block, length = blocks_in_range(block) * block;
+  const int64_t block = d.shape.block, in_range = blocks_in_range(block), length = in_range * block;
   std::vector<SectionStreams> sections;
   for (int64_t rank = 0; rank < d.number; ++rank)
     sections.emplace_back(d.sections[rank], elias_ranges(d.count, block), ceil_div(d.count, block), first);
@@ -311,7 +320,18 @@ template <class T> int64_t decode(const EliasDecode<T>& d, int64_t first, int64_
     const int number = int(std::min<int64_t>(kTogether, last - range));
     const int64_t begin = range * length, count = std::min(number * length, d.count - begin);
     memset(sums.data(), 0, size_t(count) * sizeof(Work<T>));
-    for (SectionStreams& section : sections) wrong += add_ranges(d, section, range, number, levels.get(), sums.data());
+    SectionRange<Work<T>> waiting[kTogether];
+    int held = 0;
+    // Four at a time, whether of one section or, where it has fewer, of several.
+    for (SectionStreams& section : sections)
+      for (int i = 0; i < number; ++i) {
+        waiting[held] = {section.next(range + i, std::min(length, count - i * length)),
+                         section.norms((range + i) * in_range), sums.data() + i * length};
+        if (++held < kTogether) continue;
+        wrong += add_ranges(d, waiting, held, levels.get());
+        held = 0;
+      }
+    wrong += add_ranges(d, waiting, held, levels.get());
     for (int64_t at = 0; at < count; at += kChunk)
       put_part(d.grad + begin + at, sums.data() + at, int(std::min<int64_t>(kChunk, count - at)), d.streamed);
   }

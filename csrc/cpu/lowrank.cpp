@@ -10,13 +10,20 @@
 namespace hvc {
 namespace {
 
-// Columns whose sums stay in the cache while rows go by; changes no bit.
-constexpr int64_t kTile = 1024;
+// Columns whose sums stay in the cache while rows go by: so many, or fewer where some threads would have none. Still
+// narrower ones, and those of a small matrix, cost what another thread saves. Changes no bit.
+constexpr int64_t kTile = 1024, kLeastTile = 256, kTileUnit = 64, kNarrowBytes = 4 * kBytesPerThread;
+
+int64_t tile_for(int64_t columns, int64_t bytes, int threads) {
+  const int64_t share = ceil_div(columns, std::max<int64_t>(1, std::min<int64_t>(threads, bytes / kNarrowBytes)));
+  return std::clamp(ceil_div(share, kTileUnit) * kTileUnit, kLeastTile, kTile);
+}
 
 template <class T> struct RightOf {
   Matrix<T> x;
   const Work<T>* left;
   Work<T>* right;
+  int64_t tile;
 };
 
 template <class T> int64_t bytes_read(const Matrix<T>& x) {
@@ -33,7 +40,6 @@ namespace hvc {
 
 void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank, const Stream* key, int64_t offset,
                    void* right, Launch) {
-  const DefaultRounding rounding;
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     HVC_CHOOSE(start_lines<W>)(static_cast<const W*>(kept), columns, rank, *key, offset, static_cast<W*>(right));
@@ -53,7 +59,6 @@ void lowrank_left(const void* grad, const void* residual, Dtype dtype, int64_t r
 }
 
 void lowrank_orthonormalise(void* lines, Dtype dtype, int64_t count, int64_t rank, Launch) {
-  const DefaultRounding rounding;
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     HVC_CHOOSE(orthonormalise<W>)(static_cast<W*>(lines), count, rank);
@@ -64,10 +69,11 @@ void lowrank_right(const void* grad, const void* residual, Dtype dtype, int64_t 
                    const void* left, void* right, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const RightOf<T> o{matrix<T>(grad, residual, rows, columns, rank), static_cast<const Work<T>*>(left),
-                       static_cast<Work<T>*>(right)};
+    const Matrix<T> x = matrix<T>(grad, residual, rows, columns, rank);
+    const int64_t bytes = bytes_read(x), tile = tile_for(columns, bytes, launch.threads);
+    const RightOf<T> o{x, static_cast<const Work<T>*>(left), static_cast<Work<T>*>(right), tile};
     const auto range = HVC_CHOOSE(lowrank_right<T>);
-    parallel_for(launch.threads, ceil_div(columns, kTile), bytes_read(o.x),
+    parallel_for(launch.threads, ceil_div(columns, tile), bytes,
                  [&](int64_t first, int64_t last) { range(o, first, last); });
   });
 }

@@ -18,7 +18,6 @@ namespace {
 
 // Units of a row in index order: a maximum, or a sum as rules/tree.h says.
 template <class Out> void join(const Units& units, const double* parts, bool maximum, Out* out) {
-  const DefaultRounding rounding;
   for (int64_t first = 0; first < units.total; first += units.per_row) {
     const int64_t end = std::min(first + units.per_row, units.total);
     double value = parts[first];

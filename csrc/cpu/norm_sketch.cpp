@@ -24,7 +24,6 @@ template <class T> void sketch(const NormSketched& t, int places, const Stream& 
            parts.get() + i * counters);
     }
   });
-  const DefaultRounding rounding;
   for (int64_t counter = 0; counter < counters; ++counter) {
     double sum = 0;
     for (int64_t i = 0; i < units; ++i) sum += double(parts[size_t(i * counters + counter)]);

@@ -9,41 +9,7 @@
 #include <thread>
 #include <vector>
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
 namespace hvc {
-
-// Results may not depend on a caller that flushes subnormals or rounds another way: round to nearest, keep
-// subnormals, inside a kernel.
-class [[maybe_unused]] DefaultRounding {
-#if defined(__SSE2__)
- public:
-  DefaultRounding() : saved_(_mm_getcsr()) {
-    if (saved_ != kDefault) _mm_setcsr(kDefault);
-  }
-  ~DefaultRounding() {
-    if (saved_ != kDefault) _mm_setcsr(saved_);
-  }
-
- private:
-  static constexpr unsigned kDefault = 0x1f80;
-  const unsigned saved_;
-#elif defined(__aarch64__)
- public:
-  DefaultRounding() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    if (saved_ != 0) asm volatile("msr fpcr, %0" : : "r"(uint64_t(0)));
-  }
-  ~DefaultRounding() {
-    if (saved_ != 0) asm volatile("msr fpcr, %0" : : "r"(saved_));
-  }
-
- private:
-  uint64_t saved_;
-#endif
-};
 
 constexpr int64_t kBytesPerThread = 1 << 20;
 
@@ -78,7 +44,6 @@ template <class Body> void parallel_ranges(int threads, int64_t total, int64_t b
   const int64_t ranges = std::max<int64_t>(1, std::min({int64_t(threads), total, bytes / kBytesPerThread}));
   FirstError error;
   const auto run = [&](int64_t range) {
-    const DefaultRounding rounding;
     error.keep([&] { body(range, total * range / ranges, total * (range + 1) / ranges); });
   };
   std::vector<std::thread> others;

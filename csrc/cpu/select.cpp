@@ -297,7 +297,6 @@ void top_select(const TopSelected* tensors, int64_t tensor_count, Dtype dtype, b
   const Memory memory;
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const DefaultRounding rounding;
     for (const TopSelected* t = tensors; t != tensors + tensor_count; ++t) {
       const Input<T> in = input<T>(t->grad, t->residual, t->count, t->k);
       const auto parts = select_largest<kTogether>(in, memory.arena(), launch);
@@ -313,7 +312,6 @@ void binary_select(const BinarySelected* tensors, int64_t tensor_count, Dtype dt
   const Memory memory;
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const DefaultRounding rounding;
     for (const BinarySelected* t = tensors; t != tensors + tensor_count; ++t) {
       auto parts = select_largest<kApart>(input<T>(t->grad, t->residual, t->count, t->k), memory.arena(), launch);
       auto* const mean = static_cast<Work<T>*>(t->mean);

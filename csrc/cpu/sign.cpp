@@ -60,15 +60,11 @@ template <class T> int64_t run_offer(Offer<T> o, double* sums, int threads) {
       o.units.count * int64_t(sizeof(T) + (o.residual ? sizeof(Work<T>) : 0) + (o.divisor ? sizeof(Work<T>) : 0));
   const int64_t nonfinite =
       offer_units(o.units, o.bits, bytes, threads, [&](int64_t first, int64_t last) { return range(o, first, last); });
-  if (sums) {
-    const DefaultRounding rounding;
-    add_superblocks(o.units, o.unit_sums, sums);
-  }
+  if (sums) add_superblocks(o.units, o.unit_sums, sums);
   return nonfinite;
 }
 
 void steps_of_rows(const SignOffered& t, const double* sums, int64_t ranks, float scale) {
-  const DefaultRounding rounding;
   for (int64_t begin = 0, row = 0; begin < t.count; begin += t.row_length, ++row)
     t.steps[row] = step_of(sums[row], std::min(t.row_length, t.count - begin), ranks, scale);
 }

@@ -65,8 +65,9 @@ template <class T, class Range> int64_t encode_rows(const SketchEncode<T>& e, in
 
 // ---- the largest ------------------------------------------------------------------------------------------
 
-constexpr int64_t kSampleUnits = 4096;
-constexpr int64_t kRoom = 1 << 16;  // candidates beyond twice the number asked for
+constexpr int64_t kLeastSampled = 512, kMostSampled = 4096;  // units
+constexpr int64_t kSampleStride = 8;  // between the two: ranking what is sampled takes longer than collecting
+constexpr int64_t kRoom = 1 << 16;    // candidates beyond twice the number asked for
 
 template <class W> class Top {
  public:
@@ -88,7 +89,8 @@ template <class W> class Top {
 
   // About the magnitude of the k-th largest, rather too low than too high; at least the smallest above 0.
   I guess() const {
-    const int64_t stride = ceil_div(s_.units, kSampleUnits);
+    const int64_t stride =
+        std::max(ceil_div(s_.units, kMostSampled), std::min(ceil_div(s_.units, kLeastSampled), kSampleStride));
     std::vector<I> sampled(size_t(ceil_div(s_.units, stride) * kSketchBlock));
     const auto sample = s_.map.rows == 1   ? HVC_CHOOSE(sample<1, W>)
                         : s_.map.rows == 3 ? HVC_CHOOSE(sample<3, W>)

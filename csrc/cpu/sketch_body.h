@@ -155,8 +155,7 @@ HVC_INLINE BlockEstimate<W> estimate_block(const Places<W>& places, const W* tab
 
 // Calls use(block, estimate, which lanes count) for units [first, last) of the spans, as long as it says true.
 template <int kRows, class W, class Use>
-HVC_INLINE void each_estimate(const SketchTable<W>& s, int64_t first, int64_t last, const Use& use) {
-  Places<W> places(s.map, 0, kRows);
+HVC_INLINE void each_estimate(const SketchTable<W>& s, Places<W>& places, int64_t first, int64_t last, const Use& use) {
   for (const SketchSpan* span = span_of(s, first); first < last; ++span) {
     const int64_t base = span->start / kSketchBlock - span->units;
     const int64_t end = std::min(last, span->units + span_blocks(*span));
@@ -177,8 +176,9 @@ HVC_INLINE void each_estimate(const SketchTable<W>& s, int64_t first, int64_t la
 // Magnitudes in every `stride`-th unit; returns how many.
 template <int kRows, class W> int64_t sample(const SketchTable<W>& s, int64_t stride, Int<W>* magnitudes) {
   int64_t count = 0;
+  Places<W> places(s.map, 0, kRows);
   for (int64_t unit = 0; unit < s.units; unit += stride)
-    each_estimate<kRows, W>(s, unit, unit + 1, [&](int64_t, const BlockEstimate<W>& e, uint32_t valid) {
+    each_estimate<kRows, W>(s, places, unit, unit + 1, [&](int64_t, const BlockEstimate<W>& e, uint32_t valid) {
       Int<W> bits[kSketchBlock];
       e.put(bits);
       for (int lane = 0; valid >> lane; ++lane) magnitudes[count++] = bits[lane] & IntOf<W>::kMagnitude;
@@ -190,7 +190,8 @@ template <int kRows, class W> int64_t sample(const SketchTable<W>& s, int64_t st
 // Counts the next 16 bits, from `shift` on, of the magnitudes that begin with `prefix`.
 template <int kRows, class W>
 void histogram(const SketchTable<W>& s, Int<W> prefix, int shift, int64_t* bins, int64_t first, int64_t last) {
-  each_estimate<kRows, W>(s, first, last, [&](int64_t, const BlockEstimate<W>& e, uint32_t valid) {
+  Places<W> places(s.map, 0, kRows);
+  each_estimate<kRows, W>(s, places, first, last, [&](int64_t, const BlockEstimate<W>& e, uint32_t valid) {
     Int<W> bits[kSketchBlock];
     e.put(bits);
     for (int lane = 0; valid >> lane; ++lane) {
@@ -205,7 +206,8 @@ void histogram(const SketchTable<W>& s, Int<W> prefix, int shift, int64_t* bins,
 template <int kRows, class W>
 void collect(const SketchTable<W>& s, Int<W> bound, int64_t ties, Candidates<W>& found, int64_t first, int64_t last) {
   int64_t count = 0;
-  each_estimate<kRows, W>(s, first, last, [&](int64_t block, const BlockEstimate<W>& e, uint32_t valid) {
+  Places<W> places(s.map, 0, kRows);
+  each_estimate<kRows, W>(s, places, first, last, [&](int64_t block, const BlockEstimate<W>& e, uint32_t valid) {
     uint32_t lanes = e.magnitude_at_least(bound) & valid;
     if (__builtin_expect(lanes == 0, 1)) return true;
     found.full = count + kSketchBlock > found.capacity;

@@ -80,7 +80,6 @@ void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype
                                    unit_lows,
                                    counts.get()};
       nonfinite[i] = run_offer(offer, launch.threads);
-      const DefaultRounding rounding;
       add_superblocks(units, unit_highs, t.highs);
       add_superblocks(units, unit_lows, t.lows);
       add_ones(units, counts.get(), t.ones);

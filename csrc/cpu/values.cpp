@@ -95,7 +95,6 @@ int64_t encode_as(ValueForm form, const Given& given, const W* values, const voi
 
 void values_encode(const ValuesEncoded* tensors, int64_t tensor_count, Dtype dtype, int64_t* ends, uint8_t* out,
                    int64_t, Launch) {
-  const DefaultRounding rounding;
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     for (const ValuesEncoded* t = tensors; t != tensors + tensor_count; ++t, ++ends) {

@@ -194,7 +194,8 @@ HVC_INLINE Native<float>::Vector load_floats(const Half* from) {
 }
 
 HVC_INLINE Words narrowed(BFloat16, Native<float>::Vector a, Native<float>::Vector b) {
-  return join_16_bits(bfloat16_of_float((Singles)a), bfloat16_of_float((Singles)b));
+  return join_16_bits(bfloat16_of_float<Native<float>::Vector>((Singles)a),
+                      bfloat16_of_float<Native<float>::Vector>((Singles)b));
 }
 HVC_INLINE Words narrowed(Half, Native<float>::Vector a, Native<float>::Vector b) {
   constexpr int kNearest [[maybe_unused]] = 8;  // to nearest even, without a trap

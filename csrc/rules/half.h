@@ -1,5 +1,5 @@
 // float16 and bfloat16 conversions by integer arithmetic: round to nearest even, subnormals kept, NaN stays
-// NaN with the payload that F16C gives. No float operation here touches a subnormal float32, so a flush-to-zero
+// NaN with the payload that F16C gives. No float operation here depends on a subnormal float32, so a flush-to-zero
 // mode of the caller changes nothing.
 #pragma once
 #include "rules/common.h"
@@ -19,10 +19,11 @@ template <class F, class U> HVC_RULE U float_of_half(U half) {
   return (magnitude >= 0x7c00u ? special : finite) | sign;
 }
 
-template <class U> HVC_RULE U bfloat16_of_float(U bits) {
+template <class F, class U> HVC_RULE U bfloat16_of_float(U bits) {
   const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const U nan = (bits >> 16) | 0x0040u;
-  return (bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded;
+  const F value = bit_cast<F>(bits);
+  return value != value ? nan : rounded;  // AVX2 has no comparison of unsigned integers
 }
 
 template <class F, class U> HVC_RULE U half_of_float(U all) {
@@ -38,7 +39,7 @@ template <class F, class U> HVC_RULE U half_of_float(U all) {
 
 HVC_RULE float to_float(BFloat16 h) { return bit_cast<float>(uint32_t(h.bits) << 16); }
 HVC_RULE float to_float(Half h) { return bit_cast<float>(float_of_half<float>(uint32_t(h.bits))); }
-HVC_RULE BFloat16 to_bfloat16(float value) { return {uint16_t(bfloat16_of_float(bit_cast<uint32_t>(value)))}; }
+HVC_RULE BFloat16 to_bfloat16(float value) { return {uint16_t(bfloat16_of_float<float>(bit_cast<uint32_t>(value)))}; }
 HVC_RULE Half to_half(float value) { return {uint16_t(half_of_float<float>(bit_cast<uint32_t>(value)))}; }
 
 // float64 to float32 rounded to odd: a second rounding to a narrower type then gives what one rounding would. NaN has
