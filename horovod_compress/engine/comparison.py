@@ -257,8 +257,8 @@ def _warning(step: int, odd: Sequence[str], count: int, values: Sequence[str]) -
         "under Horovod call hvd.broadcast_parameters(model.state_dict(), root_rank=0)), or a checkpoint was loaded on "
         "one rank after that; the initial weights come from different seeds; gradients are clipped or changed between "
         "backward() and synchronize(), or differently on each rank before step(); a rank skips a step that others "
-        "make; a forward pass changes weights by its own data, as Embedding(max_norm=) does. See "
-        "docs/troubleshooting.md. This warning appears only once"
+        "make, or sets its learning rate by a metric of its own; a forward pass changes weights by its own data, as "
+        "Embedding(max_norm=) does. See docs/troubleshooting.md. This warning appears only once"
     )
 
 

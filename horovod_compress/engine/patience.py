@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from ..errors import MismatchError
 from ..options import FLOW_SECONDS
 from .agreement.differences import explained, listed
-from .agreement.purposes import MeetingUnderWay, different_purposes, is_known, purpose
+from .agreement.purposes import MeetingUnderWay, advice, different_purposes, is_known, purpose
 from .context import EXCHANGED, Context, Position, Progress
 from .failure import Failure
 
@@ -197,5 +197,6 @@ class Patience:
         state = "no sign of life" if silent else "alive, but out of batches, or busy with evaluation or the like"
         left = context.options.busy_seconds - (now - since)
         where = f"in {purpose(meets)}" if meets else f"before bucket {bucket} of step {step}"
-        text += f", {where}: {state}; this becomes an error in {left:.0f} s; to wait longer, raise timeout="
+        text += f", {where}: {state}{advice(meets)}"
+        text += f"; this becomes an error in {left:.0f} s; to wait longer, raise timeout="
         _log.warning("%s", explained(text, self._failure.ranks_in_words))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..engine.agreement.differences import listed
-from ..engine.agreement.purposes import different_purposes, purpose
+from ..engine.agreement.purposes import advice, different_purposes, purpose
 from ..engine.job import Gathering, Job
 from ..engine.saved import checksums
 from ..errors import CorruptFrameError, ExchangeError
@@ -42,7 +42,7 @@ def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int])
     return (
         f"rank {rank}: {what}.{who} Usual causes: a rank failed before this point; a rank needs longer to load its "
         "data or model than timeout= allows; compression objects are not created, or used, in the same order on every "
-        "rank"
+        f"rank{advice(name)}"
     )
 
 

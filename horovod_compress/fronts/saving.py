@@ -309,7 +309,8 @@ class Saved:
         def state() -> dict[str, Any]:
             path = Path(folder).resolve()
             other = _savers.get(path)
-            if other and not other.is_over() and other.steps.index.keys().isdisjoint(session.steps.index):
+            is_there = (path / state_folder.MANIFEST).exists()
+            if other and is_there and not other.is_over() and other.steps.index.keys().isdisjoint(session.steps.index):
                 raise ConfigError(
                     f"{path} holds the checkpoint of another compression of this process, which saving here would "
                     "remove; use a separate folder for each, or close() the other one first"

@@ -25,7 +25,7 @@ from torch import nn
 from ..engine.optimizer.family import options_of
 from ..engine.optimizer.local_steps import Schedule, Settings
 from ..engine.optimizer.outer import Factory, Outer
-from ..engine.optimizer.step_hooks import calls_hooks, uncompiled
+from ..engine.optimizer.step_hooks import calls_hooks, in_words, uncompiled
 from ..engine.optimizer.update_moment import SharedSecondMoment
 from ..engine.optimizer.updates import UpdateExchange
 from ..errors import ConfigError, NonFiniteError
@@ -98,8 +98,8 @@ def distributed_update_optimizer(
     """
     if not isinstance(optimizer, torch.optim.Optimizer) or not calls_hooks(optimizer):
         raise ConfigError(
-            f"the optimizer should be one of torch.optim, such as SGD, got {optimizer!r:.200}; of a wrapper, give the "
-            "optimizer that it wraps"
+            f"the optimizer should be one of torch.optim, such as SGD, got {in_words(optimizer)}; of a wrapper, give "
+            "the optimizer that it wraps"
         )
     if isinstance(compression, type) or not callable(getattr(compression, "_for_updates", None)):
         raise ConfigError(

@@ -123,7 +123,13 @@ def test_one_that_makes_the_steps_of_another_one_is_named_while_all_is_exact() -
 @BOTH
 @pytest.mark.parametrize(
     ("case", "kept"),
-    [("AdamW marsit", ", such as the second moment,"), ("SGD topk", ""), ("AdamW bf16", None), ("AdamW none", None)],
+    [
+        ("AdamW marsit", ", such as the second moment,"),
+        ("SGD topk", ""),
+        ("OddState topk", ""),
+        ("AdamW bf16", None),
+        ("AdamW none", None),
+    ],
 )
 def test_steps_that_are_taken_back_for_the_optimizer_alone(front: str, case: str, kept: str | None) -> None:
     for number, found in enumerate(values(front, f"taken back {case}")):

@@ -95,6 +95,11 @@ def purpose(name: str) -> str:
     return _PURPOSES.get(name.split(".")[1], name) if "." in name else name
 
 
+def advice(name: str | None) -> str:
+    """Return what to do where not every rank comes to a gather, after a semicolon; empty where that is not known."""
+    return "; call save() and load() on every rank, not on rank 0 alone" if name in ("hvc.save", "hvc.load") else ""
+
+
 def is_known(name: str) -> bool:
     """Return whether this is the name of a gather."""
     return purpose(name) != name

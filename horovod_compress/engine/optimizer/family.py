@@ -284,7 +284,7 @@ def look_for_squares(optimizer: Any, *, tells: bool) -> None:
 
 def _look(optimizer: Any, *given: Any) -> None:
     tells = _tells.get(optimizer)
-    if tells is None or not any(optimizer.state.values()):
+    if tells is None or all(isinstance(state, Mapping) and not state for state in optimizer.state.values()):
         return  # or it has skipped its step
     _tells[optimizer] = None  # torch walks over its hooks now, so this one stays
     if tells and (found := squares_in(optimizer)):

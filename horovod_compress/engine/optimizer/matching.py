@@ -46,10 +46,10 @@ _DROPPED = (
 )
 
 _BY_ANOTHER = (
-    "%s makes steps with results of this compression, which does not know it: its second moment is not held, and the "
-    "ratio of norms stays in its gradients. Give all optimizers of a model to one compression; for another phase of "
-    "training, close() it, and create another compression for the new optimizer; for sharpness-aware minimization, see "
-    "docs/usage.md"
+    "%s makes steps with results of this compression, which does not know it: nothing sees to its momentum or second "
+    "moment, and the ratio of norms stays in its gradients. Give all optimizers of a model to one compression; for "
+    "another phase of training, close() it, and create another compression for the new optimizer; for sharpness-aware "
+    "minimization, see docs/usage.md"
 )
 
 

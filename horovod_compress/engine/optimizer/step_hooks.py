@@ -46,6 +46,11 @@ def calls_hooks(optimizer: Optimizer) -> bool:
     return "_optimizer_step_pre_hooks" in vars(optimizer)  # not by hasattr(): they may pass on what they wrap
 
 
+def in_words(optimizer: object) -> str:
+    """Return what was given for an optimizer; torch shows one in as many lines as it has options."""
+    return f"a {type(optimizer).__name__}" if isinstance(optimizer, Optimizer) else f"{optimizer!r:.200}"
+
+
 def stepping(optimizer: Any) -> Any:
     """Return the optimizer whose step moves the weights, where it is in a wrapper of Accelerate's or Lightning's."""
     inner = getattr(optimizer, "optimizer", None)

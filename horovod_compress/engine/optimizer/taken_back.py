@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from ..reducer import Reducer
+from ..shards import local
 from .matching import keeps
 from .taker import Takers
 
@@ -28,7 +32,7 @@ class TakenBack:
         self._followed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handles: list[Any] = []
         self._is_loaded = True  # what is kept is of whatever was loaded: nothing was exchanged since
-        self._before: frozenset[float] = frozenset()
+        self._before: list[str] = []
         self._kind: str | None = None  # of an optimizer whose state was loaded
         self._told = reducer.rank != 0 or reducer.world == 1
 
@@ -41,7 +45,7 @@ class TakenBack:
 
         def before(optimizer: Any, _: dict[str, Any]) -> None:
             if found := mine():
-                found._before = _steps(optimizer)
+                found._before = _place_of(optimizer)
 
         def after(optimizer: Any) -> None:
             if found := mine():
@@ -69,11 +73,16 @@ class TakenBack:
         self._is_loaded, self._kind = False, None
 
     def _note(self, optimizer: Any) -> None:
-        now = _steps(optimizer)
-        if not self._is_loaded and (now != self._before or not now):  # else it is of this very step
+        # Programs also load what there is: to set a rate, or by another call of torch's. And some optimizers, such as
+        # SGD without momentum, have nothing by which to tell one step from another.
+        if not self._is_loaded and self._before and _place_of(optimizer) != self._before:
             self._kind = type(optimizer).__name__
 
 
-def _steps(optimizer: Any) -> frozenset[float]:
-    """Return how many steps an optimizer has made with its parameters, as far as it counts them."""
-    return frozenset(float(state["step"]) for state in optimizer.state.values() if "step" in state)
+def _place_of(optimizer: Any) -> list[str]:
+    """Return what tells after which step a state is: one element of each tensor, and numbers, in words."""
+    groups = [group["step"] for group in optimizer.param_groups if "step" in group]
+    kept = [state for state in optimizer.state.values() if isinstance(state, Mapping)]
+    found = [*groups, *(value for state in kept for value in state.values())]
+    numbers = (local(value).flatten()[:1].tolist() if isinstance(value, Tensor) else value for value in found)
+    return [repr(number) for number in numbers if isinstance(number, (int, float, list))]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...engine.optimizer.step_hooks import calls_hooks
+from ...engine.optimizer.step_hooks import calls_hooks, in_words
 from ...engine.shards import is_divided
 from ...errors import ConfigError, HorovodCompressError, anew, some_of
 from ..copies import Copied
@@ -217,14 +217,15 @@ def check_optimizer(optimizer: object, named: Named) -> None:
     wraps = isinstance(optimizer, Optimizer) and not calls_hooks(optimizer)
     if groups is None or wraps or not callable(getattr(optimizer, "register_step_pre_hook", None)):
         raise ConfigError(
-            f"what register() or attach() takes is an optimizer of torch.optim, got {optimizer!r:.200}; of a wrapper, "
-            "give the optimizer that it wraps, whose step() moves the weights"
+            f"what register() or attach() takes is an optimizer of torch.optim, got {in_words(optimizer)}; of a "
+            "wrapper, give the optimizer that it wraps, whose step() moves the weights"
         )
     ours = {id(parameter) for _, parameter in named}
     if not any(id(parameter) in ours for group in groups for parameter in group["params"]):
         raise ConfigError(
             "the optimizer has none of the parameters in named_parameters; create it from the same model, after you "
-            "move the model to its device"
+            "move the model to its device. Copies of the parameters in another precision, which a program moves "
+            "itself, are not supported: train a float32 model under torch.autocast"
         )
 
 

@@ -296,15 +296,28 @@ if DDP:
     check("others instead", lambda: [told_of_others(False, known) for known in ([0], [1])])
 
 
+class OddState(torch.optim.SGD):
+    """Keeps a number beside what it keeps of parameters, and of each one what is no mapping of tensors alone."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["name"] = "odd"
+        self.state["calls"] = self.state.get("calls", 0) + 1  # type: ignore[index, call-overload, arg-type]
+        return super().step(closure)
+
+
 def taken_back(kind: str, method: str, way: str) -> list[str]:
     """Take some steps back, as after a learning-rate finder; return what is told.
 
     Args:
-        way: what is loaded, in this order: the model and "o", the optimizer, and "c", the compression.
+        way: what is loaded, in this order: the model and "o", the optimizer, and "c", the compression; or "same", for
+            what the optimizer has, as programs do that set a rate.
     """
     model = net()
     compression = hvc.Compression.create(method, model.named_parameters(), timeout=20.0)
-    called, optimizer = trained(model, plain(kind, model), compression, {"warmup_steps": 2}, plain=DDP)
+    made = OddState(model.parameters(), lr=LR, momentum=0.9) if kind == "OddState" else plain(kind, model)
+    called, optimizer = trained(model, made, compression, {"warmup_steps": 2}, plain=DDP)
     with told() as texts:
         train(called, optimizer, range(4))
         saved = {"o": copy.deepcopy(optimizer.state_dict()), "c": compression.state_dict()}
@@ -317,8 +330,10 @@ def taken_back(kind: str, method: str, way: str) -> list[str]:
     return [text for text in texts if "were taken back" in text]
 
 
-for kind, method in (("AdamW", "marsit"), ("SGD", "topk"), ("AdamW", "bf16"), ("AdamW", "none")):
-    ways = ("o", "oc", "co", *(["same"] if kind == "AdamW" else []))
+for kind, method in (
+    ("AdamW", "marsit"), ("SGD", "topk"), ("OddState", "topk"), ("AdamW", "bf16"), ("AdamW", "none")
+):  # fmt: skip
+    ways = ("o", "oc", "co", "same")
     check(
         f"taken back {kind} {method}",
         lambda k=kind, m=method, ways=ways: {way: taken_back(k, m, way) for way in ways},  # type: ignore[misc]
