@@ -49,18 +49,17 @@ class Progress:
 
     Args:
         meetings: those of this process.
+        among: the ranks of this compression, see :class:`.agreement.purposes.MeetingUnderWay`.
     """
 
-    def __init__(self, meetings: Meetings) -> None:
+    def __init__(self, meetings: Meetings, among: int = ALL) -> None:
         #: The step of the exchange thread.
         self.step = 0
         #: Steps exchanged, whatever their numbers.
         self.done = 0
         #: The last step and bucket whose result is there.
         self.finished: tuple[int, int] | None = None
-        self.meetings = meetings
-        #: The ranks of this compression, see :class:`.agreement.purposes.MeetingUnderWay`.
-        self.among = ALL
+        self.meetings, self._among = meetings, among
         self._meets: dict[MeetingUnderWay, float] = {}  # what threads meet all ranks of this one for, and since when
         self._exchanges: float | None = None  # since when a bucket is exchanged
         self._delivers: float | None = None  # since when results of other ranks of this host are awaited
@@ -85,7 +84,7 @@ class Progress:
         """
         in_backward = torch._C._current_graph_task_id() != -1  # which has threads of its own on a GPU
         trains = threading.current_thread() is threading.main_thread() or in_backward
-        begun = self.meetings.begin(name, self.among if trains else 0)
+        begun = self.meetings.begin(name, self._among, trains)
         self._meets[begun] = time.monotonic()
         try:
             yield
@@ -204,6 +203,7 @@ class Hooks:
         run: what all ranks call this run of the framework, and no other one, in flight records.
         ranks_in_words: what the numbers of ranks in an error mean, where that is not their place in the whole job.
         meetings: of this process, in all of its compressions; None for those of this one.
+        among: the ranks of this one, by their numbers in the whole job, as :func:`.agreement.purposes.bits`.
     """
 
     check_usable: Callable[[], None] = lambda: None
@@ -214,6 +214,7 @@ class Hooks:
     records: str = ""
     run: str = ""
     meetings: Meetings | None = None
+    among: int = ALL
 
 
 class Context:
@@ -221,7 +222,7 @@ class Context:
 
     Args:
         host: this rank's host, where the ranks of one host exchange in memory that they share.
-        meetings: of this process.
+        meetings, among: see :class:`Hooks`.
 
     Attributes:
         between: the ranks that methods exchange among: all of them, or those of one place on every host.
@@ -234,6 +235,7 @@ class Context:
         devices: Devices,
         host: LocalHost | None = None,
         meetings: Meetings | None = None,
+        among: int = ALL,
     ) -> None:
         self.transport, self.options, self.devices, self.host = transport, options, devices, host
         self.rank, self.world = transport.rank, transport.size
@@ -241,7 +243,7 @@ class Context:
         self._seconds = options.longest_seconds
         #: The lock of all counters that several threads use, notified when one of them changes.
         self.changed = threading.Condition()
-        self.progress = Progress(meetings or Meetings(transport.rank))
+        self.progress = Progress(meetings or Meetings(transport.rank), among)
         #: What this rank decodes with in the step under way.
         self.operands = Operands()
         self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()

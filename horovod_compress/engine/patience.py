@@ -61,7 +61,9 @@ class Answer:
             (step, bucket, come), meetings, rank = json.loads(text)
             place = int(step), int(bucket), int(come)
             each = (
-                MeetingUnderWay(int(number), name, int(ranks)) for number, name, ranks in meetings if is_known(name)
+                MeetingUnderWay(int(number), name, int(ranks), bool(trains))
+                for number, name, ranks, trains in meetings
+                if is_known(name)
             )
             return cls(place, tuple(each), max(0, int(rank)))
         except (ValueError, TypeError, AttributeError, RecursionError):
@@ -75,17 +77,19 @@ class Answer:
 
     def in_vain(self, other: Answer) -> bool:
         """Return whether this rank and another one, which go on as they are, wait for each other for ever."""
-        mine, theirs = self._with(other), other._with(self)
+        if not {one.of_all() for one in self.meetings}.isdisjoint(one.of_all() for one in other.meetings):
+            return False  # on whichever threads
+        mine, theirs = self._keeps(other), other._keeps(self)
         if mine and theirs:
-            return mine.isdisjoint(theirs)
+            return True
         meets, exchanges = (self, other) if mine else (other, self)
         if not (mine or theirs) or meets.place[2] == EXCHANGED:  # and its bucket is large, or a third rank is late
             return False
         return exchanges.place[2] == EXCHANGED and exchanges.place[:2] >= meets.place[:2]
 
-    def _with(self, other: Answer) -> set[tuple[str, int]]:
-        """Return the meetings that need another rank."""
-        return {(meeting.name, meeting.ranks) for meeting in self.meetings if meeting.needs(other.rank)}
+    def _keeps(self, other: Answer) -> bool:
+        """Return whether this rank trains no further before another one has come to a meeting."""
+        return any(meeting.trains and meeting.needs(other.rank) for meeting in self.meetings)
 
 
 class Patience:

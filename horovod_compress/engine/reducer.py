@@ -81,7 +81,7 @@ class Reducer:
         self.rank, self.world, self.options = transport.rank, transport.size, options
         self._hooks, self.result_scale = (hooks := hooks or Hooks()), 1.0
         where = Devices((b.device for b in plan.buckets), devices)
-        self.context = context = Context(transport, options, where, host, hooks.meetings)
+        self.context = context = Context(transport, options, where, host, hooks.meetings, hooks.among)
         self.buckets = buckets = Buckets(context, plan, codecs, collective, alone=hooks.exact_alone and self.world == 1)
         self.failure = failure = Failure(context, hooks)
         self.norms = norms = Norms(context, buckets)

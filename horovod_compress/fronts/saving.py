@@ -282,8 +282,8 @@ class Saved:
 
     def _shown(self) -> dict[str, Any]:
         """Return what is saved of the parts that ranks have."""
-        mine = self._saver()
-        return {"shard": [mine.shard, mine.shards]} if mine.shards > 1 else {}
+        row = self._session.job.row
+        return {"shard": [row.rank, row.size]} if row and row.size > 1 else {}
 
     def _saver(self) -> Saver:
         session, reducer = self._session, self._session.reducer

@@ -110,10 +110,10 @@ def start(
         _meetings.rank = job.number
         group = job.group_of_all()
         words = group.in_words() if group and not hooks.ranks_in_words else hooks.ranks_in_words
-        hooks = replace(hooks, run=documents[0].run, meetings=_meetings, ranks_in_words=words)
+        among = bits(group.ranks if group else None)
+        hooks = replace(hooks, run=documents[0].run, meetings=_meetings, among=among, ranks_in_words=words)
         _runs[job] = hooks.run  # a process set in which another rank is the first calls it so, too
         reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks, host)
-        reducer.context.progress.among = bits(group.ranks if group else None)
         undo.pop_all()
     return methods, reducer, documents[0].name
 

@@ -324,6 +324,15 @@ def test_a_process_group_that_has_ended_is_forgotten(request: pytest.FixtureRequ
     assert group() is None
 
 
+def test_a_state_is_there_also_when_the_process_group_has_ended(request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("group")
+    compression = pair()[1]
+    before = compression.state_dict()
+    dist.destroy_process_group()
+    assert compression.state_dict().keys() == before.keys()
+    compression.close()
+
+
 @pytest.mark.usefixtures("group")
 def test_the_hook_of_a_rank_outside_the_group_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job.TorchJob, "included", lambda self: False)

@@ -164,7 +164,8 @@ def test_a_job_that_was_suspended_judges_nobody_by_that(
 AT = 3, 1
 SAVES, LOADS = (MeetingUnderWay(7, "hvc.save"),), (MeetingUnderWay(9, "hvc.load"),)
 PAIR, OTHERS = bits([0, 1]), bits([0, 2])
-OF_THE_PAIR, OF_OTHERS, BESIDE = ((MeetingUnderWay(8, "hvc.save", ranks),) for ranks in (PAIR, OTHERS, 0))
+OF_THE_PAIR, OF_OTHERS = ((MeetingUnderWay(8, "hvc.save", ranks),) for ranks in (PAIR, OTHERS))
+BESIDE = (MeetingUnderWay(8, "hvc.save", trains=False),)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,7 @@ OF_THE_PAIR, OF_OTHERS, BESIDE = ((MeetingUnderWay(8, "hvc.save", ranks),) for r
         (Answer((*AT, MEETING), OF_OTHERS), Answer((*AT, MEETING), SAVES), False),
         (Answer((*AT, MEETING), BESIDE), Answer((*AT, EXCHANGED)), False),  # on a thread that does not train
         (Answer((*AT, MEETING), BESIDE), Answer((*AT, MEETING), LOADS), False),
+        (Answer((4, 0, EXCHANGED), BESIDE), Answer((*AT, MEETING), SAVES), False),  # both wait for a third one
     ],
 )
 def test_who_waits_in_vain(first: Answer, second: Answer, in_vain: bool) -> None:
@@ -204,11 +206,11 @@ def test_an_answer_of_something_else_is_no_place(text: str) -> None:
 
 
 def test_what_is_no_name_of_a_meeting_is_left_out() -> None:
-    text = '[[1, 2, 0], [[3, "hvc.save", -1], [4, "x.\\nrank 9: all is well", -1]], 0]'
+    text = '[[1, 2, 0], [[3, "hvc.save", -1, true], [4, "x.\\nrank 9: all is well", -1, true]], 0]'
     assert Answer.read(text).meetings == (MeetingUnderWay(3, "hvc.save"),)
 
 
-def test_a_thread_that_does_not_train_keeps_nobody_waiting() -> None:
+def test_who_waits_on_a_thread_that_does_not_train_is_known() -> None:
     progress, found = Progress(Meetings()), list[MeetingUnderWay]()
 
     def meet() -> None:
@@ -221,7 +223,7 @@ def test_a_thread_that_does_not_train_keeps_nobody_waiting() -> None:
             thread.join()
         else:
             meet()
-    assert [meeting.needs(1) for meeting in found] == [False, True]
+    assert [meeting.trains for meeting in found] == [False, True]
 
 
 def test_ranks_of_a_group_are_named_by_their_numbers_in_the_job() -> None:

@@ -330,6 +330,30 @@ def test_two_groups_that_are_first_at_once(
         assert all(isinstance(error, ConfigError) for error in two.save(tmp_path))
 
 
+def test_another_group_that_saves_just_after_the_first_look(
+    teams: list[Team], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = teams
+    found, looks = state_folder.found, list[Path]()
+
+    def looked(folder: Path) -> Any:
+        seen = found(folder)
+        looks.append(folder)
+        if len(looks) == 2:  # the first one is before anything is written
+            monkeypatch.setattr(state_folder, "found", found)
+            assert two.save(tmp_path) == [None] * WORLD
+        return seen
+
+    monkeypatch.setattr(state_folder, "found", looked)
+    assert all(isinstance(error, ConfigError) and "of rank(s) 2, 3, and" in str(error) for error in one.save(tmp_path))
+    assert two.load(tmp_path) == [None] * WORLD and step_in(tmp_path) == 3
+
+
+def test_a_link_to_nowhere_is_no_manifest(jobs: list[Team], tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).symlink_to(tmp_path / "gone")
+    assert jobs[0].save(tmp_path) == [None] * WORLD and step_in(tmp_path) == 2
+
+
 def test_two_jobs_that_are_first_at_once(
     jobs: list[Team], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

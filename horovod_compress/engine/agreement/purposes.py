@@ -42,19 +42,25 @@ class MeetingUnderWay:
     Attributes:
         number: of this one only, in its process.
         name: see :func:`purpose`.
-        ranks: whom that keeps from training, by their numbers in the job: a bit for each.
+        ranks: by their numbers in the job: a bit for each.
+        trains: the thread is the one that trains, and does not go on meanwhile.
     """
 
     number: int
     name: str
     ranks: int = ALL
+    trains: bool = True
 
     def needs(self, rank: int) -> bool:
         """Return whether it takes place only once a rank, by its number in the job, has come."""
         return bool(self.ranks >> rank & 1)
 
+    def of_all(self) -> tuple[str, int]:
+        """Return what is the same on all ranks that come to it."""
+        return self.name, self.ranks
+
     def in_words(self) -> str:
-        if self.ranks in (ALL, 0):
+        if self.ranks == ALL:
             return purpose(self.name)
         among = listed([rank for rank in range(self.ranks.bit_length()) if self.needs(rank)])
         return f"{purpose(self.name)} among rank(s) {among} of the job"
@@ -77,9 +83,9 @@ class Meetings:
         self._numbers = itertools.count()
         self._all: dict[int, MeetingUnderWay] = {}
 
-    def begin(self, name: str, ranks: int) -> MeetingUnderWay:
+    def begin(self, name: str, ranks: int, trains: bool) -> MeetingUnderWay:
         """Note that a meeting begins."""
-        made = MeetingUnderWay(next(self._numbers), name, ranks)
+        made = MeetingUnderWay(next(self._numbers), name, ranks, trains)
         self._all[made.number] = made
         return made
 

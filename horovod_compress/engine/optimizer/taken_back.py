@@ -17,10 +17,11 @@ from .taker import Takers
 _log = logging.getLogger("horovod_compress")
 
 _TOLD = (
-    "the state of %s was loaded between two steps, and that of the compression was not, so what it keeps%s is still of "
-    "the steps that were taken back, and training may be worse. Load both: give compression.load_state_dict() what "
-    "compression.state_dict() returned when you saved the optimizer's state or, if you did not save it, "
-    'compression.state_dict() itself with residuals="reset"'
+    "the state of %s was loaded between two steps, and that of the compression was not. If the program took steps "
+    "back, as after a learning-rate finder, what the compression keeps is still of these, and training may be worse: load "
+    "both. Give compression.load_state_dict() what compression.state_dict() returned when you saved the optimizer's "
+    'state or, if you did not save it, compression.state_dict() itself with residuals="reset". If only the optimizer '
+    "was begun anew, nothing is wrong"
 )
 
 
@@ -29,54 +30,49 @@ class TakenBack:
 
     def __init__(self, reducer: Reducer, takers: Takers) -> None:
         self._reducer, self._takers = reducer, takers
-        self._followed: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._handles: list[Any] = []
+        self._handles: dict[Any, Any] = {}  # of hooks, by their optimizers
         self._is_loaded = True  # what is kept is of whatever was loaded: nothing was exchanged since
-        self._before: list[str] = []
-        self._kind: str | None = None  # of an optimizer whose state was loaded
+        self._before: dict[Any, list[str]] = {}  # where optimizers were that have loaded something since a step
         self._told = reducer.rank != 0 or reducer.world == 1
 
     def follow(self, optimizer: Any) -> None:
-        """Hear of each state that an optimizer loads."""
-        if self._told or optimizer in self._followed:
+        """Hear of each state that an optimizer is about to load."""
+        if self._told or optimizer in self._handles:
             return
-        self._followed.add(optimizer)
         mine = weakref.ref(self)
 
         def before(optimizer: Any, _: dict[str, Any]) -> None:
-            if found := mine():
-                found._before = _place_of(optimizer)
+            if (found := mine()) and not found._is_loaded and optimizer not in found._before:
+                found._before[optimizer] = _place_of(optimizer)
 
-        def after(optimizer: Any) -> None:
-            if found := mine():
-                found._note(optimizer)
-
-        self._handles.append(optimizer.register_load_state_dict_pre_hook(before))
-        self._handles.append(optimizer.register_load_state_dict_post_hook(after))
+        self._handles[optimizer] = optimizer.register_load_state_dict_pre_hook(before)
 
     def release(self) -> None:
         """Leave the optimizers without hooks of this."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
+        self._handles.clear()
 
     def loaded(self) -> None:
         """Take note that what is kept was loaded too."""
-        self._is_loaded, self._kind = True, None
+        self._is_loaded = True
+        self._before.clear()
 
     def begin(self) -> None:
         """Begin a step: from now on, what is kept goes on from here."""
-        if self._kind and not self._told:
-            held = any(one.names() for one in self._takers.held)
-            if held or keeps(self._reducer, self._reducer.next_step()):
-                self._told = True
-                _log.warning(_TOLD, self._kind, ", such as the second moment," if held else "")
-        self._is_loaded, self._kind = False, None
+        if self._before and not self._told:
+            self._look()
+        self._is_loaded = False
+        self._before.clear()
 
-    def _note(self, optimizer: Any) -> None:
+    def _look(self) -> None:
         # Programs also load what there is: to set a rate, or by another call of torch's. And some optimizers, such as
         # SGD without momentum, have nothing by which to tell one step from another.
-        if not self._is_loaded and self._before and _place_of(optimizer) != self._before:
-            self._kind = type(optimizer).__name__
+        others = [type(one).__name__ for one, was in self._before.items() if was and _place_of(one) != was]
+        held = any(one.names() for one in self._takers.held)
+        if others and (held or keeps(self._reducer, self._reducer.next_step())):
+            self._told = True
+            _log.warning(_TOLD, " and ".join(others))
 
 
 def _place_of(optimizer: Any) -> list[str]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...errors import some_of
 from ..reducer import Reducer
-from .matching import OFTEN
+from .matching import OFTEN, keeps
 from .step_hooks import builds_state
 from .taker import Taker, Takers, kinds_of
 
@@ -45,7 +45,10 @@ class UnknownOptimizers:
 
     def look(self, optimizer: Any) -> None:
         """Look at one, which may also be known, or have nothing to do with the compression."""
-        if not self._takers or any(optimizer is known for known in self._takers.optimizers) or builds_state():
+        known = self._takers.optimizers
+        if self._reducer.rank or not known or len(self._told) == 2:  # both kinds
+            return
+        if any(optimizer is one for one in known) or builds_state():
             return
         its = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for taker in self._takers:
@@ -66,13 +69,15 @@ class UnknownOptimizers:
             self._tell(_INSTEAD, kind, kinds_of([taker.optimizer]), unused)
 
     def _beside(self, optimizer: Any, its: set[int]) -> None:
-        """Look at one that has parameters of its own, if these have results."""
-        if self._reducer.next_step() and self._reducer.idle():
+        """Look at one that has parameters of its own, if these have results, and what becomes of them matters."""
+        reducer = self._reducer
+        matters = self._takers.held or keeps(reducer, reducer.next_step())
+        if reducer.world > 1 and reducer.next_step() and reducer.idle() and matters:
             each = ((name, p.grad) for name, p in self._named if id(p) in its)
             if names := [name for name, grad in each if grad is not None and not grad.is_sparse]:
                 self._tell(_BESIDE, type(optimizer).__name__, some_of(names))
 
     def _tell(self, text: str, *given: object) -> None:
-        if text not in self._told and not self._reducer.rank:
+        if text not in self._told:
             _log.warning(text, *given)
         self._told.add(text)

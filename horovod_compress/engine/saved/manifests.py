@@ -45,9 +45,9 @@ class RankGroup:
         more = ", and so on" if len(self.ranks) > _LISTED else ""
         return f"Numbers of ranks are those within a group here; in the job, {which}{more}."
 
-    def is_apart(self, other: RankGroup | None) -> bool:
+    def is_apart(self, other: RankGroup) -> bool:
         """Return whether these and the other ones are different ranks of one job, as far as their numbers tell."""
-        return other is not None and self.of == other.of and {*self.ranks}.isdisjoint(other.ranks)
+        return self.of == other.of and {*self.ranks}.isdisjoint(other.ranks)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Manifest:
         return f"{checksums.crc(checksums.canonical(self._body())):08x}"
 
     def _body(self) -> Mapping[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if name != "group" or value}
 
 
 def made(state: Mapping[str, Any], files: list[Entry], group: RankGroup | None, package: str, wire: int) -> Manifest:

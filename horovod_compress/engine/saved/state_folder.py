@@ -136,11 +136,11 @@ def commit(
 
 
 def _commit(folder: Path, made: Manifest, known: Known) -> Manifest:
+    is_first = not os.path.lexists(folder / MANIFEST)  # before another look: what comes in between is seen there
     before, spare = found(folder), None
     foreign = before if known.is_foreign(folder, before) else None
     if foreign and (told := not_of(folder, foreign, made.group)):
         raise ConfigError(f"{told}; use a separate folder for each group of ranks, or remove what is there")
-    is_first = not (folder / MANIFEST).exists()
     try:
         spare = _keep(folder, foreign)
         _write(folder / MANIFEST, [memoryview(made.text())], create=is_first)
@@ -170,9 +170,9 @@ def _commit(folder: Path, made: Manifest, known: Known) -> Manifest:
 
 def not_of(folder: Path, found: Manifest, group: RankGroup | None) -> str | None:
     """Return in words that a checkpoint is of other ranks of this job than these; None where it need not be."""
-    if group is None or not group.is_apart(found.group):
+    if not (group and found.group and group.is_apart(found.group)):
         return None
-    theirs, ours = (", ".join(map(str, ranks)) for ranks in ((found.group or group).ranks, group.ranks))
+    theirs, ours = (", ".join(map(str, one.ranks)) for one in (found.group, group))
     return f"the checkpoint in {folder} is of rank(s) {theirs}, and this compression is of rank(s) {ours}"
 
 

@@ -84,7 +84,7 @@ class Column(TorchJob):
         return [column[rank] for rank in range(self.size) for column in columns]
 
     def group_of_all(self) -> RankGroup | None:
-        return group_of(self._numbers) if self._numbers else None
+        return group_of(self._numbers or dist.get_process_group_ranks(self.group))
 
     def place_in_grid(self) -> list[int]:
         """Return the replica, the shard and the number of this rank."""

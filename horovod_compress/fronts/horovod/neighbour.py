@@ -48,7 +48,7 @@ class Neighbour:
         if job.size > 1:
             before, number = (job.rank - ahead) % job.size, len(self._mine)
             self._mine += bytes(-number % 8)  # counts of elements have 32 bits
-            found = to_another(torch.frombuffer(self._mine, dtype=torch.int64), ahead, "hvc.elastic.copy", job, seconds)
+            found = to_another(torch.frombuffer(self._mine, dtype=torch.int64), ahead, "hvc.commit.copy", job, seconds)
             self._coming = before, checksums.parse(found.view(torch.uint8).numpy().data[: sizes[before]])
         else:
             self._coming = -1, {}
