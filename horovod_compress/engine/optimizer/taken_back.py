@@ -19,9 +19,9 @@ _log = logging.getLogger("horovod_compress")
 _TOLD = (
     "the state of %s was loaded between two steps, and that of the compression was not. If the program took steps "
     "back, as after a learning-rate finder, what the compression keeps is still of these, and training may be worse: "
-    "load both. Give compression.load_state_dict() what compression.state_dict() returned when you saved the optimizer's "
-    'state or, if you did not save it, compression.state_dict() itself with residuals="reset". If only the optimizer '
-    "was begun anew, nothing is wrong"
+    "load both. Give compression.load_state_dict() what compression.state_dict() returned when you saved the "
+    'state of the optimizer or, if you did not save it, compression.state_dict() itself with residuals="reset". If '
+    "only the optimizer was begun anew, nothing is wrong"
 )
 
 
