@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.marks import each_value
+from tests.support.marks import each_value, slow
 from tests.support.nursery import Nursery, Rank
 
 APART = 1.0
@@ -36,7 +36,7 @@ def test_one_rank_saves_and_another_one_steps(nursery: Nursery, tmp_path: Path, 
         assert SAVES in rank.report["text"] and STEPS[kind] in rank.report["text"], rank
 
 
-@each_value
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["horovod", "ddp"])
 def test_ranks_of_a_group_are_told_by_what_they_are_in_the_job(nursery: Nursery, tmp_path: Path, path: str) -> None:
     _, *ranks = run(nursery, tmp_path, path, "group")
@@ -48,7 +48,7 @@ def test_ranks_of_a_group_are_told_by_what_they_are_in_the_job(nursery: Nursery,
 
 @each_value
 @pytest.mark.parametrize("path", ["horovod", "ddp"])
-@pytest.mark.parametrize("kind", ["late", "late in a group", "late beside"])
+@pytest.mark.parametrize("kind", ["late", "late in a group", *slow("late beside")])
 def test_control_a_rank_that_comes_late(nursery: Nursery, tmp_path: Path, path: str, kind: str) -> None:
     """Also where one waits for it in a group, for which a third one waits, or on a thread that does not train."""
     for rank in run(nursery, tmp_path, path, kind):
