@@ -127,6 +127,7 @@ def test_one_that_makes_the_steps_of_another_one_is_named_while_all_is_exact() -
         ("AdamW marsit", True),
         ("SGD topk", True),
         ("OddState topk", True),
+        ("SparseState topk", False),  # it cannot be known
         ("AdamW bf16", False),
         ("AdamW none", False),
     ],

@@ -48,7 +48,7 @@ def calls_hooks(optimizer: Optimizer) -> bool:
 
 def in_words(optimizer: object) -> str:
     """Return what was given for an optimizer; torch shows one in as many lines as it has options."""
-    return f"a {type(optimizer).__name__}" if isinstance(optimizer, Optimizer) else f"{optimizer!r:.200}"
+    return type(optimizer).__name__ if isinstance(optimizer, Optimizer) else f"{optimizer!r:.200}"
 
 
 def stepping(optimizer: Any) -> Any:

@@ -33,6 +33,7 @@ class TakenBack:
         self._handles: dict[Any, Any] = {}  # of hooks, by their optimizers
         self._is_loaded = True  # what is kept is of whatever was loaded: nothing was exchanged since
         self._before: dict[Any, list[str]] = {}  # where optimizers were that have loaded something since a step
+        self._differs: dict[Any, bool] = {}  # whether what they have loaded last is of another place
         self._told = reducer.rank != 0 or reducer.world == 1
 
     def follow(self, optimizer: Any) -> None:
@@ -45,30 +46,41 @@ class TakenBack:
             if (found := mine()) and not found._is_loaded and optimizer not in found._before:
                 found._before[optimizer] = _place_of(optimizer)
 
-        self._handles[optimizer] = optimizer.register_load_state_dict_pre_hook(before)
+        def after(optimizer: Any) -> None:
+            if (found := mine()) and (was := found._before.get(optimizer)):
+                found._differs[optimizer] = _place_of(optimizer) not in ([], was)
+
+        handles = (
+            optimizer.register_load_state_dict_pre_hook(before),
+            optimizer.register_load_state_dict_post_hook(after),
+        )
+        self._handles[optimizer] = handles
 
     def release(self) -> None:
         """Leave the optimizers without hooks of this."""
-        for handle in self._handles.values():
-            handle.remove()
+        for handles in self._handles.values():
+            for handle in handles:
+                handle.remove()
         self._handles.clear()
 
     def loaded(self) -> None:
         """Take note that what is kept was loaded too."""
         self._is_loaded = True
         self._before.clear()
+        self._differs.clear()
 
     def begin(self) -> None:
         """Begin a step: from now on, what is kept goes on from here."""
-        if self._before and not self._told:
+        if self._differs and not self._told:
             self._look()
         self._is_loaded = False
         self._before.clear()
+        self._differs.clear()
 
     def _look(self) -> None:
         # Programs also load what there is: to set a rate, or by another call of torch's. And some optimizers, such as
         # SGD without momentum, have nothing by which to tell one step from another.
-        others = [type(one).__name__ for one, was in self._before.items() if was and _place_of(one) != was]
+        others = [type(one).__name__ for one, differs in self._differs.items() if differs]
         held = any(one.names() for one in self._takers.held)
         if others and (held or keeps(self._reducer, self._reducer.next_step())):
             self._told = True
@@ -76,9 +88,15 @@ class TakenBack:
 
 
 def _place_of(optimizer: Any) -> list[str]:
-    """Return what tells after which step a state is: one element of each tensor, and numbers, in words."""
-    groups = [group["step"] for group in optimizer.param_groups if "step" in group]
-    kept = [state for state in optimizer.state.values() if isinstance(state, Mapping)]
-    found = [*groups, *(value for state in kept for value in state.values())]
-    numbers = (local(value).flatten()[:1].tolist() if isinstance(value, Tensor) else value for value in found)
-    return [repr(number) for number in numbers if isinstance(number, (int, float, list))]
+    """Return what tells after which step a state is: one element of each tensor, and numbers, in words.
+
+    In no order: loading may change that. Empty where that cannot be said, as of tensors of kinds of their own.
+    """
+    try:
+        groups = [group["step"] for group in optimizer.param_groups if "step" in group]
+        kept = [state for state in optimizer.state.values() if isinstance(state, Mapping)]
+        found = [*groups, *(value for state in kept for value in state.values())]
+        numbers = (local(value).flatten()[:1].tolist() if isinstance(value, Tensor) else value for value in found)
+        return sorted(repr(number) for number in numbers if isinstance(number, (int, float, list)))
+    except Exception:  # noqa: BLE001  loading goes on, whatever an optimizer keeps
+        return []

@@ -307,6 +307,16 @@ class OddState(torch.optim.SGD):
         return super().step(closure)
 
 
+class SparseState(OddState):
+    """Keeps a tensor of which no one element can be had."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["rows"] = torch.eye(2).to_sparse()
+        return super().step(closure)
+
+
 def taken_back(kind: str, method: str, way: str) -> list[str]:
     """Take some steps back, as after a learning-rate finder; return what is told.
 
@@ -317,7 +327,8 @@ def taken_back(kind: str, method: str, way: str) -> list[str]:
     """
     model = net()
     compression = hvc.Compression.create(method, model.named_parameters(), timeout=20.0)
-    made = OddState(model.parameters(), lr=LR, momentum=0.9) if kind == "OddState" else plain(kind, model)
+    odd = {"OddState": OddState, "SparseState": SparseState}.get(kind)
+    made = odd(model.parameters(), lr=LR, momentum=0.9) if odd else plain(kind, model)
     called, optimizer = trained(model, made, compression, {"warmup_steps": 2}, plain=DDP)
     with told() as texts:
         train(called, optimizer, range(4))
@@ -334,7 +345,8 @@ def taken_back(kind: str, method: str, way: str) -> list[str]:
 
 
 for kind, method in (
-    ("AdamW", "marsit"), ("SGD", "topk"), ("OddState", "topk"), ("AdamW", "bf16"), ("AdamW", "none")
+    ("AdamW", "marsit"), ("SGD", "topk"), ("OddState", "topk"), ("SparseState", "topk"), ("AdamW", "bf16"),
+    ("AdamW", "none"),
 ):  # fmt: skip
     ways = ("o", "oc", "co", "same", "away")
     check(
