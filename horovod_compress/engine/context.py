@@ -33,7 +33,6 @@ from .devices import Devices
 
 #: Numbers of buckets in keys.
 _BUCKETS = 1 << 16
-
 #: How far a rank has come with a bucket: its gradients are awaited, all ranks meet first, it is being exchanged.
 AWAITED, MEETING, EXCHANGED = range(3)
 #: A step, a bucket, and how far the rank has come with it.

@@ -198,9 +198,9 @@ class Patience:
         (step, bucket, _), meets = context.progress.place(), context.progress.meets_for()
         began = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since)))
         text = f"rank {context.rank} has been waiting since {began} ({now - since:.0f} s) for rank(s) {listed(missing)}"
-        state = "no sign of life" if silent else "alive, but out of batches, or busy with evaluation or the like"
+        alive = f"alive, but out of batches, or busy with evaluation or the like{advice(meets)}"
+        state = "no sign of life" if silent else alive
         left = context.options.busy_seconds - (now - since)
         where = f"in {purpose(meets)}" if meets else f"before bucket {bucket} of step {step}"
-        text += f", {where}: {state}{advice(meets)}"
-        text += f"; this becomes an error in {left:.0f} s; to wait longer, raise timeout="
+        text += f", {where}: {state}; this becomes an error in {left:.0f} s; to wait longer, raise timeout="
         _log.warning("%s", explained(text, self._failure.ranks_in_words))

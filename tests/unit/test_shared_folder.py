@@ -301,23 +301,29 @@ def test_ranks_that_need_not_be_another_group(teams: list[Team], tmp_path: Path,
     assert other.load(tmp_path) == other.save(tmp_path) == [None] * WORLD and step_in(tmp_path) == 2
 
 
+def save_first(team: Team, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a team save when another one is about to create the first manifest of a folder."""
+    create = state_folder._create
+
+    def late(temporary: Path, path: Path) -> None:
+        monkeypatch.setattr(state_folder, "_create", create)
+        assert team.save(folder) == [None] * WORLD
+        create(temporary, path)
+
+    monkeypatch.setattr(state_folder, "_create", late)
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_two_groups_that_are_first_at_once(
     teams: list[Team], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     """The second writes its manifest when the first has found none. Without links, load() refuses what replaced it."""
     one, two = teams
-    create = state_folder._create
-
-    def late(temporary: Path, path: Path) -> None:
-        monkeypatch.setattr(state_folder, "_create", create)
-        assert two.save(tmp_path) == [None] * WORLD
-        create(temporary, path)
 
     def unsupported(*_: Path) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr(state_folder, "_create", late)
+    save_first(two, tmp_path, monkeypatch)
     if not links:
         monkeypatch.setattr(os, "link", unsupported)
     errors = one.save(tmp_path)
@@ -359,14 +365,7 @@ def test_two_jobs_that_are_first_at_once(
 ) -> None:
     """The checkpoint of the one that was there first stays, as if it had been found."""
     one, two = jobs
-    create = state_folder._create
-
-    def late(temporary: Path, path: Path) -> None:
-        monkeypatch.setattr(state_folder, "_create", create)
-        assert two.save(tmp_path) == [None] * WORLD
-        create(temporary, path)
-
-    monkeypatch.setattr(state_folder, "_create", late)
+    save_first(two, tmp_path, monkeypatch)
     assert one.save(tmp_path) == [None] * WORLD and step_in(tmp_path) == 2
     assert [*tmp_path.glob("manifest.step3.*.json")] and "neither loaded nor saved" in caplog.text
     assert all("another job saves in" in str(error) for error in two.save(tmp_path))

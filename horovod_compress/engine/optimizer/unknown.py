@@ -41,16 +41,17 @@ class UnknownOptimizers:
 
     def __init__(self, reducer: Reducer, named: Sequence[tuple[str, nn.Parameter]], takers: Takers) -> None:
         self._reducer, self._named, self._takers = reducer, named, takers
+        self._exchanged = frozenset(id(parameter) for _, parameter in named)
         self._told = set[str]()
 
     def look(self, optimizer: Any) -> None:
         """Look at one, which may also be known, or have nothing to do with the compression."""
         known = self._takers.optimizers
-        if self._reducer.rank or not known or len(self._told) == 2:  # both kinds
+        if self._reducer.rank or not known or any(optimizer is one for one in known):
             return
-        if any(optimizer is one for one in known) or builds_state():
+        its = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} & self._exchanged
+        if not its or builds_state():
             return
-        its = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for taker in self._takers:
             mine = {id(parameter) for group in taker.optimizer.param_groups for parameter in group["params"]}
             if not its.isdisjoint(mine):
@@ -71,8 +72,9 @@ class UnknownOptimizers:
     def _beside(self, optimizer: Any, its: set[int]) -> None:
         """Look at one that has parameters of its own, if these have results, and what becomes of them matters."""
         reducer = self._reducer
-        matters = self._takers.held or keeps(reducer, reducer.next_step())
-        if reducer.world > 1 and reducer.next_step() and reducer.idle() and matters:
+        if _BESIDE in self._told or reducer.world == 1 or not (reducer.next_step() and reducer.idle()):
+            return
+        if self._takers.held or keeps(reducer, reducer.next_step()):
             each = ((name, p.grad) for name, p in self._named if id(p) in its)
             if names := [name for name, grad in each if grad is not None and not grad.is_sparse]:
                 self._tell(_BESIDE, type(optimizer).__name__, some_of(names))
