@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import errors
 from ..engine import names
 from ..engine.kept import norm_of
+from ..engine.optimizer.step_hooks import in_a_step
 from ..engine.saved import checkpoint, state_folder
 from ..engine.saved.manifests import Entry, Manifest, RankGroup
 from ..engine.saved.redistribute import redistributed
@@ -352,10 +353,11 @@ class Saved:
     def _check_between_steps(self) -> None:
         if self._session.updating is not None:
             self._session.updating._updates.settle()
-        if self._session.under_way:
+        if self._session.under_way or in_a_step():
             raise ConfigError(
                 f"rank {self._session.job.number}: a step is under way; the compression state can be saved and loaded "
-                f"between steps only: call the optimizer's step() or synchronize() first"
+                "between steps only: after the optimizer's step(), or synchronize(), has returned. A signal's handler "
+                "should set a flag for the training loop to look at"
             )
 
 

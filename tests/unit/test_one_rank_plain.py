@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import horovod_compress.ddp as hvc
-from horovod_compress.errors import MismatchError
+from horovod_compress.errors import ConfigError, MismatchError
 from horovod_compress.fronts import fresh
 from horovod_compress.fronts.compression import BaseCompression
 from tests.support.nets import OfOne
@@ -247,6 +247,34 @@ def test_so_does_the_step_of_the_optimizer(
     other.step()
     with pytest.raises(hvc.ExchangeError, match="an error has ended a backward pass in the middle, after 5 of 6"):
         optimizer.step()
+
+
+def test_nothing_is_saved_or_loaded_in_the_middle_of_a_step(
+    net: Net, compression: hvc.Compression, tmp_path: Path
+) -> None:
+    def save(optimizer: torch.optim.Optimizer, *given: object) -> None:
+        compression.save(tmp_path)
+        saved.append(optimizer.state[net.last.bias]["step"].item())
+
+    class Interrupted(torch.optim.Adam):
+        """A signal comes when the weights have moved."""
+
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            super().step(closure)
+            with pytest.raises(ConfigError, match=r"a step is under way.* should set a flag"):
+                save(self)
+            with pytest.raises(ConfigError, match="a step is under way"):
+                compression.load_state_dict(before)
+
+    saved: list[float] = []
+    optimizer = Interrupted(net.parameters())
+    compression.register(net, optimizer)
+    before = compression.state_dict()
+    loss(net).backward()
+    optimizer.register_step_post_hook(save)
+    optimizer.step()
+    save(optimizer)
+    assert saved == [1, 1]
 
 
 def test_building_the_state_of_an_optimizer_is_no_step(net: Net, compression: hvc.Compression) -> None:

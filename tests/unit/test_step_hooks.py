@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from horovod_compress.engine.optimizer.step_hooks import in_a_step
 from horovod_compress.fronts.session import before_each_step
 
 
@@ -72,3 +73,26 @@ def test_looks_at_gradients_come_after_the_closure_and_others_before(parameter: 
     for end in ends:
         end()
     assert order == ["step", "closure", "gradients"]
+
+
+def test_what_is_within_a_step_knows_it(parameter: nn.Parameter) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    class Looking(torch.optim.Optimizer):
+        def step(self, closure: Any) -> None:  # type: ignore[override]
+            closure()
+            look("the weights move")()
+
+    def look(name: str) -> Any:
+        return lambda *given: seen.append((name, in_a_step()))
+
+    optimizer = Looking([parameter], {})
+    optimizer.register_step_pre_hook(look("first hooks"))
+    optimizer.register_step_post_hook(look("last hooks"))
+    look("before")()
+    optimizer.step(look("closure"))
+    look("after")()
+    assert seen == [
+        ("before", False), ("first hooks", True), ("closure", True), ("the weights move", True),
+        ("last hooks", False), ("after", False),
+    ]  # fmt: skip

@@ -41,6 +41,21 @@ def builds_state() -> bool:
     return False
 
 
+def in_a_step() -> bool:
+    """Return whether an optimizer of this thread is in the middle of a step, whose last hooks have not begun.
+
+    The handler of a signal may ask at any moment, so may whatever an optimizer calls.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # torch's own function around a step, which gives its hooks no name for what they are in
+        steps = frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == Optimizer.__module__
+        if steps and "out" not in frame.f_locals:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def calls_hooks(optimizer: Optimizer) -> bool:
     """Return whether an optimizer's hooks are its own: the wrappers of frameworks may have none."""
     return "_optimizer_step_pre_hooks" in vars(optimizer)  # not by hasattr(): they may pass on what they wrap
