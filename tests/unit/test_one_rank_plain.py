@@ -254,7 +254,7 @@ def test_nothing_is_saved_or_loaded_in_the_middle_of_a_step(
 ) -> None:
     def save(optimizer: torch.optim.Optimizer, *given: object) -> None:
         compression.save(tmp_path)
-        saved.append(float(net.last.bias[0]))
+        saved.append(net.last.bias[0].item())
 
     class Interrupted(torch.optim.Optimizer):
         """A signal comes when the weights have moved."""
