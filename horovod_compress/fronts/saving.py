@@ -351,9 +351,10 @@ class Saved:
         session.steps.load(state, residuals, begun=session.compared)
 
     def _check_between_steps(self) -> None:
-        if self._session.updating is not None:
+        refused = in_a_step()
+        if self._session.updating is not None and not refused:
             self._session.updating._updates.settle()
-        if self._session.under_way or in_a_step():
+        if refused or self._session.under_way:
             raise ConfigError(
                 f"rank {self._session.job.number}: a step is under way; the compression state can be saved and loaded "
                 "between steps only: after the optimizer's step(), or synchronize(), has returned. A signal's handler "
