@@ -351,14 +351,15 @@ class Saved:
         session.steps.load(state, residuals, begun=session.compared)
 
     def _check_between_steps(self) -> None:
-        refused = in_a_step()
-        if self._session.updating is not None and not refused:
-            self._session.updating._updates.settle()
-        if refused or self._session.under_way:
+        updating = self._session.updating
+        within = in_a_step() or (updating is not None and updating._stepping)
+        if updating is not None and not within:
+            updating._updates.settle()
+        if within or self._session.under_way:
             raise ConfigError(
                 f"rank {self._session.job.number}: a step is under way; the compression state can be saved and loaded "
-                "between steps only: after the optimizer's step(), or synchronize(), has returned. A signal's handler "
-                "should set a flag for the training loop to look at"
+                "between steps only: after the optimizer's step(), or synchronize(), has returned, so not in its "
+                "closure or hooks, nor in the handler of a signal, which may set a flag for the training loop"
             )
 
 

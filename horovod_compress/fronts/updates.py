@@ -216,6 +216,7 @@ class UpdateMode:
     _last_hook: int
     _check_caller: Callable[[], None]  # refuses a step that is none
     _compression: Any
+    _stepping = False  # also in what comes before and after the step of its own class, which torch knows of
     _agree: Callable[[NonFiniteError | None], NonFiniteError | None]  # with ranks that have other shards
     _optimizer_step_pre_hooks: OrderedDict[int, Any]
     param_groups: list[dict[str, Any]]
@@ -298,11 +299,13 @@ class UpdateMode:
         Raises:
             NonFiniteError: some value is not finite on some rank.
         """
-        mine = None
+        mine, self._stepping = None, True
         try:
             do()
         except NonFiniteError as error:
             mine = error
+        finally:
+            self._stepping = False
         if found := self._agree(mine):
             raise found
 

@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import horovod_compress.ddp as hvc
+from horovod_compress.engine.optimizer.local_steps import Schedule
 from horovod_compress.errors import ConfigError, MismatchError
 from horovod_compress.fronts import fresh
 from horovod_compress.fronts.compression import BaseCompression
@@ -252,9 +253,12 @@ def test_so_does_the_step_of_the_optimizer(
 def test_nothing_is_saved_or_loaded_in_the_middle_of_a_step(
     net: Net, compression: hvc.Compression, tmp_path: Path
 ) -> None:
-    def save(optimizer: torch.optim.Optimizer, *given: object) -> None:
-        compression.save(tmp_path)
-        saved.append(net.last.bias[0].item())
+    def interrupt(*given: object) -> None:
+        with pytest.raises(ConfigError, match=r"a step is under way.* may set a flag"):
+            compression.save(tmp_path)
+        with pytest.raises(ConfigError, match="a step is under way"):
+            compression.load_state_dict(before)
+        interrupted.append(net.last.bias[0].item())
 
     class Interrupted(torch.optim.Optimizer):
         """A signal comes when the weights have moved."""
@@ -262,20 +266,40 @@ def test_nothing_is_saved_or_loaded_in_the_middle_of_a_step(
         def step(self, closure: Any = None) -> Any:  # type: ignore[override]
             with torch.no_grad():
                 net.last.bias.fill_(1.0)
-            with pytest.raises(ConfigError, match=r"a step is under way.* should set a flag"):
-                save(self)
-            with pytest.raises(ConfigError, match="a step is under way"):
-                compression.load_state_dict(before)
+            interrupt()
 
-    saved: list[float] = []
+    interrupted: list[float] = []
     optimizer = Interrupted(net.parameters(), {})
     compression.register(net, optimizer)
     before = compression.state_dict()
     loss(net).backward()
-    optimizer.register_step_post_hook(save)
+    optimizer.register_step_post_hook(interrupt)
     optimizer.step()
-    save(optimizer)
-    assert saved == [1, 1]
+    assert interrupted == [1, 1]
+    compression.save(tmp_path)
+
+
+@pytest.mark.parametrize("call", ["step", "flush"])
+def test_nor_in_what_update_mode_does_beside_the_optimizer_s_own_step(
+    net: Net, compression: hvc.Compression, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal may come while updates are exchanged: its handler must not fetch their results either."""
+    made = hvc.DistributedUpdateOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), compression
+    )
+    settled, ended = list[str](), list[str]()
+
+    def interrupted(*given: Any, **options: Any) -> None:
+        with pytest.raises(ConfigError, match="a step is under way"):
+            compression.state_dict()
+        ended.append(call)
+
+    monkeypatch.setattr(Schedule, "settle", lambda schedule: settled.append(call))
+    monkeypatch.setattr(Schedule, call, interrupted)
+    getattr(made, call)()
+    assert ended == [call] and not settled
+    compression.state_dict()
+    assert settled == [call], "the control"
 
 
 def test_building_the_state_of_an_optimizer_is_no_step(net: Net, compression: hvc.Compression) -> None:

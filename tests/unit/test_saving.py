@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,21 +221,3 @@ def test_states_are_dealt_out_one_at_a_time() -> None:
     checksums.check(found)
     waits = torch.stack([state["state"]["residual"]["a"].double() for state in saved]).mean(dim=0).float()
     assert torch.equal(found["state"]["residual"]["a"], waits) and bool(waits.any())
-
-
-def test_nothing_is_settled_in_the_middle_of_a_step() -> None:
-    """The optimizer in update mode may be exchanging: a signal's handler would fetch its results before it does."""
-    settled: list[str] = []
-    updating = SimpleNamespace(_updates=SimpleNamespace(settle=lambda: settled.append("settled")))
-    session: Any = SimpleNamespace(updating=updating, under_way=0, job=SimpleNamespace(number=0))
-    saved = saving.Saved(session)
-
-    class Interrupted(torch.optim.Optimizer):
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            saved._check_between_steps()
-
-    with pytest.raises(ConfigError, match="a step is under way"):
-        Interrupted([torch.zeros(1)], {}).step()
-    assert not settled
-    saved._check_between_steps()
-    assert settled == ["settled"], "the control"

@@ -42,15 +42,14 @@ def builds_state() -> bool:
 
 
 def in_a_step() -> bool:
-    """Return whether an optimizer of this thread is in the middle of a step, whose last hooks have not begun.
+    """Return whether an optimizer of this thread is in a step: between its first hook and the end of its last one.
 
-    The handler of a signal may ask at any moment, so may whatever an optimizer calls.
+    The handler of a signal may ask at any moment, and so may whatever an optimizer calls.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        # torch's own function around a step, which gives its hooks no name for what they are in
-        steps = frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == Optimizer.__module__
-        if steps and "out" not in frame.f_locals:
+        # torch's own function around each step and its hooks
+        if frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == Optimizer.__module__:
             return True
         frame = frame.f_back
     return False
