@@ -68,11 +68,29 @@ class Progress:
         """Note that the gradients of a bucket are awaited."""
         self._exchanges = None
         self._at = self.step, bucket, AWAITED
+        self.meetings.end_exchange(self)
 
     def exchanges(self) -> None:
         """Note that this bucket is being exchanged."""
         self._at = self.step, self._at[1], EXCHANGED
         self._exchanges = time.monotonic()
+        self.meetings.exchange(self, self.step)
+
+    def ends(self) -> None:
+        """Note that nothing will be exchanged any more."""
+        self.meetings.end_exchange(self)
+
+    @contextlib.contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Note that a thread waits for a result; if it is the main one, it offers no gradients meanwhile."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.meetings.fetched = self
+        try:
+            yield
+        finally:
+            self.meetings.fetched = None
 
     @contextlib.contextmanager
     def meeting(self, name: str) -> Iterator[None]:

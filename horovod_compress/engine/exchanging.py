@@ -206,6 +206,8 @@ class Exchanging:
                     pass
         except BaseException as error:  # noqa: BLE001  the training thread waits for what comes of it
             self._failure.end(error)
+        finally:
+            self._context.progress.ends()
 
     def _one_step(self) -> bool:
         """Exchange every bucket once; return False when the reducer is closed."""

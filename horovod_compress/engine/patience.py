@@ -12,8 +12,8 @@ from dataclasses import astuple, dataclass
 from ..errors import MismatchError
 from ..options import FLOW_SECONDS
 from .agreement.differences import explained, listed
-from .agreement.purposes import MeetingUnderWay, advice, different_purposes, is_known, purpose
-from .context import EXCHANGED, Context, Position, Progress
+from .agreement.purposes import ExchangeUnderWay, MeetingUnderWay, advice, bits, different_purposes, is_known, purpose
+from .context import AWAITED, EXCHANGED, Context, Position, Progress
 from .failure import Failure
 
 _LOOK_SECONDS = 1.0
@@ -41,31 +41,38 @@ class Answer:
         place: in this compression.
         meetings: of its process, in all compressions.
         rank: its number in the whole job.
+        fetched: its main thread waits for a result of this compression.
+        beside: what its other compressions exchange.
     """
 
     place: Position = _NOWHERE
     meetings: tuple[MeetingUnderWay, ...] = ()
     rank: int = 0
+    fetched: bool = False
+    beside: tuple[ExchangeUnderWay, ...] = ()
 
     @classmethod
     def of(cls, progress: Progress) -> Answer:
-        return cls(progress.place(), progress.meetings.under_way(), progress.meetings.rank)
+        all_, place = progress.meetings, progress.place()
+        return cls(place, all_.under_way(), all_.rank, all_.fetched is progress, all_.exchanged_beside(progress))
 
     def text(self) -> str:
-        return json.dumps([self.place, [astuple(meeting) for meeting in self.meetings], self.rank])
+        meetings, beside = ([astuple(one) for one in each] for each in (self.meetings, self.beside))
+        return json.dumps([self.place, meetings, self.rank, self.fetched, beside])
 
     @classmethod
     def read(cls, text: str) -> Answer:
         """Return what a rank has answered: that it is nowhere, while its reducer is being made."""
         try:
-            (step, bucket, come), meetings, rank = json.loads(text)
+            (step, bucket, come), meetings, rank, fetched, beside = json.loads(text)
             place = int(step), int(bucket), int(come)
             each = (
                 MeetingUnderWay(int(number), name, int(ranks), bool(trains))
                 for number, name, ranks, trains in meetings
                 if is_known(name)
             )
-            return cls(place, tuple(each), max(0, int(rank)))
+            others = (ExchangeUnderWay(int(step), int(missing), bool(waits)) for step, missing, waits in beside)
+            return cls(place, (*each,), max(0, int(rank)), bool(fetched), (*others,))
         except (ValueError, TypeError, AttributeError, RecursionError):
             return cls()
 
@@ -73,12 +80,16 @@ class Answer:
         """Return what needs other ranks, in words; None if this one is busy by itself."""
         if self.meetings:
             return self.meetings[0].in_words()
-        return f"the exchange of step {self.place[0]}" if self.place[2] == EXCHANGED else None
+        if self.place[2] == EXCHANGED:
+            return f"the exchange of step {self.place[0]}"
+        return self.beside[0].in_words() if self.beside else None
 
     def in_vain(self, other: Answer) -> bool:
         """Return whether this rank and another one, which go on as they are, wait for each other for ever."""
         if not {one.of_all() for one in self.meetings}.isdisjoint(one.of_all() for one in other.meetings):
             return False  # on whichever threads
+        if self._fetches_apart(other) or other._fetches_apart(self):
+            return True
         mine, theirs = self._keeps(other), other._keeps(self)
         if mine and theirs:
             return True
@@ -86,6 +97,15 @@ class Answer:
         if not (mine or theirs) or meets.place[2] == EXCHANGED:  # and its bucket is large, or a third rank is late
             return False
         return exchanges.place[2] == EXCHANGED and exchanges.place[:2] >= meets.place[:2]
+
+    def is_missing_at(self, place: Position) -> bool:
+        """Return whether other ranks exchange what this one has no gradients for yet."""
+        return self.place < place and self.place[2] == AWAITED
+
+    def _fetches_apart(self, other: Answer) -> bool:
+        """Return whether both wait for results of different compressions, each alone in the exchange of its own."""
+        alone = self.place[2] == EXCHANGED and other.is_missing_at(self.place)
+        return alone and self.fetched and any(each.keeps(self.rank) for each in other.beside)
 
     def _keeps(self, other: Answer) -> bool:
         """Return whether this rank trains no further before another one has come to a meeting."""
@@ -133,7 +153,9 @@ class Patience:
         if since is None or now - since < every or now - self._asked < every:
             return
         first, self._asked = not self._asked, now
-        mine = Answer.of(self._context.progress)
+        progress = self._context.progress
+        exchanged = progress.meetings.exchanged(progress)  # before the next line, as both may change
+        mine = Answer.of(progress)
         said = self._context.transport.questions.ask().items()
         answers = {rank: (Answer.read(text), at) for rank, (at, text) in said if at >= since}
         behind = {rank for rank, (answer, _) in answers.items() if answer.place < mine.place}
@@ -141,10 +163,13 @@ class Patience:
         heard = {rank: answers[rank][1] if rank in answers else since for rank in peers}
         if first:
             return  # answers to this question come with the next one
+        if exchanged:
+            exchanged.missing = bits(one.rank for one, _ in answers.values() if one.is_missing_at(mine.place))
         if told := self._why_in_vain(mine, answers | {self._context.rank: (mine, now)}):
             self._failure.report("a wait for other ranks", MismatchError(told))
-        else:
-            self._judge(now, since, heard, sorted(behind | peers - answers.keys()))
+            return
+        elsewhere = " and ".join(sorted({answers[rank][0].waits_for() or "" for rank in behind} - {""}))
+        self._judge(now, since, heard, sorted(behind | peers - answers.keys()), elsewhere)
 
     def _every(self) -> float:
         """Return how long a wait makes this rank ask, and ask again."""
@@ -171,35 +196,37 @@ class Patience:
                 what.setdefault(found, []).append(rank)
         return different_purposes(what, self._context.rank)
 
-    def _judge(self, now: float, since: float, heard: dict[int, float], missing: list[int]) -> None:
+    def _judge(self, now: float, since: float, heard: dict[int, float], missing: list[int], elsewhere: str) -> None:
         """Say who is missing, and stop if that has lasted for too long.
 
         Args:
             heard: when each other rank gave a sign of life, at the earliest the beginning of the wait.
             missing: the ranks that are not known to have come.
+            elsewhere: what they wait for themselves, if that is known.
         """
         self._whole = None if missing else (self._whole or now)
         silent = [rank for rank, at in sorted(heard.items()) if now - at >= self._limit]
         if self._two_limits and silent:
             self._failure.give_up(f"rank(s) {listed(silent)} gave no sign of life for {self._limit:g} s")
         elif self._two_limits and missing and now - since >= self._context.options.busy_seconds:
-            self._failure.give_up(f"rank(s) {listed(missing)} kept the others waiting for {now - since:.0f} s")
+            where = f", in {elsewhere}" if elsewhere else ""
+            self._failure.give_up(f"rank(s) {listed(missing)} kept the others waiting for {now - since:.0f} s{where}")
         elif self._two_limits and self._whole and now - self._whole >= self._limit:
             self._failure.give_up(f"the exchange took more than {self._limit:g} s, with every rank in it")
         elif missing and not self._told and self._tells <= now - since < self._context.options.busy_seconds - _SOON:
             self._told = True
-            self._tell(now, since, missing, [rank for rank, at in heard.items() if now - at >= self._tells / 2])
+            silent = [rank for rank, at in heard.items() if now - at >= self._tells / 2]
+            self._tell(now, since, missing, "no sign of life" if silent else elsewhere and f"alive, in {elsewhere}")
 
-    def _tell(self, now: float, since: float, missing: list[int], silent: list[int]) -> None:
-        """Log who is missing; the first of the ranks that wait does so for all."""
+    def _tell(self, now: float, since: float, missing: list[int], state: str) -> None:
+        """Log who is missing, and their state, if that is known; the first of the ranks that wait does so for all."""
         context = self._context
         if context.rank != min(set(range(context.world)) - set(missing)):
             return
         (step, bucket, _), meets = context.progress.place(), context.progress.meets_for()
         began = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since)))
         text = f"rank {context.rank} has been waiting since {began} ({now - since:.0f} s) for rank(s) {listed(missing)}"
-        alive = f"alive, but out of batches, or busy with evaluation or the like{advice(meets)}"
-        state = "no sign of life" if silent else alive
+        state = state or f"alive, but out of batches, or busy with evaluation or the like{advice(meets)}"
         left = context.options.busy_seconds - (now - since)
         where = f"in {purpose(meets)}" if meets else f"before bucket {bucket} of step {step}"
         text += f", {where}: {state}; this becomes an error in {left:.0f} s; to wait longer, raise timeout="

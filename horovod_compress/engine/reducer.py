@@ -192,7 +192,7 @@ class Reducer:
         """
         state, position = self.buckets.where(index)
         if state.finished < step or self.failure.error:
-            with self.context.metrics.timed("wait", where=(step, state.bucket)):
+            with self.context.progress.fetching(), self.context.metrics.timed("wait", where=(step, state.bucket)):
                 self._await(lambda: state.finished >= step, step)
         turn = self._turns[state.bucket.index]
         if turn.error:

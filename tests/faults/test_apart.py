@@ -1,4 +1,4 @@
-"""A rank that saves alone is told so, and so are the others: each waits for something that cannot come."""
+"""Ranks that come to different things, as when one saves alone, are told so: each waits for what cannot come."""
 
 from __future__ import annotations
 
@@ -36,6 +36,18 @@ def test_one_rank_saves_and_another_one_steps(nursery: Nursery, tmp_path: Path, 
         assert SAVES in rank.report["text"] and STEPS[kind] in rank.report["text"], rank
 
 
+@each_value
+@pytest.mark.parametrize("path", ["horovod", "ddp"])
+def test_ranks_step_two_compressions_in_different_order(nursery: Nursery, tmp_path: Path, path: str) -> None:
+    """The first one that is told so ends, and the other with it."""
+    reports = [rank.report for rank in run(nursery, tmp_path, path, "other order") if rank.report]
+    told = [report["text"] for report in reports if report["error"] == "MismatchError"]
+    assert told and all(report["error"] for report in reports), reports
+    for text in told:
+        assert " to the exchange of step 3, rank(s) " in text or " to the exchange of step 3; " in text, text
+        assert " to the exchange of step 3 of another compression" in text, text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["horovod", "ddp"])
 def test_ranks_of_a_group_are_told_by_what_they_are_in_the_job(nursery: Nursery, tmp_path: Path, path: str) -> None:
@@ -48,7 +60,7 @@ def test_ranks_of_a_group_are_told_by_what_they_are_in_the_job(nursery: Nursery,
 
 @each_value
 @pytest.mark.parametrize("path", ["horovod", "ddp"])
-@pytest.mark.parametrize("kind", ["late", "late in a group", *slow("late beside")])
+@pytest.mark.parametrize("kind", ["late", "late in a group", *slow("late beside", "late step of a group")])
 def test_control_a_rank_that_comes_late(nursery: Nursery, tmp_path: Path, path: str, kind: str) -> None:
     """Also where one waits for it in a group, for which a third one waits, or on a thread that does not train."""
     for rank in run(nursery, tmp_path, path, kind):

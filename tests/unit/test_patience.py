@@ -16,8 +16,8 @@ import torch
 import horovod_compress
 from horovod_compress import options
 from horovod_compress.engine import patience
-from horovod_compress.engine.agreement.purposes import Meetings, MeetingUnderWay, bits, is_known
-from horovod_compress.engine.context import AWAITED, EXCHANGED, MEETING, Progress
+from horovod_compress.engine.agreement.purposes import ExchangeUnderWay, Meetings, MeetingUnderWay, bits, is_known
+from horovod_compress.engine.context import AWAITED, EXCHANGED, MEETING, Position, Progress
 from horovod_compress.engine.patience import Answer, Patience
 from horovod_compress.engine.reducer import Hooks
 from horovod_compress.errors import ExchangeError
@@ -166,6 +166,12 @@ SAVES, LOADS = (MeetingUnderWay(7, "hvc.save"),), (MeetingUnderWay(9, "hvc.load"
 PAIR, OTHERS = bits([0, 1]), bits([0, 2])
 OF_THE_PAIR, OF_OTHERS = ((MeetingUnderWay(8, "hvc.save", ranks),) for ranks in (PAIR, OTHERS))
 BESIDE = (MeetingUnderWay(8, "hvc.save", trains=False),)
+FETCHES = Answer((*AT, EXCHANGED), fetched=True)
+
+
+def elsewhere(place: Position = (*AT, AWAITED), missing: int = bits([0]), fetched: bool = True) -> Answer:
+    """Return the answer of a rank that is in the exchange of another compression."""
+    return Answer(place, beside=(ExchangeUnderWay(5, missing, fetched),))
 
 
 @pytest.mark.parametrize(
@@ -190,6 +196,15 @@ BESIDE = (MeetingUnderWay(8, "hvc.save", trains=False),)
         (Answer((*AT, MEETING), BESIDE), Answer((*AT, EXCHANGED)), False),  # on a thread that does not train
         (Answer((*AT, MEETING), BESIDE), Answer((*AT, MEETING), LOADS), False),
         (Answer((4, 0, EXCHANGED), BESIDE), Answer((*AT, MEETING), SAVES), False),  # both wait for a third one
+        # of two compressions
+        (FETCHES, elsewhere(), True),
+        (FETCHES, elsewhere((2, 7, AWAITED)), True),
+        (replace(FETCHES, fetched=False), elsewhere(), False),  # its gradients of the other one may come yet
+        (FETCHES, elsewhere(fetched=False), False),
+        (FETCHES, elsewhere((3, 0, EXCHANGED)), False),  # which goes on by itself
+        (FETCHES, elsewhere((3, 2, AWAITED)), False),  # whose gradients have come
+        (FETCHES, elsewhere(missing=0), False),  # it has not asked yet, or is in the exchange with all
+        (FETCHES, elsewhere(missing=bits([2])), False),  # it waits for a third one
     ],
 )
 def test_who_waits_in_vain(first: Answer, second: Answer, in_vain: bool) -> None:
@@ -199,14 +214,18 @@ def test_who_waits_in_vain(first: Answer, second: Answer, in_vain: bool) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "7", "[]", "[[1, 2], []]", "[[1, 2, 0], [[1]]]", "[[1, 2, 0], [[1, 7]], 0]", "[" * 9999]
+    "text",
+    [
+        *("", "7", "[]", "[[1, 2], []]", "[[1, 2, 0], [[1]]]", "[[1, 2, 0], [[1, 7]], 0, false, []]", "[" * 9999),
+        *("[[1, 2, 0], [], 0]", "[[1, 2, 0], [], 0, false, [7]]", "[[1, 2, 0], [], 0, false, [[7, true]]]"),
+    ],
 )
 def test_an_answer_of_something_else_is_no_place(text: str) -> None:
     assert Answer.read(text) == Answer()
 
 
 def test_what_is_no_name_of_a_meeting_is_left_out() -> None:
-    text = '[[1, 2, 0], [[3, "hvc.save", -1, true], [4, "x.\\nrank 9: all is well", -1, true]], 0]'
+    text = '[[1, 2, 0], [[3, "hvc.save", -1, true], [4, "x.\\nrank 9: all is well", -1, true]], 0, false, []]'
     assert Answer.read(text).meetings == (MeetingUnderWay(3, "hvc.save"),)
 
 
@@ -224,6 +243,80 @@ def test_who_waits_on_a_thread_that_does_not_train_is_known() -> None:
         else:
             meet()
     assert [meeting.trains for meeting in found] == [False, True]
+
+
+def test_a_result_holds_up_gradients_only_where_the_main_thread_waits_for_it() -> None:
+    progress, found = Progress(Meetings()), list[bool]()
+
+    def fetch() -> None:
+        with progress.fetching():
+            found.append(Answer.of(progress).fetched)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    thread.join()
+    fetch()
+    found.append(Answer.of(progress).fetched)
+    assert found == [False, True, False]
+
+
+def test_what_other_compressions_exchange_is_known_until_it_ends() -> None:
+    first, second = (Progress(meetings) for meetings in [Meetings()] * 2)
+    first.exchanges()
+    with first.fetching():
+        assert Answer.of(second).beside == (ExchangeUnderWay(0, fetched=True),) and not Answer.of(first).beside
+    assert Answer.of(second).beside == (ExchangeUnderWay(0),)
+    for end in (lambda: first.awaits(1), first.ends):
+        first.exchanges()
+        end()
+        assert not Answer.of(second).beside
+
+
+class Told(Unheard):
+    """Every question is answered with this."""
+
+    text = ""
+
+    def ask(self) -> dict[int, tuple[float, str]]:
+        return {1: (time.monotonic() + 60.0, self.text)}
+
+
+@pytest.mark.parametrize(
+    ("place", "missing"), [((0, 0, AWAITED), bits([1])), ((0, 0, EXCHANGED), 0), ((1, 0, AWAITED), 0)]
+)
+def test_a_rank_is_missing_only_once_that_is_known(
+    place: Position, missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Told, "text", Answer(place, rank=1).text())
+    with fleet(Told) as ranks:
+        reducer = ranks.reducers[0]
+        progress, watching = reducer.context.progress, Patience(reducer.context, reducer.failure)
+        reducer.offer(0, torch.ones(8))
+        while (found := progress.meetings.exchanged(progress)) is None:
+            time.sleep(0.001)
+        for seconds in (0.1, 0.2):
+            watching._look(time.monotonic() + seconds)
+        assert found.missing == missing
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer((0, 0, AWAITED), rank=1), ": alive, but out of batches"),
+        (replace(elsewhere((0, 0, AWAITED), missing=0), rank=1), ": alive, in the exchange of step 5 of another comp"),
+    ],
+)
+def test_a_warning_says_where_a_rank_waits_itself(
+    answer: Answer, words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "_WARN_SECONDS", FLOW)
+    monkeypatch.setattr(patience, "_SOON", 0.0)
+    monkeypatch.setattr(Told, "text", answer.text())
+    with fleet(Told) as ranks:
+        text, _ = failure_of(ranks, 0, ranks.reducers[0].offer(0, torch.ones(8)))
+    [told] = [record.getMessage() for record in caplog.records if "has been waiting since" in record.getMessage()]
+    assert words in told
+    assert (" s, in the exchange of step 5 of another compression" in text) is bool(answer.beside)
 
 
 def test_ranks_of_a_group_are_named_by_their_numbers_in_the_job() -> None:

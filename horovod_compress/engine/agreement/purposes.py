@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .differences import listed
 
@@ -66,6 +66,28 @@ class MeetingUnderWay:
         return f"{purpose(self.name)} among rank(s) {among} of the job"
 
 
+@dataclass
+class ExchangeUnderWay:
+    """A bucket of one compression that a process exchanges with other ranks.
+
+    Attributes:
+        step: its step.
+        missing: the ranks that are known not to have come, by their numbers in the job: a bit for each.
+        fetched: the main thread waits for a result of this compression, and does nothing else.
+    """
+
+    step: int
+    missing: int = 0
+    fetched: bool = False
+
+    def keeps(self, rank: int) -> bool:
+        """Return whether the process trains no further before a rank, by its number in the job, has come."""
+        return self.fetched and bool(self.missing >> rank & 1)
+
+    def in_words(self) -> str:
+        return f"the exchange of step {self.step} of another compression"
+
+
 def bits(ranks: Iterable[int] | None) -> int:
     """Return the ranks of a meeting, None for all."""
     return ALL if ranks is None else sum(1 << rank for rank in {*ranks})
@@ -76,12 +98,15 @@ class Meetings:
 
     Attributes:
         rank: its number in the job.
+        fetched: the compression of which the main thread waits for a result, by any object of its own.
     """
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self._numbers = itertools.count()
         self._all: dict[int, MeetingUnderWay] = {}
+        self._exchanges: dict[object, ExchangeUnderWay] = {}
+        self.fetched: object = None
 
     def begin(self, name: str, ranks: int, trains: bool) -> MeetingUnderWay:
         """Note that a meeting begins."""
@@ -94,6 +119,23 @@ class Meetings:
 
     def under_way(self) -> tuple[MeetingUnderWay, ...]:
         return (*self._all.values(),)  # of another thread's, which changes it meanwhile
+
+    def exchange(self, of: object, step: int) -> None:
+        """Note that a compression exchanges a bucket, the next one or its first."""
+        self._exchanges[of] = ExchangeUnderWay(step)
+
+    def end_exchange(self, of: object) -> None:
+        """Note that it does not, or no longer."""
+        self._exchanges.pop(of, None)
+
+    def exchanged(self, of: object) -> ExchangeUnderWay | None:
+        """Return what a compression exchanges."""
+        return self._exchanges.get(of)
+
+    def exchanged_beside(self, of: object) -> tuple[ExchangeUnderWay, ...]:
+        """Return what other compressions exchange."""
+        found = [*self._exchanges.items()]  # as other threads change it meanwhile
+        return (*(replace(each, fetched=self.fetched is other) for other, each in found if other is not of),)
 
 
 def purpose(name: str) -> str:

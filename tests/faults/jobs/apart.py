@@ -1,6 +1,7 @@
 """One rank saves while another one steps: with one compression, with two, at the first step, or in a group of ranks.
 
-In the controls, ranks wait for one that comes late, which each of them needs.
+Or each makes the step of another one of two compressions. In the controls, ranks wait for one that comes late, which
+each of them needs.
 """
 
 from __future__ import annotations
@@ -63,10 +64,12 @@ def step(model: Any, compression: Any, optimizer: Any) -> None:
 def come_late() -> None:
     """Save and step, each in its turn, after another rank where this one is late; see the kinds."""
     kind, late = case["kind"], 3 * case["apart"]
-    if kind == "late in a group":  # rank 0 waits for rank 1, and rank 2 for both
+    if kind in ("late in a group", "late step of a group"):  # rank 0 waits for rank 1, and rank 2 for both
         time.sleep(late if rank == 1 else 0)
-        if second[2]:
+        if second[2] and kind == "late in a group":
             second[1].save(case["folder"])
+        elif second[2]:
+            step(*second)
         step(*first)
     elif kind == "late beside":  # rank 0 saves on a thread, for which rank 1 is late, and steps late
         thread = threading.Thread(target=lambda: (time.sleep(late if rank else 0), first[1].save(case["folder"])))
@@ -80,7 +83,11 @@ def come_late() -> None:
 
 
 def stray() -> None:
-    """Save on one rank, and step on the other."""
+    """Save on one rank and step on the other, or step in another order on each."""
+    if case["kind"] == "other order":
+        for each in (second, first) if rank else (first, second):
+            step(*each)
+        return
     mine = second if case["kind"] in ("other compression", "group") else first
     if rank == SAVER:
         (second if case["kind"] == "group" else first)[1].save(case["folder"])
@@ -90,7 +97,7 @@ def stray() -> None:
         time.sleep(8 * case["apart"])
 
 
-MEMBERS = {"late in a group": [0, 1], "group": [1, 2]}.get(case["kind"])
+MEMBERS = {"late in a group": [0, 1], "late step of a group": [0, 1], "group": [1, 2]}.get(case["kind"])
 SAVER = MEMBERS[0] if MEMBERS else 0
 first, second = made(), made(MEMBERS)
 if case["kind"] != "first step":
