@@ -28,7 +28,7 @@ from ..options import Options
 from ..schedule.plan import TensorSpec
 from ..schedule.trial import Watch
 from .agreement.differences import Operands
-from .agreement.purposes import ALL, Meetings, MeetingUnderWay
+from .agreement.purposes import ALL, ExchangeUnderWay, Meetings, MeetingUnderWay
 from .devices import Devices
 
 #: Numbers of buckets in keys.
@@ -68,17 +68,17 @@ class Progress:
         """Note that the gradients of a bucket are awaited."""
         self._exchanges = None
         self._at = self.step, bucket, AWAITED
-        self.meetings.end_exchange(self)
+        self.ends()
 
     def exchanges(self) -> None:
         """Note that this bucket is being exchanged."""
         self._at = self.step, self._at[1], EXCHANGED
         self._exchanges = time.monotonic()
-        self.meetings.exchange(self, self.step)
+        self.meetings.exchanges[self] = ExchangeUnderWay(self.step)
 
     def ends(self) -> None:
-        """Note that nothing will be exchanged any more."""
-        self.meetings.end_exchange(self)
+        """Note that nothing is exchanged, now or any more."""
+        self.meetings.exchanges.pop(self, None)
 
     @contextlib.contextmanager
     def fetching(self) -> Iterator[None]:

@@ -154,7 +154,7 @@ class Patience:
             return
         first, self._asked = not self._asked, now
         progress = self._context.progress
-        exchanged = progress.meetings.exchanged(progress)  # before the next line, as both may change
+        exchanged = progress.meetings.exchanges.get(progress)  # before the next line, as both may change
         mine = Answer.of(progress)
         said = self._context.transport.questions.ask().items()
         answers = {rank: (Answer.read(text), at) for rank, (at, text) in said if at >= since}

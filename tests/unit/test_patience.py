@@ -292,7 +292,7 @@ def test_a_rank_is_missing_only_once_that_is_known(
         reducer = ranks.reducers[0]
         progress, watching = reducer.context.progress, Patience(reducer.context, reducer.failure)
         reducer.offer(0, torch.ones(8))
-        while (found := progress.meetings.exchanged(progress)) is None:
+        while (found := progress.meetings.exchanges.get(progress)) is None:
             time.sleep(0.001)
         for seconds in (0.1, 0.2):
             watching._look(time.monotonic() + seconds)

@@ -98,14 +98,15 @@ class Meetings:
 
     Attributes:
         rank: its number in the job.
-        fetched: the compression of which the main thread waits for a result, by any object of its own.
+        exchanges: of compressions that exchange a bucket, by any object of their own.
+        fetched: the compression of which the main thread waits for a result, by the same object.
     """
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self._numbers = itertools.count()
         self._all: dict[int, MeetingUnderWay] = {}
-        self._exchanges: dict[object, ExchangeUnderWay] = {}
+        self.exchanges: dict[object, ExchangeUnderWay] = {}
         self.fetched: object = None
 
     def begin(self, name: str, ranks: int, trains: bool) -> MeetingUnderWay:
@@ -120,21 +121,9 @@ class Meetings:
     def under_way(self) -> tuple[MeetingUnderWay, ...]:
         return (*self._all.values(),)  # of another thread's, which changes it meanwhile
 
-    def exchange(self, of: object, step: int) -> None:
-        """Note that a compression exchanges a bucket, the next one or its first."""
-        self._exchanges[of] = ExchangeUnderWay(step)
-
-    def end_exchange(self, of: object) -> None:
-        """Note that it does not, or no longer."""
-        self._exchanges.pop(of, None)
-
-    def exchanged(self, of: object) -> ExchangeUnderWay | None:
-        """Return what a compression exchanges."""
-        return self._exchanges.get(of)
-
     def exchanged_beside(self, of: object) -> tuple[ExchangeUnderWay, ...]:
         """Return what other compressions exchange."""
-        found = [*self._exchanges.items()]  # as other threads change it meanwhile
+        found = [*self.exchanges.items()]  # as other threads change it meanwhile
         return (*(replace(each, fetched=self.fetched is other) for other, each in found if other is not of),)
 
 
