@@ -123,7 +123,7 @@ class FlightRecord:
         last: the last event in words.
         note: what the rank told the others, empty if it told nothing.
         left: why others had left by themselves, by rank, as far as this one had heard of them.
-        run: what all ranks of one run call it; empty in records of earlier versions.
+        run: what all ranks of one run call it; empty if that is not known.
     """
 
     rank: int

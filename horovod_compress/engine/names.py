@@ -9,7 +9,6 @@ begin with it. A pattern may fit either the name that was given or the shorter o
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -21,7 +20,6 @@ from torch.nn.parameter import UninitializedParameter
 from ..errors import ConfigError
 from ..schedule.plan import Plan
 from .methods import Methods
-from .saved import checksums
 from .shards import local
 
 _OF_TORCH, _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module."), "module."
@@ -95,41 +93,6 @@ def in_options(options: Mapping[str, Any], own: Collection[str]) -> Mapping[str,
     return {**options, "schedule": Plan.from_document(_renamed(given.document(), without_wrappers(given.names())))}
 
 
-def in_state(state: Any, own: Collection[str]) -> Any:
-    """Return a saved state with the names to use, where an earlier version saved it with those of a wrapper.
-
-    Args:
-        own: the names of the tensors that are exchanged; a state that has some of them stays as it is.
-
-    Raises:
-        CorruptFrameError: its checksums show that it has changed since it was saved.
-    """
-    saved = _names_in(state)
-    changed = {} if saved & set(own) else without_wrappers(saved)
-    if not changed:
-        return state
-    is_sealed = checksums.KEY in state
-    if is_sealed:
-        checksums.check(state)
-    found = _renamed({name: part for name, part in state.items() if name != checksums.KEY}, changed)
-    if isinstance(config := state.get("config"), Mapping):
-        found["config"] = {_in_rule(key, _shortening(changed)): value for key, value in config.items()}
-    with contextlib.suppress(ConfigError):  # it is malformed, which is found later
-        if Plan.from_document(state.get("buckets")).fingerprint() == state.get("plan"):
-            found["plan"] = Plan.from_document(found["buckets"]).fingerprint()
-    return checksums.sealed(found) if is_sealed else found
-
-
-def _names_in(state: Any) -> set[str]:
-    """Return the names of tensors in a state; it may be malformed."""
-    kept = state.get("state") if isinstance(state, Mapping) else None
-    kinds = [tensors for tensors in kept.values() if isinstance(tensors, Mapping)] if isinstance(kept, Mapping) else []
-    found = {str(name) for tensors in kinds for name in tensors}
-    with contextlib.suppress(ConfigError):
-        found |= set(Plan.from_document(state.get("buckets")).names()) if isinstance(state, Mapping) else set()
-    return found
-
-
 def _renamed(part: Any, changed: Mapping[str, str]) -> Any:
     """Return plain data and tensors in which names, also as keys, are replaced."""
     if isinstance(part, Mapping):
@@ -137,12 +100,6 @@ def _renamed(part: Any, changed: Mapping[str, str]) -> Any:
     if isinstance(part, (list, tuple)):
         return [_renamed(value, changed) for value in part]
     return changed.get(part, part) if isinstance(part, str) else part
-
-
-def _in_rule(key: Any, short: Callable[[str], str]) -> Any:
-    """Return the key of a method by pattern, "0: pattern", with the shortened pattern; others as they are."""
-    number, colon, pattern = key.partition(": ") if isinstance(key, str) else ("", "", "")
-    return f"{number}: {short(pattern)}" if colon and number.isdigit() else key
 
 
 def _shortening(changed: Mapping[str, str]) -> Callable[[str], str]:

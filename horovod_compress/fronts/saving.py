@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from .. import errors
-from ..engine import names
 from ..engine.kept import norm_of
 from ..engine.optimizer.step_hooks import in_a_step
 from ..engine.saved import checkpoint, state_folder
@@ -339,7 +338,6 @@ class Saved:
         """Refuse a state that could not be loaded; nothing is changed."""
         session = self._session
         self._check_between_steps()
-        state = names.in_state(state, session.reducer.plan.names())
         checkpoint.check_shard(self._shown(), state)
         session.steps.check(state, residuals)
         if residuals == "restore":
@@ -347,7 +345,6 @@ class Saved:
 
     def _take(self, state: Mapping[str, Any], residuals: str) -> None:
         session = self._session
-        state = names.in_state(state, session.reducer.plan.names())
         session.steps.load(state, residuals, begun=session.compared)
 
     def _check_between_steps(self) -> None:

@@ -1,11 +1,10 @@
-"""Saved states of earlier versions, as files: they load for ever, and what is saved now has the same bytes.
+"""Saved states, as files: they load as long as the format stays the same, and what is saved now has the same bytes.
 
-    states/format2/NAME.pt      of both ranks, by torch.save; written by the versions that had this format
     states/NAME/                a checkpoint of ranks in one process, as save() leaves it
     states/FRONT-NAME/          one of a real job, with what the optimizer of update mode keeps beside it
     states.json                 what is found after each was loaded
 
-Format 2 cannot be written any more. The others are, where they are missing; what is there stays as it is:
+They are written where they are missing; what is there stays as it is:
 
     python -m tests.golden.states
 """
@@ -26,7 +25,7 @@ from torch import Tensor
 import horovod_compress.codecs.by_step as methods
 from horovod_compress.codecs.masked import masked
 from horovod_compress.engine.methods import per_layer
-from horovod_compress.engine.saved import checkpoint, checksums, state_folder
+from horovod_compress.engine.saved import checksums, state_folder
 from horovod_compress.schedule.plan import TensorSpec
 from tests.golden.play import Found, digest, grads, lines, what_is_left
 from tests.golden.trained import HELD, Ranks, adamw, falling, sgd
@@ -38,22 +37,6 @@ FILE = FOLDER.with_suffix(".json")
 TOOLS = Path(__file__).parents[2] / "tools"  # which pytest has on its path
 WORLD, STEPS, MORE, SECONDS = 2, 4, 2, 200.0
 SPECS = [TensorSpec("a", (9, 7), "float32"), TensorSpec("b", (70,), "float32"), TensorSpec("c", (5,), "float64")]
-
-#: By the file of each, how today's code is asked for the method of then.
-FORMAT_2: dict[str, Callable[[], Any]] = {
-    "marsit_first": partial(methods.method, "marsit", compensation="global", merge="sampled", step_scale=1.0, levels=2),
-    "marsit_shaped": partial(methods.method, "marsit", merge="shaped", full_precision_every=3, levels=2),
-    "dgc": partial(methods.method, "dgc", density=0.05),
-    "powersgd": partial(methods.method, "powersgd", rank=2),
-    "sketch_fusion": partial(methods.method, "sketch_fusion", density=0.05, cells=0.5, error_feedback="sketch"),
-    "onebit_adam": partial(methods.method, "onebit_adam", scale="l2", block=2048, owner_scale="own"),
-    "per_layer": lambda: per_layer(
-        {
-            "a": "powersgd",
-            "*": methods.method("marsit", merge="shaped", full_precision_every=3, levels=2),
-        }
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -175,17 +158,6 @@ def digest_of(results: list[dict[str, Tensor]]) -> str:
     return digest((name, results[0][name]) for name in sorted(results[0]))
 
 
-def loaded_of_format_2(name: str) -> tuple[Found, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Load what an early version wrote; return what is found then, those states, and what would be saved now."""
-    states: list[dict[str, Any]] = torch.load(FOLDER / "format2" / f"{name}.pt", weights_only=True)
-    with Fleet(WORLD, SPECS, FORMAT_2[name](), schedule="layerwise") as fleet:
-        fleet.load(states)
-        kept = what_is_kept(fleet)
-        again = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
-        results = [digest_of(fleet.step(inputs(step))) for step in range(3, 3 + MORE)]
-    return kept | {"then": results}, states, again
-
-
 def tensors_of(state: dict[str, Any]) -> str:
     """Return a hash of all tensors in a state."""
     return digest(checksums.tensors(state))
@@ -215,14 +187,12 @@ def of_front(front: str) -> list[str]:
 
 def found_of(name: str) -> Found:
     """Return what is found after a checkpoint was loaded."""
-    if name.startswith("format2/"):
-        return loaded_of_format_2(name.removeprefix("format2/"))[0]
     if name in CHECKPOINTS:
         return loaded(name, read(FOLDER / name))[0]
     return {"tensors": [tensors_of(state) for state in read(FOLDER / name)]}
 
 
-NAMES = [*(f"format2/{name}" for name in FORMAT_2), *CHECKPOINTS, *JOBS]
+NAMES = [*CHECKPOINTS, *JOBS]
 
 
 def add_missing() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from horovod_compress.codecs.sparse_binary import SparseBinary
 from horovod_compress.codecs.stc import Stc
 from horovod_compress.engine.optimizer import family, rare_rows, saved_moments, second_moment
-from horovod_compress.engine.optimizer.held_moment import CODE_FLOOR, HeldMoment, give_back, loaded
 from horovod_compress.engine.optimizer.update_moment import SharedSecondMoment
 from horovod_compress.errors import StateError
 from tests.property.test_held_laws import RATE, Grads, Team, scaled_by, without
@@ -111,7 +109,7 @@ def test_resume_is_exact(at: int, least: float) -> None:
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, *slow(torch.optim.Adamax, torch.optim.NAdam)])
 def test_where_a_state_lacks_it_the_first_moment_stands_in(make: Any) -> None:
-    """As in states of earlier versions, and those of other shards. The row moved by 10 rates in each of many steps."""
+    """As in states of other shards. The row moved by 10 rates in each of many steps."""
     at = LATE + 10
     with team("topk", make=make) as ranks:
         for step in range(at):
@@ -136,12 +134,10 @@ def test_ranks_compare_what_stands_in(at: int) -> None:
         mine, other = ranks.held
         assert mine and other and mine.settings() == other.settings()
         saved = copy.deepcopy(other.state_dict())
-        lacking = [(without("stand_in")(saved), at == LATE), (without("code_floor")(saved), False)]
-        for state, equal in [(saved, True), *lacking]:
+        for state, equal in [(saved, True), (without("stand_in")(saved), at == LATE)]:
             other.load_state_dict(copy.deepcopy(state))
             other._prepared = mine._prepared
             assert (mine.settings() == other.settings()) is equal, "one rank has loaded it, if only what it had"
-        assert mine.shown() != other.shown(), "results depend on it"
 
 
 def test_a_gradient_scaler_changes_nothing() -> None:
@@ -238,22 +234,6 @@ def test_what_has_overflowed_spoils_no_row(make: Any) -> None:
     held.derive()
     rare_rows.take_in(form, held, group, {}, parameter, 3000.0)
     assert held.surpassed is None and held.least(exact=True) is None
-
-
-def test_a_state_of_earlier_versions_keeps_its_units_until_v_moves() -> None:
-    """Rows of zeros were divided by eps alone, and rare ones by the root of what V was there."""
-    saved = {"moment": torch.ones(3, 4), "steps": 3.0, "since": 3.0, "eps": 1e-8, "divides": True}
-    saved["moment"][1] = 0.0  # type: ignore[index]
-    before, now = loaded(saved, torch.device("cpu")), HeldMoment(**copy.deepcopy(saved))  # type: ignore[arg-type]
-    assert before.divisor is not None and now.divisor is not None
-    assert float(before.divisor[4]) < 1e-5 < 0.1 < float(now.divisor[4])
-    assert "code_floor" not in before.state() and now.state()["code_floor"] == CODE_FLOOR
-    given: dict[str, Tensor] = {}
-    give_back({"w": saved, "v": now.state()}, SimpleNamespace(convert=given.update))  # type: ignore[arg-type]
-    assert torch.equal(given["w"], before.divisor) and torch.equal(given["v"], now.divisor)
-    for held in (before, now):
-        held.move(torch.ones(3, 4) * torch.tensor([[1.0], [0.0], [1.0]]), 0.999, 1.0)
-    assert torch.equal(before.divisor, now.divisor) and before.state()["code_floor"] == CODE_FLOOR
 
 
 @pytest.mark.parametrize(("make", "size"), [(torch.optim.AdamW, 1e-4), (torch.optim.Adagrad, 2e-4)])

@@ -17,7 +17,7 @@ from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.errors import ConfigError, StateError
 from tests.battery.kept import empty, kept, same
 from tests.support.local import Fleet, all_same, random_grads, spec
-from tests.support.states import unsealed
+from tests.support.states import resealed
 
 BLOCK, TOP = 64, 7
 LOCO: dict[str, Any] = {"bits": 4, "block": BLOCK, "rounding": "nearest", "feedback": "average"}
@@ -292,14 +292,14 @@ def test_errors_that_no_step_has_left_are_refused(norm: float, part: str, method
     with Fleet(2, [spec("a", COUNT)], method, **options) as fleet:
         run(fleet, range(2))
         assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
-        state = unsealed(copy.deepcopy(checkpoint.save(fleet.reducers[0], fleet.methods)))
+        state = copy.deepcopy(checkpoint.save(fleet.reducers[0], fleet.methods))
         if not state[part]:
             assert method == "global_qsgd" and part == "carries"
             return
         (codes,) = state[part].values()
         size = ops.qsgd_record_bytes(options.get("residual_bits", 8), options.get("block", 256))
         codes.view(-1)[size : size + 4] = torch.tensor([norm]).view(torch.uint8)
-        before = kept(fleet)
+        state, before = resealed(state), kept(fleet)
         if norm == 2.0**95:
             checkpoint.load(fleet.reducers[0], fleet.methods, state, "restore")
             return

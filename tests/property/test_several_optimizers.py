@@ -15,7 +15,7 @@ from horovod_compress.errors import ConfigError, StateError
 from tests.golden.trained import HELD, Ranks
 from tests.support.local import random_grads, spec
 from tests.support.marks import slow
-from tests.support.states import unsealed
+from tests.support.states import resealed
 
 WORLD, STEPS, MIDDLE = 2, 9, 5
 TENSORS = [spec("embedding", 20, 6), spec("first", 30, 7), spec("bias", 7), spec("last", 9, 30)]
@@ -208,7 +208,7 @@ def resume(whole: Ranks, resumed: Ranks, *, by_place: bool = False) -> None:
         for kind in ("rates", "last_rates"):
             rates = state[kind]
             state[kind] = [rates[name] for name in ("first", "embedding")]
-    resumed.load([unsealed(state) for state in states])
+    resumed.load([resealed(state) for state in states])
 
 
 def shapes_of(optimizer: torch.optim.Optimizer) -> list[torch.Size]:

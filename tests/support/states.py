@@ -1,12 +1,13 @@
-"""Saved states as the version before wrote them, without checksums, so that tests can change them."""
+"""Saved states that tests change."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from horovod_compress.engine.saved import checksums
 
-def unsealed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state of the format before."""
-    rest = {name: part for name, part in state.items() if name != "checksums"}
-    return rest | ({"format": 2} if "format" in rest else {})
+
+def resealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a changed state with the checksums that it would have been saved with, so that these refuse nothing."""
+    return checksums.sealed({name: part for name, part in state.items() if name != checksums.KEY})

@@ -92,7 +92,6 @@ def test_what_is_usual_is_that_of_a_checkpoint_that_was_dealt_out_anew(shards: i
 
 
 def test_residuals_of_rows_without_a_gradient_keep_their_size(mesh: DeviceMesh) -> None:
-    """What divides such rows before they are encoded is other than in states of earlier versions."""
     net = nn.Sequential(nn.Embedding(8, 64), nn.Linear(64, 4))
     fully_shard(net, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)

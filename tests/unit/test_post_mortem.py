@@ -126,7 +126,7 @@ def test_a_rank_whose_program_ended_is_known_by_the_word_it_left(
             assert found["verdict"].startswith("No sign of life from rank(s) 1")
 
 
-@pytest.mark.parametrize("first_run", ["a", ""], ids=["named", "of an earlier version"])
+@pytest.mark.parametrize("first_run", ["a", ""], ids=["named", "without a name"])
 def test_only_the_newest_run_is_read(first_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rank 1 raised and the job began anew, where rank 0 was killed. The control: all records are of one run.
 

@@ -147,9 +147,6 @@ def test_a_fall_that_was_not_followed_all_the_way_is_not_followed_again_after_a_
         follower.load(state)
         follower.begin()
     assert seen.factors == [{}, {"a": MOST}, {}, {}]
-    follower.load({"rates": state["rates"]})  # as earlier versions saved it
-    follower.begin()
-    assert seen.factors[-1] == {"a": MOST}
 
 
 def test_what_the_last_step_had_is_saved_only_where_residuals_stand_for_another_rate() -> None:

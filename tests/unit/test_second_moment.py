@@ -211,37 +211,6 @@ def test_the_optimizer_s_state_stays_one_of_torch_s() -> None:
     assert float((again - ours.p).detach().abs().max()) <= BOUND * RATE
 
 
-def earlier(ours: Ours, steps: float) -> None:
-    """Let a state be one of the versions that kept V, and the steps that it stands for, with the optimizer."""
-    moment = ours.held._moments["p"].moment
-    ours.adam.state[ours.p] |= {"exp_avg_sq": moment * (1 - BETA2**steps), "second_moment_steps": steps}
-
-
-def test_states_of_earlier_versions_go_on() -> None:
-    ours = Ours()
-    for number in range(2, 5):
-        ours.step(tensor(number))
-    ours.held.rebuild(4)
-    earlier(ours, 4.0)
-    again = SharedSecondMoment(ours.adam, {"p": ours.p})
-    again.load_earlier(4)
-    assert again.holds and "second_moment_steps" not in ours.adam.state[ours.p]
-    assert torch.allclose(again._moments["p"].moment.double(), ours.moment(), rtol=1e-6)
-    for held in (ours.held, again):
-        ours.p.grad = tensor(5)
-        held.rebuild(9)
-    assert again._moments["p"].steps == ours.held._moments["p"].steps == 9
-    assert torch.allclose(again._moments["p"].moment.double(), ours.moment(), rtol=1e-6)
-
-
-def test_states_of_earlier_versions_from_the_warm_up_hold_nothing() -> None:
-    ours = Ours()
-    earlier(ours, 1.0)
-    again = SharedSecondMoment(ours.adam, {"p": ours.p})
-    again.load_earlier(-1)
-    assert not again.holds and set(ours.adam.state[ours.p]) == {"step", "exp_avg", "exp_avg_sq"}
-
-
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 def test_groups_of_earlier_torch_versions(kind: Any) -> None:
     """Before 2.7 groups did not say whether weight decay is decoupled: the class does."""

@@ -116,7 +116,7 @@ class HeldSecondMoment:
         """Return what is held, for a comparison with other ranks; the work is done after it has changed only."""
         each = [held for _, held in sorted(self._held.items())]
         if not self._shown:
-            numbers = [[held.steps, held.since, held.eps, held.divides * (1 + held.code_floor)] for held in each]
+            numbers = [[held.steps, held.since, held.eps, held.divides] for held in each]
             value = hash_of([*(held.moment for held in each), torch.tensor(numbers, dtype=torch.float64, device="cpu")])
             eps, since = sorted({held.eps for held in each}), sorted({held.since for held in each})
             self._shown = f"of {len(each)} parameters, after steps {since}, with eps {eps}, by its hash {value:016x}"

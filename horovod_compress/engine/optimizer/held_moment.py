@@ -35,10 +35,7 @@ class HeldMoment(Moment):
         divides: gradients are divided before they are encoded, not only in the optimizer.
         zero_group: see ``Layout.zero_groups``.
         usual: the mean square of the elements of coded results that are looked at, a running mean; 0 before the first.
-        code_floor: to a code, a divisor is at least this part of the root mean square of all rows that have had a
-            gradient. 0 until V moves where it was loaded from a state of earlier versions, as what waits has that unit.
         unmoved: the elements that coded rounds leave out.
-        derived: what follows from V has been found once, so the next time V has moved.
         divisor: what gradients are divided by, in units of its root mean square, flat.
         size: the mean of the second moment where results are looked at; None until it is needed.
         is_zero: it has taken in zeros only; None until it is needed.
@@ -49,10 +46,8 @@ class HeldMoment(Moment):
     divides: bool
     zero_group: int = 1
     usual: float = 0.0
-    code_floor: float = CODE_FLOOR
     unmoved: Tensor | None = field(init=False, default=None)
     divisor: Tensor | None = field(init=False)
-    derived: bool = field(init=False, default=False)
     size: float | None = field(init=False, default=None)
     is_zero: bool | None = field(init=False, default=None)
 
@@ -68,8 +63,7 @@ class HeldMoment(Moment):
 
     def state(self) -> dict[str, Any]:
         usual = {"usual": self.usual} if self.usual else {}
-        floor = {"code_floor": self.code_floor} if self.divides and self.code_floor else {}
-        return super().state() | {"since": self.since, "eps": self.eps, "divides": self.divides} | usual | floor
+        return super().state() | {"since": self.since, "eps": self.eps, "divides": self.divides} | usual
 
     def like(self, result: Tensor) -> Tensor:
         """Return a gradient as large as a coded result in each row, and else as the second moment has them.
@@ -95,11 +89,9 @@ class HeldMoment(Moment):
         super().derive()
         self.regroup(self.zero_group)
         self.divisor = self.size = self.is_zero = None
-        self.code_floor = CODE_FLOOR if self.derived else self.code_floor
-        self.derived = True
         if not self.divides:
             return
-        least = torch.maximum(self.floor, self.usual_floor() * (self.code_floor / moments.FLOOR) ** 2)
+        least = torch.maximum(self.floor, self.usual_floor() * (CODE_FLOOR / moments.FLOOR) ** 2)
         divisor = ops.take_roots(torch.maximum(self.moment, least)).add_(self.eps).view(-1)
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
         size = ops.take_roots(moments.mean_power(divisor, 2)).to(divisor.dtype)
@@ -109,13 +101,13 @@ class HeldMoment(Moment):
 
 
 def loaded(saved: Mapping[str, Any], device: torch.device, zero_group: int = 1) -> HeldMoment:
-    """Return a second moment of what :meth:`HeldMoment.state` returned, perhaps that of an earlier version."""
-    return HeldMoment(**{"code_floor": 0.0, **saved, **tensors_of(saved, device)}, zero_group=zero_group)
+    """Return a second moment of what :meth:`HeldMoment.state` returned."""
+    return HeldMoment(**{**saved, **tensors_of(saved, device)}, zero_group=zero_group)
 
 
 def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:
     """Carry what waits over to the units of gradients, where a second moment was loaded that nobody holds."""
-    factors = {name: HeldMoment(**{"code_floor": 0.0, **saved}).divisor for name, saved in state.items()}
+    factors = {name: HeldMoment(**saved).divisor for name, saved in state.items()}
     kept.convert({name: factor for name, factor in factors.items() if factor is not None})
 
 

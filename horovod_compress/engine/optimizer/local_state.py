@@ -178,13 +178,3 @@ def tell_of_lost(reducer: Reducer, exchanges: int) -> None:
             "and load it on every rank",
             *(reducer.rank, exchanges),
         )
-
-
-def rebuilt(state: Mapping[str, Any], warmup: int, every: int, delay: int) -> int:
-    """Return after how many local steps the second moment moved last, which earlier versions did not save.
-
-    Args:
-        warmup, every, delay: see :class:`.local_steps.Settings`; every so many exchanges it is rebuilt.
-    """
-    steps, exchanges = int(state["steps"]), state["exchanges"] % every + every * state.get("due", False)
-    return max(warmup, steps - int(state["since"]) - exchanges * delay) if steps >= warmup else -1

@@ -385,14 +385,10 @@ class Schedule:
         """Restore what :meth:`state_dict` returned and :meth:`check` accepted."""
         self.settle()
         self.steps, self.since, self.exchanges = state["steps"], state["since"], state["exchanges"]
-        self.due = state.get("due", False)  # earlier versions did not have to wait
+        self.due = state["due"]
         self._compared = False
-        if self._moment and "second_moment" in state:
-            self._moment.load_state_dict(state["second_moment"])
-        elif self._moment:
-            given = self.settings
-            self._moment.load_earlier(local_state.rebuilt(state, given.warmup, given.rebuild_every, given.delay))
-        # Earlier versions exchanged frozen parameters.
+        if self._moment:
+            self._moment.load_state_dict(state.get("second_moment", {"moved": -1, "moments": {}}))  # one rank has none
         self._exchange.resume(state.get("resting", ()), state.get("mixed", ()))
         # None are saved right after an exchange: they are the weights.
         for base, saved in zip(self._exchange.base, state["base"], strict=False):

@@ -79,7 +79,7 @@ def find(form: Form, held: Moment, group: Group, state: State, steps: float) -> 
 def _remembered(form: Form, held: Moment, group: Group, state: State, steps: float) -> Tensor:
     """Return what begins to stand in for V: the square of what the first moment has of a row, after some steps.
 
-    Also for states that lack what stood in: those of earlier versions, or of other shards.
+    Also for states that lack what stood in, as those of other shards do.
     """
     found, first = torch.zeros_like(held.floor), state.get(form.first)
     if first is not None and steps and held.rare_rows is not None:

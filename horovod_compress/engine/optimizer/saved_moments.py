@@ -51,7 +51,7 @@ def _moment_of(name: object, saved: object, needs: Collection[str]) -> Tensor:
     has_all = parts.keys() >= {*needs}
     moment, stand_in, divides = parts.pop("moment", None), parts.pop("stand_in", None), parts.pop("divides", False)
     fits = isinstance(moment, Tensor) and moment.dtype in (torch.float32, torch.float64)
-    numbers = {*parts} <= {"steps", "since", "eps", "usual", "code_floor"}
+    numbers = {*parts} <= {"steps", "since", "eps", "usual"}
     fits = fits and has_all and numbers and type(divides) is bool and all(map(is_number, parts.values()))
     fits = fits and (stand_in is None or _stands_in(stand_in, moment))
     if not fits or not parts["steps"]:

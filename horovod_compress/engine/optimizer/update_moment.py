@@ -27,8 +27,6 @@ from .second_moment import Moment
 #: second moment stays there, as differences of close numbers are rounded.
 LEFT = 0.01
 _ADAM = replace(moments.ADAM, left=LEFT)
-#: Earlier versions kept V in ``exp_avg_sq``, and beside it, by this name, the steps that it stands for.
-_STEPS_BEFORE = "second_moment_steps"
 
 
 class SharedSecondMoment:
@@ -151,22 +149,6 @@ class SharedSecondMoment:
             for name, saved in state["moments"].items()
         }
 
-    def load_earlier(self, moved: int) -> None:
-        """Restore V from the optimizer's state, once that is loaded, if an earlier version has left it there.
-
-        Args:
-            moved: after so many local steps V moved last; negative: it was not held.
-        """
-        found = {name: _earlier(group, self._optimizer.state.get(p, {})) for group, p, name in self._places()}
-        self._moments = {name: moment for name, moment in found.items() if moment and moved >= 0}
-        self._moved, self._shown = moved if self._moments else -1, ""
-
-
-def _earlier(group: Mapping[str, Any], state: dict[str, Any]) -> Moment | None:
-    """Take out of a state what versions before this one kept there."""
-    steps = float(state.pop(_STEPS_BEFORE, 0.0))
-    return Moment(moments.ADAM.corrected(group, state, steps), steps) if steps else None
-
 
 def check_form(state: object) -> None:
     """Refuse what is not the state of an update-mode optimizer.
@@ -182,7 +164,7 @@ def check_form(state: object) -> None:
     if (
         not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
         or not checksums.is_list(parts.get("base"), lambda base: isinstance(base, Tensor) and base.is_floating_point())
-        or type(parts.get("due", False)) is not bool
+        or type(parts.get("due")) is not bool
         or not isinstance(moment, Mapping)
         or type(moment.get("moved")) is not int
         or not isinstance(moment.get("moments"), Mapping)
@@ -192,5 +174,4 @@ def check_form(state: object) -> None:
             f"the saved state of an update-mode optimizer should have its counters and common weights, got "
             f"{state!r:.100}; load what its state_dict() returned"
         )
-    if checksums.KEY in parts:  # earlier versions had none
-        checksums.check(parts)
+    checksums.check(parts)

@@ -21,13 +21,8 @@ from ..bucket import withheld
 from ..methods import Methods
 from ..reducer import Reducer
 from . import checksums
-from .said import known, said
 
 FORMAT = 3
-#: The format before had no checksums.
-_BEFORE = 2
-#: Parts that earlier versions did not save, or that are there only if there is something.
-_MAY_LACK = ("carries", "waiting")
 _IDLE_SECONDS = 5.0
 
 
@@ -52,7 +47,7 @@ def copied(
     kept = {
         "format": FORMAT,
         "method": methods.name,
-        "config": said(methods.config()),
+        "config": methods.config(),
         "seed": reducer.options.seed,
         "step": reducer.step,
         "world": reducer.world,
@@ -111,23 +106,18 @@ def check(
     _check_more(state)
     plan = reducer.plan
     if go_on:
-        _check_seals(state)  # before anything is said about buckets that may be corrupt
+        checksums.check(state)  # before anything is said about buckets that may be corrupt
         plan = go_on(saved_plan(state))
     if residuals == "restore":
         _check_tables(reducer, plan, methods, state)
         _check_codes(reducer, plan, methods, state)
     if not go_on:
-        _check_seals(state)
-
-
-def _check_seals(state: Mapping[str, Any]) -> None:
-    if state["format"] == FORMAT:
         checksums.check(state)
 
 
 def _check_options(methods: Methods, saved: object) -> None:
     """Refuse a state of other options, and name only those that differ."""
-    mine = known(methods.config(), saved)
+    mine = methods.config()
     if isinstance(saved, Mapping):
         both = mine, saved
         names = mine.keys() | saved.keys()
@@ -177,7 +167,7 @@ def _check_tables(reducer: Reducer, plan: Plan, methods: Methods, state: Mapping
 
 def _check_codes(reducer: Reducer, plan: Plan, methods: Methods, state: Mapping[str, Any]) -> None:
     """Refuse codes whose scales would corrupt later steps."""
-    parts, saved = reducer.kept, state.get("carries", {})
+    parts, saved = reducer.kept, state["carries"]
     own = parts.carries()
     carries = [n for n in own.keys() & saved.keys() if checksums.kind_of(own[n]) == checksums.kind_of(saved[n])]
     for bucket in (bucket for bucket in parts.shares(plan).buckets if not bucket.plain):
@@ -202,7 +192,7 @@ def check_exchanged(exchanged: str, state: Mapping[str, Any]) -> None:
         "resume in the mode it was saved in (for update mode, load it after DistributedUpdateOptimizer is created), "
         'or pass residuals="reset"'
     )
-    _expect("mode", exchanged, state.get("exchanged", exchanged), again)  # earlier versions saved none
+    _expect("mode", exchanged, state.get("exchanged"), again)
 
 
 def check_shard(mine: Mapping[str, Any], state: Mapping[str, Any]) -> None:
@@ -227,15 +217,14 @@ def _check_form(state: object) -> None:
             f"a compression state is what its state_dict() returned, got {type(state).__name__} without a format"
         )
     checksums.outline(state)
-    if type(state["format"]) is not int or state["format"] not in (_BEFORE, FORMAT):
+    if type(state["format"]) is not int or state["format"] != FORMAT:
         _expect("format", FORMAT, state["format"], "save it again with this version")
-    if (checksums.KEY in state) != (state["format"] == FORMAT):
+    if checksums.KEY not in state:
         raise CorruptFrameError(
-            f"the saved compression state is corrupt: it has format {state['format']}, and "
-            f"{'checksums' if checksums.KEY in state else 'no checksums'}; load another copy, or an earlier state"
+            "the saved compression state is corrupt: it has no checksums; load another copy, or an earlier state"
         )
     for part in ("state", "tables", "carries", "waiting"):
-        kept = state.get(part, {} if part in _MAY_LACK else None)
+        kept = state.get(part, {} if part == "waiting" else None)  # which is there only if there is something
         if not isinstance(kept, Mapping) or not all(map(_is_kept, kept.values() if part == "state" else [kept])):
             raise StateError(
                 f"the saved compression state should have a mapping {part!r} of tensors, got {kept!r:.100}; save it "
@@ -300,7 +289,7 @@ def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
         table.zero_() if residuals == "reset" else table.copy_(state["tables"][name])
     # What merging keeps belongs to places of the payload: with any other it begins with zeros.
     same = residuals == "restore" and state.get("plan") == reducer.plan.fingerprint()
-    carries = state.get("carries", {}) if same else {}  # earlier versions saved none
+    carries = state["carries"] if same else {}
     for name, tensor in parts.carries().items():
         if name in carries and checksums.kind_of(carries[name]) == checksums.kind_of(tensor):
             tensor.copy_(carries[name])

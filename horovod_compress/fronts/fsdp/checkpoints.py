@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from ...engine.optimizer.held_moment import CODE_FLOOR, HeldMoment
+from ...engine.optimizer.held_moment import HeldMoment
 from ...engine.ratio import Ratio
 from ...engine.saved import checksums
 from ...engine.saved.redistribute import rounded
@@ -166,8 +166,7 @@ class Sharded:
         """Return the second moments to hold here from now on, of those that were held when they were saved."""
         divides = self._session.steps.divides()
         return {
-            name: numbers[name]
-            | {"divides": divides[name] == "before", "code_floor": CODE_FLOOR, "moment": moment.to_local().contiguous()}
+            name: numbers[name] | {"divides": divides[name] == "before", "moment": moment.to_local().contiguous()}
             for name, moment in moments.items()
             if name in numbers and divides[name] != "never"
         }

@@ -16,7 +16,7 @@ import horovod_compress.torch as hvc
 from horovod_compress.schedule.plan import Plan
 from tests.support.logs import told
 from tests.support.rank import check, refusal
-from tests.support.states import unsealed
+from tests.support.states import resealed
 from tests.support.training import (
     Words,
     digest,
@@ -184,7 +184,7 @@ def one_rank_resumes() -> str:
     model = net()
     optimizer, compression = optimizer_for(model, "none", True, timeout=20.0)
     if RANK == 1:
-        compression.load_state_dict(unsealed(compression.state_dict()) | {"step": 7})
+        compression.load_state_dict(resealed(compression.state_dict() | {"step": 7}))
     loss_of(model, 0).backward()
     text = refusal(optimizer.step)
     compression.close()

@@ -13,7 +13,7 @@ from torch import nn
 import horovod_compress.torch as hvc
 from horovod_compress.engine.optimizer.adam import _Owed
 from tests.support.rank import check
-from tests.support.states import unsealed
+from tests.support.states import resealed
 from tests.support.training import digest, farthest, gathered, loss_of, net, train
 
 RANK, RATE = hvd.init() or hvd.rank(), 0.01
@@ -95,7 +95,7 @@ def resumed() -> list[bool]:
         model.load_state_dict(saved["model"])
         optimizer, compression = made(model, attach=None if order == "before" else FEW)
         if order == "without":
-            saved["compression"] = unsealed(saved["compression"]) | {"second_moment": {}}
+            saved["compression"] = resealed(saved["compression"] | {"second_moment": {}})
         compression.load_state_dict(saved["compression"])
         if order == "before":
             compression.attach(optimizer, **FEW)

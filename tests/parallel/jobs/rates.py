@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from tests.support.rank import check
-from tests.support.states import unsealed
+from tests.support.states import resealed
 from tests.support.training import digest, gathered, net, optimizer_for, train
 
 hvd.init()
@@ -49,8 +49,7 @@ def resumed(forget: str = "", method: str = "topk", **options: Any) -> str:
     optimizer, compression = optimizer_for(model, method, density=0.05, **options)
     assert compression
     optimizer.load_state_dict(inner)
-    state = unsealed(kept)
-    compression.load_state_dict({name: part for name, part in state.items() if name != forget})
+    compression.load_state_dict(resealed({name: part for name, part in kept.items() if name != forget}))
     compression.load_state_dict(compression.state_dict())  # what was loaded is saved before the first gradient, too
     steps(model, optimizer, SAVED, len(RATES))
     compression.close()

@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horovod_compress.engine.saved import checksums
 from tests.support.front import DDP, hvc, start, trained
 from tests.support.nets import digest
 from tests.support.rank import arguments, check, rank
 from tests.support.samples import samples
-from tests.support.states import unsealed
+from tests.support.states import resealed
 
 WORLD = 2
 #: What makes each optimizer; options that all of them have come with it.
@@ -239,7 +238,7 @@ class Training:
 def marks(state: dict[str, Any]) -> dict[str, Any]:
     """Return the checksums of a state, in which zeros do not wait."""
     waiting = {name: values for name, values in state.get("waiting", {}).items() if bool(values.any())}
-    return checksums.sealed(unsealed(state) | {"waiting": waiting})[checksums.KEY]
+    return resealed(state | {"waiting": waiting})["checksums"]
 
 
 def play(number: int) -> dict[str, Any]:

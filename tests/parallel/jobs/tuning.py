@@ -13,7 +13,7 @@ import horovod_compress.torch as hvc
 from horovod_compress.engine import tuning
 from horovod_compress.schedule.plan import Plan
 from tests.support.rank import check
-from tests.support.states import unsealed
+from tests.support.states import resealed
 from tests.support.training import digest, gathered, loss_of, net, optimizer_for, train
 
 hvd.init()
@@ -101,7 +101,7 @@ def renamed_state(state: dict[str, Any]) -> dict[str, Any]:
         entry | {"tensors": [[again(name), *rest] for name, *rest in entry["tensors"]]} for entry in state["buckets"]
     ]
     plan = Plan.from_document(buckets).fingerprint()
-    return unsealed(state) | {"state": kept, "buckets": buckets, "plan": plan}
+    return resealed(state | {"state": kept, "buckets": buckets, "plan": plan})
 
 
 check("resumed", lambda: resumed("ef_signsgd", ""))
