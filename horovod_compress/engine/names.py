@@ -10,6 +10,7 @@ begin with it. A pattern may fit either the name that was given or the shorter o
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,13 +23,13 @@ from ..schedule.plan import Plan
 from .methods import Methods
 from .shards import local
 
-_OF_TORCH, _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module."), "module."
+_WRAPPED = "module."
+#: As a whole part of a name, or of a pattern: `my_orig_mod.` is the user's.
+_OF_TORCH = re.compile(r"(?<!\w)(?:_orig_mod|_checkpoint_wrapped_module)\.")
 
 
 def _without_torch(name: str) -> str:
-    for part in _OF_TORCH:
-        name = name.replace(part, "")
-    return name
+    return _OF_TORCH.sub("", name)
 
 
 def without_wrappers(names: Collection[str]) -> dict[str, str]:
@@ -75,7 +76,8 @@ def in_arguments(given: Any, method: Any, options: Mapping[str, Any]) -> tuple[A
 
 def _in_words(changed: Mapping[str, str]) -> str:
     before, name = next(iter(changed.items()))
-    inside = [f"{part} is left out of names" for part in _OF_TORCH if any(part in each for each in changed)]
+    parts = sorted({part for each in changed for part in _OF_TORCH.findall(each)})
+    inside = [f"{part} is left out of names" for part in parts]
     in_front = len(_without_torch(before)) > len(name)
     wrapped = [f"all names begin with {_WRAPPED}, which is left out"] if in_front else []
     return f"{', and '.join(wrapped + inside)}: {before} is called {name} here, and in saved states"

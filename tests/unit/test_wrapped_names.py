@@ -172,7 +172,8 @@ def test_names_that_are_the_models_own_stay(caplog: pytest.LogCaptureFixture) ->
     compression.load_state_dict(compression.state_dict())  # of which all names begin with "module."
     twice = {"a._orig_mod.b": "", "a.b": ""}
     assert names.without_wrappers(twice) == names.without_wrappers([]) == names.without_wrappers(["module."]) == {}
-    assert names.without_wrappers(["a._orig_mod.b"]) == {"a._orig_mod.b": "a.b"}
+    assert names.without_wrappers(["a._orig_mod.b", "my_orig_mod.b"]) == {"a._orig_mod.b": "a.b"}
+    assert names._without_torch("*_orig_mod.b*") == "*b*" and names._without_torch("my_orig_mod.*") == "my_orig_mod.*"
     some = names.without_wrappers(["a._checkpoint_wrapped_module.b", "c"])  # of one block only
     assert some == {"a._checkpoint_wrapped_module.b": "a.b"}
 
