@@ -289,7 +289,7 @@ FAULTS = (
     Fault(
         "held: a row of which V is small is divided by almost nothing before it is encoded",
         "horovod_compress/engine/optimizer/held_moment.py",
-        "torch.maximum(self.floor, self.usual_floor() * (self.code_floor / moments.FLOOR) ** 2)",
+        "torch.maximum(self.floor, self.usual_floor() * (CODE_FLOOR / moments.FLOOR) ** 2)",
         "self.floor",
         "tests/property/test_late_rows_laws.py",
     ),

@@ -270,7 +270,7 @@ def common_of(state: Mapping[str, Any], coded: Collection[str]) -> dict[str, Any
     """Return of a state what is equal on all ranks."""
     equal = {name: part for name, part in state.items() if name not in _LEFT_OUT}
     tables = {name: table for name, table in state["tables"].items() if not _holds_codes(name, coded)}
-    return checksums.sealed(equal | {"state": {LAST: state["state"].get(LAST, {})}, "tables": tables})
+    return checksums.sealed(equal | {"state": {LAST: state["state"].get(LAST, {})}, "tables": tables, "carries": {}})
 
 
 def of_one_rank(state: Mapping[str, Any]) -> dict[str, Any]:
