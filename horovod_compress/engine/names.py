@@ -23,13 +23,13 @@ from ..schedule.plan import Plan
 from .methods import Methods
 from .shards import local
 
-_WRAPPED = "module."
-#: As a whole part of a name, or of a pattern: `my_orig_mod.` is the user's.
-_OF_TORCH = re.compile(r"(?<!\w)(?:_orig_mod|_checkpoint_wrapped_module)\.")
+_OF_TORCH, _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module."), "module."
+#: As whole parts of a name, or of a pattern: `my_orig_mod.` is the user's.
+_PARTS = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, _OF_TORCH))})")
 
 
 def _without_torch(name: str) -> str:
-    return _OF_TORCH.sub("", name)
+    return _PARTS.sub("", name)
 
 
 def without_wrappers(names: Collection[str]) -> dict[str, str]:
@@ -76,8 +76,8 @@ def in_arguments(given: Any, method: Any, options: Mapping[str, Any]) -> tuple[A
 
 def _in_words(changed: Mapping[str, str]) -> str:
     before, name = next(iter(changed.items()))
-    parts = sorted({part for each in changed for part in _OF_TORCH.findall(each)})
-    inside = [f"{part} is left out of names" for part in parts]
+    found = {part for each in changed for part in _PARTS.findall(each)}
+    inside = [f"{part} is left out of names" for part in _OF_TORCH if part in found]
     in_front = len(_without_torch(before)) > len(name)
     wrapped = [f"all names begin with {_WRAPPED}, which is left out"] if in_front else []
     return f"{', and '.join(wrapped + inside)}: {before} is called {name} here, and in saved states"
